@@ -1,0 +1,1 @@
+//! The kit that every sandbox backend must pass.

@@ -1,0 +1,311 @@
+//! The one error type of the contract: what failed, whose fault it is, and whether trying again can help.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Result with the contract's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kind of failure this is. Faces map kinds to exit codes and HTTP statuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The request itself is malformed or contradicts itself.
+    InvalidInput,
+    /// The backend does not offer this operation or setting at all.
+    Unsupported,
+    /// The host cannot enforce what was asked; nothing was started.
+    WeakerThanAsked,
+    /// A policy forbids it.
+    Denied,
+    /// A file, command, backend or sandbox does not exist.
+    NotFound,
+    /// The command exists but cannot be executed.
+    NotExecutable,
+    /// A path points outside the workspace or at something that is not a plain file or directory.
+    PathEscape,
+    /// The object exists already, or is of another type than the operation needs.
+    Conflict,
+    /// A limit or quota is used up.
+    ResourceExhausted,
+    /// The sandbox or exec was closed before or during the operation.
+    Closed,
+    /// The host lacks something the backend needs (a daemon, a permission, a kernel feature).
+    Unavailable,
+    /// The operating system refused an operation for a reason not covered above.
+    Io,
+    /// Cofferdam itself is at fault.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The kebab-case name used on the wire and in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidInput => "invalid-input",
+            Self::Unsupported => "unsupported",
+            Self::WeakerThanAsked => "weaker-than-asked",
+            Self::Denied => "denied",
+            Self::NotFound => "not-found",
+            Self::NotExecutable => "not-executable",
+            Self::PathEscape => "path-escape",
+            Self::Conflict => "conflict",
+            Self::ResourceExhausted => "resource-exhausted",
+            Self::Closed => "closed",
+            Self::Unavailable => "unavailable",
+            Self::Io => "io",
+            Self::Internal => "internal",
+        }
+    }
+
+    /// Exit code of the command line for this kind: 127 and 126 as shells use them, 125 for everything else.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::NotFound => 127,
+            Self::NotExecutable => 126,
+            _ => 125,
+        }
+    }
+}
+
+/// Whose fault the failure is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// The caller asked for something wrong.
+    Caller,
+    /// The code inside the sandbox did something wrong.
+    Guest,
+    /// The machine lacks something or failed.
+    Host,
+    /// A policy said no.
+    Policy,
+}
+
+/// Whether the same call may succeed later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Retry {
+    /// The same call fails again until something else is changed.
+    Never,
+    /// The same call may succeed if tried again.
+    MayHelp,
+}
+
+/// An error of any operation of the contract.
+///
+/// The message says what failed and why; [`Error::remedy`] says what to do next, where that is known.
+#[derive(Clone)]
+pub struct Error {
+    inner: Box<Inner>,
+}
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    fault: Fault,
+    retry: Retry,
+    operation: &'static str,
+    message: String,
+    remedy: Option<String>,
+    context: Vec<(&'static str, String)>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// Makes an error of `kind` for `operation`; fault and retry take the kind's usual values.
+    pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
+        let fault = match kind {
+            ErrorKind::Denied => Fault::Policy,
+            ErrorKind::PathEscape => Fault::Guest,
+            ErrorKind::InvalidInput
+            | ErrorKind::Unsupported
+            | ErrorKind::NotFound
+            | ErrorKind::NotExecutable
+            | ErrorKind::Conflict
+            | ErrorKind::Closed => Fault::Caller,
+            ErrorKind::WeakerThanAsked
+            | ErrorKind::ResourceExhausted
+            | ErrorKind::Unavailable
+            | ErrorKind::Io
+            | ErrorKind::Internal => Fault::Host,
+        };
+        let retry = match kind {
+            ErrorKind::ResourceExhausted | ErrorKind::Unavailable => Retry::MayHelp,
+            _ => Retry::Never,
+        };
+        Self {
+            inner: Box::new(Inner {
+                kind,
+                fault,
+                retry,
+                operation,
+                message: message.into(),
+                remedy: None,
+                context: Vec::new(),
+                source: None,
+            }),
+        }
+    }
+
+    /// A backend does not offer `what`.
+    pub fn unsupported(operation: &'static str, what: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, operation, what)
+    }
+
+    /// The request is malformed.
+    pub fn invalid(operation: &'static str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidInput, operation, message)
+    }
+
+    /// The sandbox or exec is closed.
+    pub fn closed(operation: &'static str) -> Self {
+        Self::new(ErrorKind::Closed, operation, "it is closed")
+    }
+
+    /// Says whose fault it is, where that differs from the kind's usual value.
+    #[must_use]
+    pub fn with_fault(mut self, fault: Fault) -> Self {
+        self.inner.fault = fault;
+        self
+    }
+
+    /// Says whether a retry can help, where that differs from the kind's usual value.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.inner.retry = retry;
+        self
+    }
+
+    /// Adds what the reader can do about it.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.inner.remedy = Some(remedy.into());
+        self
+    }
+
+    /// Adds a named fact, such as a path or an id. Never put a secret here.
+    #[must_use]
+    pub fn with_context(mut self, key: &'static str, value: impl Into<String>) -> Self {
+        self.inner.context.push((key, value.into()));
+        self
+    }
+
+    /// Attaches the error that caused this one.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.inner.source = Some(source.into().into());
+        self
+    }
+
+    /// What kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.inner.kind
+    }
+
+    /// Whose fault.
+    pub fn fault(&self) -> Fault {
+        self.inner.fault
+    }
+
+    /// Whether a retry can help.
+    pub fn retry(&self) -> Retry {
+        self.inner.retry
+    }
+
+    /// The operation that failed, such as `create` or `read_file`.
+    pub fn operation(&self) -> &'static str {
+        self.inner.operation
+    }
+
+    /// What failed and why, without operation, context and remedy.
+    pub fn message(&self) -> &str {
+        &self.inner.message
+    }
+
+    /// What to do next, if known.
+    pub fn remedy(&self) -> Option<&str> {
+        self.inner.remedy.as_deref()
+    }
+
+    /// The named facts.
+    pub fn context(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.inner.context.iter().map(|(key, value)| (*key, value.as_str()))
+    }
+
+    /// The error as a JSON object with the keys kind, fault, retry, operation, message, remedy and context.
+    pub fn to_json(&self) -> serde_json::Value {
+        let context: serde_json::Map<_, _> =
+            self.context().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        serde_json::json!({
+            "kind": self.kind(),
+            "fault": self.fault(),
+            "retry": self.retry(),
+            "operation": self.operation(),
+            "message": self.message(),
+            "remedy": self.remedy(),
+            "context": context,
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {}", self.inner.operation, self.inner.message)?;
+        for (key, value) in &self.inner.context {
+            write!(f, " [{key}: {value}]")?;
+        }
+        if let Some(source) = &self.inner.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.inner.kind)
+            .field("fault", &self.inner.fault)
+            .field("retry", &self.inner.retry)
+            .field("operation", &self.inner.operation)
+            .field("message", &self.inner.message)
+            .field("remedy", &self.inner.remedy)
+            .field("context", &self.inner.context)
+            .field("source", &self.inner.source)
+            .finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.inner.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_names_operation_message_context_and_source() {
+        let error = Error::new(ErrorKind::Io, "read_file", "cannot open")
+            .with_context("path", "a/b")
+            .with_source(std::io::Error::from_raw_os_error(2));
+        let text = error.to_string();
+        assert!(text.starts_with("read_file failed: cannot open [path: a/b]: "), "{text}");
+    }
+
+    #[test]
+    fn kinds_know_the_guilty_party() {
+        assert_eq!(Error::invalid("x", "y").fault(), Fault::Caller);
+        assert_eq!(Error::new(ErrorKind::WeakerThanAsked, "x", "y").fault(), Fault::Host);
+        assert_eq!(Error::new(ErrorKind::Denied, "x", "y").fault(), Fault::Policy);
+        assert_eq!(ErrorKind::NotFound.exit_code(), 127);
+    }
+}

@@ -1,0 +1,368 @@
+//! What sandbox to make: immutable, built once, the same words for command line, REST and policies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Limits, Protection, Result};
+
+/// Where the workspace appears inside every sandbox.
+pub const WORKSPACE_PATH: &str = "/workspace";
+
+/// The most labels or attributes a spec may carry.
+const MAX_MAP_ENTRIES: usize = 64;
+/// The most bytes in one label or attribute key or value.
+const MAX_MAP_TEXT: usize = 4096;
+
+/// Names one sandbox; unique for the life of the process that made it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct SandboxId(String);
+
+impl SandboxId {
+    /// An id made by a backend.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SandboxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whose work this is: 1 to 64 characters of letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct TenantId(String);
+
+impl TenantId {
+    /// Parses a tenant id.
+    pub fn new(text: impl Into<String>) -> Result<Self> {
+        let text = text.into();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if (1..=64).contains(&text.len())
+            && text.chars().all(allowed)
+            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        {
+            Ok(Self(text))
+        } else {
+            Err(Error::invalid(
+                "create",
+                "a tenant is 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+            ))
+        }
+    }
+
+    /// The tenant as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for TenantId {
+    fn default() -> Self {
+        Self("default".to_owned())
+    }
+}
+
+impl TryFrom<String> for TenantId {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+impl From<TenantId> for String {
+    fn from(tenant: TenantId) -> Self {
+        tenant.0
+    }
+}
+
+/// Whether code inside may change the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Code may create, change and delete.
+    #[default]
+    ReadWrite,
+    /// Every write fails.
+    ReadOnly,
+}
+
+/// The directory that the code works in; it appears as [`WORKSPACE_PATH`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Workspace {
+    /// An empty directory of the sandbox's own, gone with it. With [`Access::ReadOnly`] only the file API can fill it.
+    Private {
+        /// What the code may do.
+        #[serde(default)]
+        access: Access,
+    },
+    /// A directory of the host.
+    HostDir {
+        /// An absolute path.
+        path: PathBuf,
+        /// What the code may do.
+        #[serde(default)]
+        access: Access,
+    },
+}
+
+impl Workspace {
+    /// What the code may do.
+    pub fn access(&self) -> Access {
+        match self {
+            Self::Private { access } | Self::HostDir { access, .. } => *access,
+        }
+    }
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        Self::Private { access: Access::ReadWrite }
+    }
+}
+
+/// What the code sees as its root file system, always read-only.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum RootFs {
+    /// What the backend offers by itself: the host's programs for `process`, the base image elsewhere.
+    #[default]
+    Default,
+    /// A directory of the host that holds a root file system.
+    Directory {
+        /// An absolute path.
+        path: PathBuf,
+    },
+}
+
+/// What the code may reach over the network.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+#[non_exhaustive]
+pub enum NetworkPolicy {
+    /// Nothing but the sandbox's own loopback.
+    #[default]
+    None,
+    /// The named hosts only.
+    Allow {
+        /// Host names, or `*.` and a domain, each with an optional `:port`.
+        hosts: Vec<String>,
+    },
+}
+
+/// What sandbox to make. Immutable; made by [`Spec::builder`] or read from JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Spec {
+    workspace: Workspace,
+    root: RootFs,
+    limits: Limits,
+    network: NetworkPolicy,
+    tenant: TenantId,
+    labels: BTreeMap<String, String>,
+    allow_weaker: BTreeSet<Protection>,
+    attributes: BTreeMap<String, serde_json::Value>,
+}
+
+impl Spec {
+    /// Starts from the defaults: private workspace, default limits, no network.
+    pub fn builder() -> SpecBuilder {
+        SpecBuilder { spec: Self::default() }
+    }
+
+    /// The directory that the code works in.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// The root file system.
+    pub fn root(&self) -> &RootFs {
+        &self.root
+    }
+
+    /// What the sandbox may use.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What the code may reach.
+    pub fn network(&self) -> &NetworkPolicy {
+        &self.network
+    }
+
+    /// Whose work this is.
+    pub fn tenant(&self) -> &TenantId {
+        &self.tenant
+    }
+
+    /// Names and values for the caller's own use; backends attach them where their platform has labels.
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        &self.labels
+    }
+
+    /// Protections that may be weaker than asked, or absent.
+    pub fn allow_weaker(&self) -> &BTreeSet<Protection> {
+        &self.allow_weaker
+    }
+
+    /// Options of one backend, named `backend.option`. A backend refuses an option under its own name that it does
+    /// not know, and ignores other backends' options.
+    pub fn attributes(&self) -> &BTreeMap<String, serde_json::Value> {
+        &self.attributes
+    }
+
+    /// A builder that begins with this spec's values.
+    pub fn to_builder(&self) -> SpecBuilder {
+        SpecBuilder { spec: self.clone() }
+    }
+
+    /// Checks what can be checked without a host. Backends call it first, because a spec may come from JSON.
+    pub fn validate(&self) -> Result<()> {
+        self.limits.validate()?;
+        for (what, path) in [
+            (
+                "workspace",
+                match &self.workspace {
+                    Workspace::HostDir { path, .. } => Some(path),
+                    Workspace::Private { .. } => None,
+                },
+            ),
+            (
+                "root",
+                match &self.root {
+                    RootFs::Directory { path } => Some(path),
+                    RootFs::Default => None,
+                },
+            ),
+        ] {
+            if let Some(path) = path
+                && !path.is_absolute()
+            {
+                return Err(Error::invalid("create", format!("the {what} directory must be an absolute path"))
+                    .with_context("path", path.display().to_string()));
+            }
+        }
+        let entries = self.labels.len().max(self.attributes.len());
+        let text = self.labels.iter().any(|(key, value)| key.len() > MAX_MAP_TEXT || value.len() > MAX_MAP_TEXT);
+        if entries > MAX_MAP_ENTRIES || text || self.attributes.keys().any(|key| key.len() > MAX_MAP_TEXT) {
+            return Err(Error::invalid("create", "at most 64 labels and 64 attributes of 4096 bytes each"));
+        }
+        Ok(())
+    }
+}
+
+/// Builds a [`Spec`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SpecBuilder {
+    spec: Spec,
+}
+
+impl SpecBuilder {
+    /// Sets the workspace.
+    pub fn workspace(mut self, workspace: Workspace) -> Self {
+        self.spec.workspace = workspace;
+        self
+    }
+
+    /// Sets the root file system.
+    pub fn root(mut self, root: RootFs) -> Self {
+        self.spec.root = root;
+        self
+    }
+
+    /// Sets all limits.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.spec.limits = limits;
+        self
+    }
+
+    /// Sets the network policy.
+    pub fn network(mut self, network: NetworkPolicy) -> Self {
+        self.spec.network = network;
+        self
+    }
+
+    /// Sets the tenant.
+    pub fn tenant(mut self, tenant: TenantId) -> Self {
+        self.spec.tenant = tenant;
+        self
+    }
+
+    /// Adds a label.
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.spec.labels.insert(key.into(), value.into());
+        self
+    }
+
+    /// Names a protection that may be weaker than asked.
+    pub fn allow_weaker(mut self, protection: Protection) -> Self {
+        self.spec.allow_weaker.insert(protection);
+        self
+    }
+
+    /// Adds an option of one backend.
+    pub fn attribute(mut self, key: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
+        self.spec.attributes.insert(key.into(), value.into());
+        self
+    }
+
+    /// Checks and returns the spec.
+    pub fn build(self) -> Result<Spec> {
+        self.spec.validate()?;
+        Ok(self.spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_round_trips_through_json() {
+        let spec = Spec::builder()
+            .workspace(Workspace::HostDir { path: "/srv/x".into(), access: Access::ReadOnly })
+            .tenant(TenantId::new("acme").unwrap())
+            .label("job", "7")
+            .allow_weaker(Protection::Memory)
+            .attribute("process.hostname", "box")
+            .build()
+            .unwrap();
+        let text = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<Spec>(&text).unwrap(), spec);
+        assert!(serde_json::from_str::<Spec>(r#"{"netwrok":{}}"#).is_err());
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        let relative = Workspace::HostDir { path: "x".into(), access: Access::ReadWrite };
+        assert!(Spec::builder().workspace(relative).build().is_err());
+        for tenant in ["", "a/b", "..", "-a", &"x".repeat(65)] {
+            assert!(TenantId::new(tenant).is_err(), "{tenant}");
+        }
+        assert!(serde_json::from_str::<Spec>(r#"{"tenant":"../x"}"#).is_err());
+    }
+
+    #[test]
+    fn the_schema_names_every_field() {
+        let schema = serde_json::to_value(schemars::schema_for!(Spec)).unwrap();
+        for field in ["workspace", "root", "limits", "network", "tenant", "labels", "allow_weaker", "attributes"] {
+            assert!(schema["properties"].get(field).is_some(), "{field}");
+        }
+    }
+}

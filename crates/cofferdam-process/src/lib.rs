@@ -1,0 +1,1 @@
+//! Level 2: processes behind namespaces, mounts, filters and control groups.
