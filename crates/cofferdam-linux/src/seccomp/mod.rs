@@ -1,1 +1,50 @@
-//! System-call filters.
+//! System-call filters of the process sandbox: an allowlist kept as data ([`describe`] prints it), a compiler that
+//! turns it into classic BPF ([`compile`]), and the call that puts a filter on the calling thread ([`install`]).
+//!
+//! It does not set no_new_privs, and it does not follow pointers: what a path or a structure in memory says is for
+//! the mount namespace and Landlock to judge.
+mod arch;
+mod assembler;
+mod checks;
+mod compiler;
+mod policy;
+mod rule;
+mod rules;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub use arch::Arch;
+pub use assembler::{Instruction, Program};
+pub use policy::{Options, describe};
+
+use std::io;
+
+/// Compiles the allowlist for one architecture.
+///
+/// Pure and without system calls; the same arguments give the same program. The program kills the process on a call
+/// through a foreign ABI, and answers ENOSYS for numbers that the allowlist's authors never heard of.
+#[must_use]
+pub fn compile(arch: Arch, options: &Options) -> Program {
+    compiler::compile(arch, options)
+}
+
+/// A filter of a few instructions that refuses to change RLIMIT_RTTIME and allows everything else. It goes on top of one
+/// that was compiled with [`Options::allow_mark`], on each process once its mark is set.
+#[must_use]
+pub fn mark_guard(arch: Arch) -> Program {
+    compiler::mark_guard(arch)
+}
+
+/// Puts `program` on the calling thread, for good, and on everything that the thread starts from then on.
+///
+/// Requires no_new_privs (or CAP_SYS_ADMIN) on the thread. Other threads of the process stay as they are. Does not
+/// allocate, so that it may run between `clone` and `execve`.
+///
+/// # Errors
+///
+/// EINVAL when the program is empty or longer than the kernel takes (4096 instructions), EACCES without no_new_privs,
+/// ENOSYS on a kernel without seccomp filters.
+pub fn install(program: &Program) -> io::Result<()> {
+    sys::install(&program.instructions)
+}

@@ -1,0 +1,80 @@
+//! Namespaces: making, joining, mapping ids.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, openat};
+
+use crate::sys::check_int;
+
+/// The flag of each kind of namespace (`CLONE_NEW*`).
+pub mod kind {
+    /// Mounts.
+    pub const MOUNT: u64 = libc::CLONE_NEWNS as u64;
+    /// Process ids.
+    pub const PID: u64 = libc::CLONE_NEWPID as u64;
+    /// System V and POSIX message objects.
+    pub const IPC: u64 = libc::CLONE_NEWIPC as u64;
+    /// Host name.
+    pub const UTS: u64 = libc::CLONE_NEWUTS as u64;
+    /// Network.
+    pub const NET: u64 = libc::CLONE_NEWNET as u64;
+    /// User ids.
+    pub const USER: u64 = libc::CLONE_NEWUSER as u64;
+    /// Control groups.
+    pub const CGROUP: u64 = libc::CLONE_NEWCGROUP as u64;
+}
+
+/// Moves the calling thread into new namespaces of these kinds.
+pub fn unshare(kinds: u64) -> io::Result<()> {
+    // SAFETY: the call takes flags only.
+    unsafe { check_int(libc::unshare(kinds as libc::c_int)).map(drop) }
+}
+
+/// Moves the calling thread into an existing namespace of one kind.
+pub fn join(namespace: BorrowedFd<'_>, kind: u64) -> io::Result<()> {
+    // SAFETY: the descriptor is valid, the flag is a number.
+    unsafe { check_int(libc::setns(namespace.as_raw_fd(), kind as libc::c_int)).map(drop) }
+}
+
+/// Opens `self/ns/<name>` of the proc file system that `proc` is the root of.
+pub fn open_own(proc: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    Ok(openat(proc, format!("self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Sets the host name of the current UTS namespace.
+pub fn set_hostname(name: &str) -> io::Result<()> {
+    Ok(rustix::system::sethostname(name.as_bytes())?)
+}
+
+/// Maps one user and one group id of the process whose proc directory is `dir` (`self` or a number): `inside` there
+/// is `outside` in the parent user namespace.
+pub fn map_ids(proc: BorrowedFd<'_>, dir: &str, inside: (u32, u32), outside: (u32, u32)) -> io::Result<()> {
+    let write = |name: &str, text: String| -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file = File::from(openat(proc, format!("{dir}/{name}"), flags, Mode::empty())?);
+        file.write_all(text.as_bytes())
+    };
+    write("uid_map", format!("{} {} 1\n", inside.0, outside.0))?;
+    write("setgroups", "deny".to_owned())?;
+    write("gid_map", format!("{} {} 1\n", inside.1, outside.1))
+}
+
+/// Brings the loopback interface of the current network namespace up.
+pub fn loopback_up() -> io::Result<()> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // SAFETY: an all-zero ifreq is valid; name and flags are set before the call reads them.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        check_int(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &request)).map(drop)
+    }
+}

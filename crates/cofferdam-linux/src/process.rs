@@ -1,0 +1,291 @@
+//! Properties of the calling process, and signals and waits for others.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::sys::{check, check_int};
+
+/// A resource of `setrlimit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resource(u32);
+
+impl Resource {
+    /// Core file size, in bytes. A limit of exactly 1 also stops cores that go to a pipe.
+    pub const CORE: Self = Self(libc::RLIMIT_CORE);
+    /// CPU seconds of one process.
+    pub const CPU: Self = Self(libc::RLIMIT_CPU);
+    /// Private writable memory of one process, in bytes.
+    pub const DATA: Self = Self(libc::RLIMIT_DATA);
+    /// Size of one file, in bytes.
+    pub const FILE_SIZE: Self = Self(libc::RLIMIT_FSIZE);
+    /// Locked memory, in bytes.
+    pub const LOCKED_MEMORY: Self = Self(libc::RLIMIT_MEMLOCK);
+    /// Bytes in POSIX message queues.
+    pub const MESSAGE_QUEUES: Self = Self(libc::RLIMIT_MSGQUEUE);
+    /// Open descriptors, in number.
+    pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE);
+    /// Tasks of the user in its user namespace, in number.
+    pub const TASKS: Self = Self(libc::RLIMIT_NPROC);
+    /// Real-time scheduling slice, in microseconds. Nothing in a sandbox may schedule in real time, so that the
+    /// value is free to serve as a mark that children inherit and the seccomp list keeps guests from changing.
+    pub const MARK: Self = Self(libc::RLIMIT_RTTIME);
+    /// Queued signals.
+    pub const PENDING_SIGNALS: Self = Self(libc::RLIMIT_SIGPENDING);
+}
+
+/// Sets soft and hard limit of the calling process.
+pub fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
+    let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
+    prlimit(0, resource, Some(&limit)).map(drop)
+}
+
+/// Sets the limit to `value`, or to what the hard limit allows if that is less.
+pub fn cap_limit(resource: Resource, value: u64) -> io::Result<()> {
+    set_limit(resource, value.min(prlimit(0, resource, None)?.rlim_max))
+}
+
+/// The soft limit of a process; 0 means the caller.
+pub fn limit_of(pid: i32, resource: Resource) -> io::Result<u64> {
+    prlimit(pid, resource, None).map(|limit| limit.rlim_cur)
+}
+
+fn prlimit(pid: i32, resource: Resource, new: Option<&libc::rlimit64>) -> io::Result<libc::rlimit64> {
+    let mut old = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both structures live through the call.
+    unsafe { check(libc::syscall(libc::SYS_prlimit64, pid, resource.0, new, &mut old))? };
+    Ok(old)
+}
+
+/// Gives up gaining privileges by executing, for good.
+pub fn set_no_new_privileges() -> io::Result<()> {
+    // SAFETY: plain numbers.
+    unsafe { check_int(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).map(drop) }
+}
+
+/// Whether [`set_no_new_privileges`] holds.
+pub fn no_new_privileges() -> bool {
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 }
+}
+
+/// Whether the calling thread runs under a seccomp filter.
+pub fn seccomp_filtered() -> bool {
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) == 2 }
+}
+
+/// Whether others of the same user may look into this process (`/proc/PID/mem`, core files).
+pub fn set_dumpable(yes: DumpableState) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    unsafe { check_int(libc::prctl(libc::PR_SET_DUMPABLE, yes as libc::c_ulong, 0, 0, 0)).map(drop) }
+}
+
+/// Whether a process may be looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DumpableState {
+    /// Its proc files belong to root, nobody may trace it.
+    No = 0,
+    /// As usual.
+    Yes = 1,
+}
+
+/// Asks the kernel to kill this process when its parent thread ends. Forgotten when ids change: call it after that.
+pub fn die_with_parent() -> io::Result<()> {
+    // SAFETY: plain numbers.
+    unsafe { check_int(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0)).map(drop) }
+}
+
+/// Names the process as `ps` shows it: at most 15 bytes.
+pub fn set_name(name: &std::ffi::CStr) {
+    // SAFETY: the name is NUL-terminated; the kernel copies at most 16 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
+}
+
+/// Becomes this user and group, with no further groups, for good.
+pub fn become_user(uid: u32, gid: u32) -> io::Result<()> {
+    // Raw calls: libc's versions signal other threads, and there are none.
+    // SAFETY: plain numbers and a null list of length 0.
+    unsafe {
+        check(libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<u32>()))?;
+        check(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
+        check(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+    }
+    Ok(())
+}
+
+/// Joins a new, empty session keyring, so that none of the caller's keys is reachable.
+pub fn new_session_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: u32 = 1;
+    // SAFETY: a null name makes an anonymous keyring.
+    unsafe { check(libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>())).map(drop) }
+}
+
+/// Closes every descriptor that is not in `keep`.
+pub fn close_all_but(keep: &mut [RawFd]) {
+    keep.sort_unstable();
+    let mut from = 0u32;
+    for &fd in keep.iter() {
+        let fd = fd as u32;
+        if fd > from {
+            close_range(from, fd - 1);
+        }
+        from = fd + 1;
+    }
+    close_range(from, u32::MAX);
+}
+
+fn close_range(first: u32, last: u32) {
+    // SAFETY: the caller promises by calling `close_all_but` that nothing outside `keep` is used again.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, 0u32) };
+}
+
+/// Makes `target` a copy of `fd`, without close-on-exec.
+pub fn duplicate_to(fd: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
+    // SAFETY: `target` is one of 0, 1, 2 or a number the caller owns.
+    unsafe { check_int(libc::dup2(fd.as_raw_fd(), target)).map(drop) }
+}
+
+/// A descriptor that stands for a process, whatever its number is used for later.
+pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers; the descriptor returned is new.
+    unsafe { check(libc::syscall(libc::SYS_pidfd_open, pid, 0u32)).map(|fd| OwnedFd::from_raw_fd(fd as RawFd)) }
+}
+
+/// Kills the process that a descriptor stands for. Gone already is fine.
+pub fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a valid descriptor and plain numbers.
+    let result = unsafe {
+        check(libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<u8>(),
+            0u32,
+        ))
+    };
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Sends a signal by number; -1 means every process the caller may signal, except itself and process 1.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    unsafe { check_int(libc::kill(pid, signal)).map(drop) }
+}
+
+/// A child that has ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Reaped {
+    /// Its number.
+    pub pid: i32,
+    /// Its raw wait status.
+    pub status: i32,
+    /// The largest resident size of it and its reaped children, in bytes.
+    pub peak_bytes: u64,
+    /// CPU microseconds of it and its reaped children.
+    pub cpu_micros: u64,
+}
+
+/// Reaps one child that has ended, if any; `Err` with ECHILD when there is no child at all.
+pub fn reap() -> io::Result<Option<Reaped>> {
+    let mut status = 0;
+    // SAFETY: the structures live through the call; all-zero is valid for rusage.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let pid = check_int(libc::wait4(-1, &mut status, libc::WNOHANG | libc::__WALL, &mut usage))?;
+        (pid, usage)
+    };
+    let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+    Ok((pid > 0).then(|| Reaped {
+        pid,
+        status,
+        peak_bytes: usage.ru_maxrss as u64 * 1024,
+        cpu_micros: micros(usage.ru_utime) + micros(usage.ru_stime),
+    }))
+}
+
+/// CPU microseconds of all children that were reaped.
+pub fn reaped_cpu_micros() -> u64 {
+    // SAFETY: all-zero is valid, and the structure lives through the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        usage
+    };
+    let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+    micros(usage.ru_utime) + micros(usage.ru_stime)
+}
+
+/// Blocks SIGCHLD and gives a non-blocking descriptor that becomes readable when a child ends.
+pub fn child_signal() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset before use; the descriptor returned is new.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        check_int(libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()))?;
+        check_int(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)).map(|fd| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Pins the calling process, and what it starts, to the first `count` processors that it may use.
+pub fn pin_to(count: usize) -> io::Result<()> {
+    // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        check_int(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed))?;
+        let mut chosen: libc::cpu_set_t = std::mem::zeroed();
+        let usable = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        for cpu in usable.take(count) {
+            libc::CPU_SET(cpu, &mut chosen);
+        }
+        check_int(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &chosen)).map(drop)
+    }
+}
+
+/// Ends the process at once, without running anything.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: it does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Becomes the user and group that the caller's own user namespace maps, without touching further groups, which the
+/// map of an ordinary user forbids.
+pub fn become_user_inside(id: u32) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    unsafe {
+        check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
+        check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
+    }
+    Ok(())
+}
+
+/// Whether the calling process has any child, ended ones included.
+pub fn has_children() -> bool {
+    // SAFETY: all-zero is valid for siginfo; WNOWAIT leaves the child as it is.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL) == 0
+    }
+}
+
+/// Whether a process exists and has not ended yet.
+pub fn is_running(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !matches!(rest.trim_start().chars().next(), Some('Z' | 'X') | None))
+}
+
+/// Processors that the calling process may use.
+pub fn processors() -> u32 {
+    // SAFETY: the set lives through the call.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) < 0 {
+            return 0;
+        }
+        libc::CPU_COUNT(&allowed) as u32
+    }
+}

@@ -1,0 +1,155 @@
+//! Classic BPF, written from the end of the program to its beginning.
+//!
+//! Jumps only go forward, and a conditional one reaches 255 instructions at most. Written backwards, every target is
+//! known when a jump to it is made; where one has fallen out of reach, a copy (of a return) or a plain jump with its
+//! 32-bit offset is put within reach first. It knows nothing of system calls.
+use std::collections::HashMap;
+
+const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
+const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
+const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+
+/// One classic BPF instruction, laid out as the kernel's `sock_filter`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Instruction {
+    /// Operation.
+    pub code: u16,
+    /// How many instructions a conditional jump skips when its test holds.
+    pub jt: u8,
+    /// How many it skips when not.
+    pub jf: u8,
+    /// Operand.
+    pub k: u32,
+}
+
+/// A compiled filter, ready for [`install`](super::install).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The instructions in the kernel's order.
+    pub instructions: Vec<Instruction>,
+}
+
+impl Program {
+    /// The number of instructions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.instructions.len()
+    }
+
+    /// Whether there are none; a compiled program has some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.instructions.is_empty()
+    }
+}
+
+/// The tests of a conditional jump.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Condition {
+    Equal(u32),
+    AtLeast(u32),
+    AnyBit(u32),
+}
+
+/// Where a jump goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Target {
+    /// The end of the filter, with this value.
+    Return(u32),
+    /// An instruction already written, counted from the end of the program.
+    At(usize),
+}
+
+/// The highest value of `jt` and `jf`.
+const REACH: usize = u8::MAX as usize;
+
+/// A program in the making, last instruction first.
+#[derive(Default)]
+pub(super) struct Assembler {
+    reversed: Vec<Instruction>,
+    /// The copy or trampoline nearest to the beginning, for each target that has one.
+    nearest: HashMap<Target, usize>,
+}
+
+impl Assembler {
+    /// Goes to `yes` or `no` by a test of the accumulator.
+    pub fn branch(&mut self, condition: Condition, yes: Target, no: Target) -> Target {
+        if yes == no {
+            return yes;
+        }
+        // Each placement may write one instruction, and so push the other target one further away.
+        let yes = self.place(yes, REACH - 1);
+        let no = self.place(no, REACH);
+        let (code, k) = match condition {
+            Condition::Equal(k) => (0x15, k),   // BPF_JMP | BPF_JEQ | BPF_K
+            Condition::AtLeast(k) => (0x35, k), // BPF_JMP | BPF_JGE | BPF_K
+            Condition::AnyBit(k) => (0x45, k),  // BPF_JMP | BPF_JSET | BPF_K
+        };
+        let (jt, jf) = (self.short(yes), self.short(no));
+        self.push(Instruction { code, jt, jf, k })
+    }
+
+    /// Loads the word at `offset` of the data into the accumulator, then goes on at `next`.
+    pub fn load(&mut self, offset: u32, next: Target) -> Target {
+        self.fall_through(LOAD_WORD, offset, next)
+    }
+
+    /// Masks the accumulator, then goes on at `next`.
+    pub fn mask(&mut self, mask: u32, next: Target) -> Target {
+        self.fall_through(AND, mask, next)
+    }
+
+    /// The program that starts with what was written last.
+    pub fn finish(mut self) -> Program {
+        self.reversed.reverse();
+        Program { instructions: self.reversed }
+    }
+
+    fn fall_through(&mut self, code: u16, k: u32, next: Target) -> Target {
+        self.place(next, 0);
+        self.push(Instruction { code, jt: 0, jf: 0, k })
+    }
+
+    /// The position of `target`, or of a stand-in for it, that the next instruction can reach.
+    fn place(&mut self, target: Target, reach: usize) -> usize {
+        let known = match (self.nearest.get(&target), target) {
+            (Some(&position), _) | (None, Target::At(position)) => Some(position),
+            (None, Target::Return(_)) => None,
+        };
+        if let Some(position) = known.filter(|position| self.distance(*position) <= reach) {
+            return position;
+        }
+        let stand_in = match (target, known) {
+            (Target::At(_), Some(position)) => self.jump(position),
+            (Target::At(position), None) => self.jump(position),
+            (Target::Return(value), _) => self.emit(Instruction { code: RETURN, jt: 0, jf: 0, k: value }),
+        };
+        self.nearest.insert(target, stand_in);
+        stand_in
+    }
+
+    fn jump(&mut self, position: usize) -> usize {
+        let k = u32::try_from(self.distance(position)).expect("programs are shorter than 2^32 instructions");
+        self.emit(Instruction { code: JUMP, jt: 0, jf: 0, k })
+    }
+
+    /// How many instructions lie between the next one to be written and the one at `position`.
+    fn distance(&self, position: usize) -> usize {
+        self.reversed.len() - 1 - position
+    }
+
+    fn short(&self, position: usize) -> u8 {
+        u8::try_from(self.distance(position)).expect("place() keeps targets in reach")
+    }
+
+    fn push(&mut self, instruction: Instruction) -> Target {
+        Target::At(self.emit(instruction))
+    }
+
+    fn emit(&mut self, instruction: Instruction) -> usize {
+        self.reversed.push(instruction);
+        self.reversed.len() - 1
+    }
+}

@@ -1,0 +1,158 @@
+//! The verdicts that look at arguments. The numbers below are the same on x86_64 and aarch64.
+use super::rule::{Action, Case, Test, Verdict, any_bit, errno, field_one_of, one_of};
+
+pub(super) const EPERM: Action = errno(libc::EPERM);
+pub(super) const ENOSYS: Action = errno(libc::ENOSYS);
+const ENOMEM: Action = errno(libc::ENOMEM);
+const EINVAL: Action = errno(libc::EINVAL);
+const EAFNOSUPPORT: Action = errno(libc::EAFNOSUPPORT);
+const EPROTONOSUPPORT: Action = errno(libc::EPROTONOSUPPORT);
+const PRETEND: Action = errno(0);
+
+/// Allowed but for the cases listed.
+const fn allow_except(cases: &'static [Case]) -> Verdict {
+    Verdict::ByArguments { cases, otherwise: Action::Allow }
+}
+
+const fn case(then: Action, when: &'static [Test]) -> Case {
+    Case { when, then }
+}
+
+// Namespaces. clone() keeps the exit signal in the low byte, so CLONE_NEWTIME (0x80) cannot be asked of it.
+const CLONE_NEWNS: u32 = 0x0002_0000;
+const CLONE_NEWCGROUP: u32 = 0x0200_0000;
+const CLONE_NEWUTS: u32 = 0x0400_0000;
+const CLONE_NEWIPC: u32 = 0x0800_0000;
+const CLONE_NEWUSER: u32 = 0x1000_0000;
+const CLONE_NEWPID: u32 = 0x2000_0000;
+const CLONE_NEWNET: u32 = 0x4000_0000;
+const NEW_NAMESPACE: u32 =
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+
+pub(super) const CLONE: Verdict = allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)])]);
+
+// Sockets.
+const AF_UNIX: u32 = 1;
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+const AF_NETLINK: u32 = 16;
+const NETLINK_ROUTE: u32 = 0;
+const SOCK_TYPE_MASK: u32 = 0xf;
+const SOCK_STREAM: u32 = 1;
+const SOCK_DGRAM: u32 = 2;
+const SOCK_RAW: u32 = 3;
+const SOCK_PACKET: u32 = 10;
+const IPPROTO_DEFAULT: u32 = 0;
+const IPPROTO_TCP: u32 = 6;
+const IPPROTO_UDP: u32 = 17;
+const INET: Test = one_of(0, &[AF_INET, AF_INET6]);
+
+pub(super) const SOCKET: Verdict = Verdict::ByArguments {
+    cases: &[
+        case(Action::Allow, &[one_of(0, &[AF_UNIX])]),
+        case(Action::Allow, &[one_of(0, &[AF_NETLINK]), one_of(2, &[NETLINK_ROUTE])]),
+        case(EPERM, &[INET, field_one_of(1, SOCK_TYPE_MASK, &[SOCK_RAW, SOCK_PACKET])]),
+        case(Action::Allow, &[INET, socket_type(&[SOCK_STREAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_TCP])]),
+        case(Action::Allow, &[INET, socket_type(&[SOCK_DGRAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_UDP])]),
+        case(EPROTONOSUPPORT, &[INET]),
+    ],
+    otherwise: EAFNOSUPPORT,
+};
+
+const fn socket_type(types: &'static [u32]) -> Test {
+    field_one_of(1, SOCK_TYPE_MASK, types)
+}
+
+pub(super) const SOCKETPAIR: Verdict =
+    Verdict::ByArguments { cases: &[case(Action::Allow, &[one_of(0, &[AF_UNIX])])], otherwise: EAFNOSUPPORT };
+
+// Terminals.
+const TIOCSTI: u32 = 0x5412;
+const TIOCLINUX: u32 = 0x541c;
+const TIOCCONS: u32 = 0x541d;
+const TIOCSETD: u32 = 0x5423;
+
+pub(super) const IOCTL: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD])])]);
+
+// File modes.
+const SET_ID_BITS: u32 = 0o6000;
+const O_CREAT: u32 = 0o100;
+/// The bit of O_TMPFILE's own; the rest of O_TMPFILE is O_DIRECTORY, whose value differs between architectures.
+const O_TMPFILE_BIT: u32 = 0o20_000_000;
+const S_IFMT: u32 = 0o170_000;
+const S_IFCHR: u32 = 0o020_000;
+const S_IFBLK: u32 = 0o060_000;
+
+/// No set-user-id or set-group-id bit in a mode that is argument 1.
+pub(super) const MODE_IN_1: Verdict = allow_except(&[case(EPERM, &[any_bit(1, SET_ID_BITS)])]);
+/// The same where the mode is argument 2.
+pub(super) const MODE_IN_2: Verdict = allow_except(&[case(EPERM, &[any_bit(2, SET_ID_BITS)])]);
+/// The mode counts only when a file may be made: the kernel ignores it else, and callers leave garbage there.
+pub(super) const OPEN: Verdict =
+    allow_except(&[case(EPERM, &[any_bit(1, O_CREAT | O_TMPFILE_BIT), any_bit(2, SET_ID_BITS)])]);
+pub(super) const OPENAT: Verdict =
+    allow_except(&[case(EPERM, &[any_bit(2, O_CREAT | O_TMPFILE_BIT), any_bit(3, SET_ID_BITS)])]);
+pub(super) const MKNOD: Verdict = allow_except(&[
+    case(EPERM, &[any_bit(1, SET_ID_BITS)]),
+    case(EPERM, &[field_one_of(1, S_IFMT, &[S_IFCHR, S_IFBLK])]),
+]);
+pub(super) const MKNODAT: Verdict = allow_except(&[
+    case(EPERM, &[any_bit(2, SET_ID_BITS)]),
+    case(EPERM, &[field_one_of(2, S_IFMT, &[S_IFCHR, S_IFBLK])]),
+]);
+
+// Process attributes.
+const PR_SET_MM: u32 = 35;
+const PR_SCHED_CORE: u32 = 62;
+const PR_SET_MEMORY_MERGE: u32 = 67;
+
+pub(super) const PRCTL: Verdict =
+    allow_except(&[case(EPERM, &[one_of(0, &[PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE])])]);
+
+const PER_LINUX: u32 = 0;
+const PERSONALITY_QUERY: u32 = 0xffff_ffff;
+
+pub(super) const PERSONALITY: Verdict = Verdict::ByArguments {
+    cases: &[case(Action::Allow, &[one_of(0, &[PER_LINUX, PERSONALITY_QUERY])])],
+    otherwise: EPERM,
+};
+
+// Resource limits. RLIMIT_RTTIME is the unforgeable mark of which exec a process belongs to; a soft RLIMIT_CORE of
+// exactly 1 stops core dumps into a pipe, and programs that lower it to 0 would unknowingly start them again.
+const RLIMIT_CORE: u32 = 4;
+const RLIMIT_RTTIME: u32 = 15;
+
+pub(super) const SETRLIMIT: Verdict =
+    allow_except(&[case(EPERM, &[one_of(0, &[RLIMIT_RTTIME])]), case(PRETEND, &[one_of(0, &[RLIMIT_CORE])])]);
+pub(super) const PRLIMIT: Verdict = allow_except(&[
+    case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }]),
+    case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }]),
+]);
+
+// For the init, which sets the mark on what it starts; see `Options::allow_mark`.
+pub(super) const SETRLIMIT_MARKING: Verdict = allow_except(&[case(PRETEND, &[one_of(0, &[RLIMIT_CORE])])]);
+pub(super) const PRLIMIT_MARKING: Verdict =
+    allow_except(&[case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }])]);
+/// Only the mark is refused.
+pub(super) const SETRLIMIT_GUARD: Verdict = allow_except(&[case(EPERM, &[one_of(0, &[RLIMIT_RTTIME])])]);
+pub(super) const PRLIMIT_GUARD: Verdict =
+    allow_except(&[case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }])]);
+
+// Memory.
+const MAP_TYPE: u32 = 0x0f;
+const MAP_SHARED: u32 = 0x01;
+const MAP_SHARED_VALIDATE: u32 = 0x03;
+const MAP_ANONYMOUS: u32 = 0x20;
+const MAP_HUGETLB: u32 = 0x0004_0000;
+const MADV_MERGEABLE: u32 = 12;
+const MFD_HUGETLB: u32 = 0x0004;
+
+const HUGE_PAGES: Case = case(ENOMEM, &[any_bit(3, MAP_HUGETLB)]);
+
+pub(super) const MMAP: Verdict = allow_except(&[HUGE_PAGES]);
+pub(super) const MMAP_WITHOUT_SHARED: Verdict = allow_except(&[
+    HUGE_PAGES,
+    case(EPERM, &[any_bit(3, MAP_ANONYMOUS), field_one_of(3, MAP_TYPE, &[MAP_SHARED, MAP_SHARED_VALIDATE])]),
+]);
+pub(super) const MADVISE: Verdict = allow_except(&[case(EINVAL, &[one_of(2, &[MADV_MERGEABLE])])]);
+pub(super) const MEMFD_CREATE: Verdict = allow_except(&[case(ENOMEM, &[any_bit(1, MFD_HUGETLB)])]);

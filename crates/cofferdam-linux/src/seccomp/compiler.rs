@@ -1,0 +1,153 @@
+//! From the allowlist to a program:
+//!
+//! ```text
+//! wrong audit arch, foreign ABI bit -> kill
+//! number -> binary tree over ranges of equal verdict -> return, or the checks of the arguments -> return
+//! ```
+//!
+//! A list of comparisons would be longer and slower to install: the kernel runs a new filter once for each number
+//! that it knows. What the verdicts are is not decided here.
+use super::arch::Arch;
+use super::assembler::{Assembler, Condition, Program, Target};
+use super::checks::{PRLIMIT_GUARD, SETRLIMIT_GUARD};
+use super::policy::{Options, UNKNOWN, verdict};
+use super::rule::{Action, Case, Test, Verdict};
+
+// Offsets in `struct seccomp_data`; both architectures are little-endian.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const ARGUMENTS: u32 = 16;
+
+/// A range of numbers with one verdict. It ends where the next one starts.
+#[derive(Clone, Copy)]
+struct Range {
+    start: u32,
+    verdict: Verdict,
+}
+
+/// A range and where its calls go.
+#[derive(Clone, Copy)]
+struct Leaf {
+    start: u32,
+    target: Target,
+}
+
+pub(super) fn compile(arch: Arch, options: &Options) -> Program {
+    let mut assembler = Assembler::default();
+    let leaves = checks(&mut assembler, &ranges(arch, options));
+    let mut tree = tree(&mut assembler, &leaves);
+    let kill = returns(Action::KillProcess);
+    if let Some(bit) = arch.foreign_abi_bit() {
+        tree = assembler.branch(Condition::AnyBit(bit), kill, tree);
+    }
+    let by_number = assembler.load(NUMBER, tree);
+    let known_arch = assembler.branch(Condition::Equal(arch.audit()), by_number, kill);
+    assembler.load(ARCH, known_arch);
+    assembler.finish()
+}
+
+pub(super) fn mark_guard(arch: Arch) -> Program {
+    let mut assembler = Assembler::default();
+    let mut first = returns(Action::Allow);
+    for (name, verdict) in [("setrlimit", SETRLIMIT_GUARD), ("prlimit64", PRLIMIT_GUARD)] {
+        if let Some((number, _)) = arch.table().find(|(_, known)| *known == Some(name)) {
+            let guarded = check(&mut assembler, verdict);
+            first = assembler.branch(Condition::Equal(number), guarded, first);
+        }
+    }
+    assembler.load(NUMBER, first);
+    assembler.finish()
+}
+
+/// All numbers, as ranges whose neighbours differ. The first one starts at 0, the last one has no end.
+fn ranges(arch: Arch, options: &Options) -> Vec<Range> {
+    let mut ranges: Vec<Range> = Vec::new();
+    let mut end = 0;
+    for (number, name) in arch.table() {
+        ranges.push(Range { start: number, verdict: name.map_or(UNKNOWN, |name| verdict(name, options)) });
+        end = number + 1;
+    }
+    ranges.push(Range { start: end, verdict: UNKNOWN });
+    ranges.dedup_by(|next, kept| next.verdict == kept.verdict);
+    ranges
+}
+
+/// Writes the argument checks, each once, and says where each range's calls go.
+fn checks(assembler: &mut Assembler, ranges: &[Range]) -> Vec<Leaf> {
+    let mut written: Vec<(Verdict, Target)> = Vec::new();
+    let mut leaf = |range: &Range| {
+        let known = written.iter().find(|(verdict, _)| *verdict == range.verdict);
+        let target = known.map_or_else(|| check(assembler, range.verdict), |(_, target)| *target);
+        written.push((range.verdict, target));
+        Leaf { start: range.start, target }
+    };
+    ranges.iter().map(&mut leaf).collect()
+}
+
+fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
+    match verdict {
+        Verdict::Always(action) => returns(action),
+        Verdict::ByArguments { cases, otherwise } => {
+            cases.iter().rev().fold(returns(otherwise), |next, case| check_case(assembler, case, next))
+        }
+    }
+}
+
+/// To the case's action when all its tests hold, else on to `next`.
+fn check_case(assembler: &mut Assembler, case: &Case, next: Target) -> Target {
+    case.when.iter().rev().fold(returns(case.then), |yes, test| check_test(assembler, test, yes, next))
+}
+
+fn check_test(assembler: &mut Assembler, test: &Test, yes: Target, no: Target) -> Target {
+    match *test {
+        Test::OneOf { argument, mask, values } => {
+            let mut first =
+                values.iter().rev().fold(no, |no, value| assembler.branch(Condition::Equal(*value), yes, no));
+            if mask != u32::MAX {
+                first = assembler.mask(mask, first);
+            }
+            assembler.load(low(argument), first)
+        }
+        Test::AnyBit { argument, mask } => {
+            let branch = assembler.branch(Condition::AnyBit(mask), yes, no);
+            assembler.load(low(argument), branch)
+        }
+        Test::NotNull { argument } => {
+            let high_null = assembler.branch(Condition::Equal(0), no, yes);
+            let high_null = assembler.load(high(argument), high_null);
+            let low_null = assembler.branch(Condition::Equal(0), high_null, yes);
+            assembler.load(low(argument), low_null)
+        }
+    }
+}
+
+/// The search for the range of the number in the accumulator.
+fn tree(assembler: &mut Assembler, leaves: &[Leaf]) -> Target {
+    match leaves {
+        [only] => only.target,
+        // A call with a verdict of its own among others: one comparison instead of two.
+        [before, own, after] if before.target == after.target && after.start - own.start == 1 => {
+            assembler.branch(Condition::Equal(own.start), own.target, before.target)
+        }
+        _ => {
+            let middle = leaves.len() / 2;
+            let (lower, upper) = leaves.split_at(middle);
+            let pivot = upper[0].start;
+            let upper = tree(assembler, upper);
+            let lower = tree(assembler, lower);
+            assembler.branch(Condition::AtLeast(pivot), upper, lower)
+        }
+    }
+}
+
+const fn returns(action: Action) -> Target {
+    Target::Return(action.code())
+}
+
+const fn low(argument: u8) -> u32 {
+    ARGUMENTS + 8 * argument as u32
+}
+
+const fn high(argument: u8) -> u32 {
+    low(argument) + 4
+}

@@ -1,0 +1,55 @@
+//! Which verdict a system call gets: the allowlist, what the options change, and what is not on the list.
+use super::arch::Arch;
+use super::checks::{ENOSYS, EPERM, MMAP_WITHOUT_SHARED, PRLIMIT_MARKING, SETRLIMIT_MARKING};
+use super::rule::{Rule, Verdict};
+use super::rules::RULES;
+
+/// A known call that the allowlist does not name.
+pub(super) const UNLISTED: Verdict = Verdict::Always(EPERM);
+const WHY_UNLISTED: &str = "not on the list: obsolete, of another architecture, or nobody has shown a need for it";
+/// A number that is no call, or one newer than our tables: programs then do without it, as on an older kernel.
+pub(super) const UNKNOWN: Verdict = Verdict::Always(ENOSYS);
+
+/// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, and
+/// what a sandbox's own init needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Refuse `memfd_create`, whose memory is charged to nobody where there is no memory cgroup.
+    pub deny_memfd: bool,
+    /// Refuse SysV shared memory and shared anonymous mappings, which outlive or escape a limit on address space.
+    pub deny_shared_memory: bool,
+    /// Refuse `sched_setaffinity`, where a share of the processors is enforced by affinity.
+    pub deny_affinity: bool,
+    /// Let RLIMIT_RTTIME be set: for an init, which marks with it what each exec starts and then puts
+    /// [`mark_guard`](super::mark_guard) on it.
+    pub allow_mark: bool,
+}
+
+/// The verdict on a system call that exists on some architecture.
+pub(super) fn verdict(name: &str, options: &Options) -> Verdict {
+    refused_by_option(name, options).or(rule(name).map(|rule| rule.verdict)).unwrap_or(UNLISTED)
+}
+
+/// The allowlist as it applies to `arch` without options, in the order of the calls' numbers: name, verdict, reason.
+pub fn describe(arch: Arch) -> impl Iterator<Item = (&'static str, String, &'static str)> {
+    arch.table().filter_map(|(_, name)| name).map(|name| {
+        let (verdict, why) = rule(name).map_or((UNLISTED, WHY_UNLISTED), |rule| (rule.verdict, rule.why));
+        (name, verdict.to_string(), why)
+    })
+}
+
+fn refused_by_option(name: &str, options: &Options) -> Option<Verdict> {
+    match name {
+        "memfd_create" if options.deny_memfd => Some(Verdict::Always(EPERM)),
+        "shmget" if options.deny_shared_memory => Some(Verdict::Always(EPERM)),
+        "mmap" if options.deny_shared_memory => Some(MMAP_WITHOUT_SHARED),
+        "setrlimit" if options.allow_mark => Some(SETRLIMIT_MARKING),
+        "prlimit64" if options.allow_mark => Some(PRLIMIT_MARKING),
+        "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
+        _ => None,
+    }
+}
+
+fn rule(name: &str) -> Option<&'static Rule> {
+    RULES.binary_search_by_key(&name, |rule| rule.name).ok().map(|index| &RULES[index])
+}

@@ -1,0 +1,45 @@
+//! The one system call of this module.
+use super::assembler::Instruction;
+use std::io;
+
+const _: () = assert!(size_of::<Instruction>() == size_of::<libc::sock_filter>());
+const _: () = assert!(align_of::<Instruction>() == align_of::<libc::sock_filter>());
+
+/// `seccomp(SECCOMP_SET_MODE_FILTER, 0, …)` on the calling thread. Does not allocate.
+pub(super) fn install(instructions: &[Instruction]) -> io::Result<()> {
+    let Ok(len) = u16::try_from(instructions.len()) else {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    };
+    let program = libc::sock_fprog { len, filter: instructions.as_ptr().cast::<libc::sock_filter>().cast_mut() };
+    // SAFETY: `program` points to `len` instructions laid out as `sock_filter` (asserted above, and `repr(C)` with the
+    // same fields); the kernel copies them during the call and writes to neither.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes a system call that passes no memory, for the test on the running kernel: the errno, 0 for success.
+///
+/// # Panics
+///
+/// When `number` is not one of the calls known to be harmless with such arguments.
+#[cfg(test)]
+pub(super) fn errno_of(number: libc::c_long, arguments: [libc::c_long; 4]) -> i32 {
+    let known = [
+        libc::SYS_clone3,
+        libc::SYS_getppid,
+        libc::SYS_ioctl,
+        libc::SYS_keyctl,
+        libc::SYS_openat2,
+        libc::SYS_prlimit64,
+        libc::SYS_socket,
+        libc::SYS_unshare,
+    ];
+    assert!(known.contains(&number), "add {number} here when it is harmless");
+    let [a, b, c, d] = arguments;
+    // SAFETY: the tests pass numbers and null for every argument, so the kernel writes to no memory of ours, and the
+    // calls listed change nothing but the descriptor table.
+    if unsafe { libc::syscall(number, a, b, c, d) } >= 0 {
+        return 0;
+    }
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}

@@ -1,0 +1,61 @@
+//! Three kinds of tests: the table is in order, programs agree with a plain reading of the table ([`oracle`]), and
+//! the policy is what it should be, written down once more with literal numbers ([`policy`]).
+mod assembler;
+mod interpreter;
+mod live;
+mod oracle;
+mod policy;
+mod table;
+
+use super::{Arch, Options, Program, compile};
+use interpreter::run;
+
+const ALLOW: u32 = 0x7fff_0000;
+const KILL: u32 = 0x8000_0000;
+const PRETEND: u32 = 0x0005_0000;
+const EPERM: u32 = PRETEND | 1;
+const ENOSYS: u32 = PRETEND | 38;
+const ENOMEM: u32 = PRETEND | 12;
+const EINVAL: u32 = PRETEND | 22;
+const EPROTONOSUPPORT: u32 = PRETEND | 93;
+const EAFNOSUPPORT: u32 = PRETEND | 97;
+
+const X86_64: u32 = 0xc000_003e;
+const I386: u32 = 0x4000_0003;
+const AARCH64: u32 = 0xc000_00b7;
+const ARM: u32 = 0x4000_0028;
+
+/// What the kernel shows a filter.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    number: u32,
+    arch: u32,
+    arguments: [u64; 6],
+}
+
+impl Call {
+    /// A call through the architecture's own ABI.
+    fn new(arch: Arch, number: u32, arguments: [u64; 6]) -> Self {
+        Self { number, arch: arch.audit(), arguments }
+    }
+}
+
+fn all_options() -> impl Iterator<Item = Options> {
+    (0..16).map(|bits| Options {
+        deny_memfd: bits & 1 != 0,
+        deny_shared_memory: bits & 2 != 0,
+        deny_affinity: bits & 4 != 0,
+        allow_mark: bits & 8 != 0,
+    })
+}
+
+/// The number of a call by name, from the tables that the compiler uses.
+fn number(arch: Arch, name: &str) -> Option<u32> {
+    arch.table().find(|(_, known)| *known == Some(name)).map(|(number, _)| number)
+}
+
+fn arguments(given: &[u64]) -> [u64; 6] {
+    let mut all = [0; 6];
+    all[..given.len()].copy_from_slice(given);
+    all
+}

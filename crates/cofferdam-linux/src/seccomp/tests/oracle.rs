@@ -1,0 +1,175 @@
+//! Compiled programs against a plain reading of the table, which shares no code with the compiler.
+use super::super::rule::{Action, Test, Verdict};
+use super::super::rules::RULES;
+use super::interpreter::{has_no_dead_code, verify};
+use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KILL, Options, Program, all_options, compile, run};
+use proptest::prelude::*;
+
+/// Every number that a test could care about, on both sides of each comparison that the policy makes.
+const TELLING: [u64; 30] = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    10,
+    12,
+    15,
+    16,
+    17,
+    35,
+    38,
+    40,
+    62,
+    0x7f,
+    0o100,
+    0o755,
+    0o2755,
+    0o4755,
+    0o6000,
+    0o020_644,
+    0o060_644,
+    0o100_644,
+    0x5412,
+    0x541c,
+    0x0004_0000,
+    0o20_000_000,
+    0x1000_0000,
+    0xffff_ffff,
+];
+
+fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
+    let own = if arch == Arch::X86_64 { 0xc000_003e } else { 0xc000_00b7 };
+    if call.arch != own || (arch == Arch::X86_64 && call.number & 0x4000_0000 != 0) {
+        return KILL;
+    }
+    let Some(name) = arch.name(call.number) else { return ENOSYS };
+    let low = call.arguments.map(|argument| argument as u32);
+    match name {
+        "setrlimit" if options.allow_mark && low[0] == 15 => return ALLOW,
+        "prlimit64" if options.allow_mark && low[1] == 15 => return ALLOW,
+        "memfd_create" if options.deny_memfd => return EPERM,
+        "shmget" if options.deny_shared_memory => return EPERM,
+        "sched_setaffinity" if options.deny_affinity => return EPERM,
+        "mmap" if options.deny_shared_memory && low[3] & 0x40020 == 0x20 && matches!(low[3] & 0xf, 1 | 3) => {
+            return EPERM;
+        }
+        _ => {}
+    }
+    RULES.iter().find(|rule| rule.name == name).map_or(EPERM, |rule| read(rule.verdict, call))
+}
+
+fn read(verdict: Verdict, call: &Call) -> u32 {
+    let value = |action| match action {
+        Action::Allow => ALLOW,
+        Action::KillProcess => KILL,
+        Action::Errno(errno) => 0x5_0000 + u32::from(errno),
+    };
+    match verdict {
+        Verdict::Always(action) => value(action),
+        Verdict::ByArguments { cases, otherwise } => cases
+            .iter()
+            .find(|case| case.when.iter().all(|test| holds(test, call)))
+            .map_or_else(|| value(otherwise), |case| value(case.then)),
+    }
+}
+
+fn holds(test: &Test, call: &Call) -> bool {
+    match *test {
+        Test::OneOf { argument, mask, values } => {
+            values.iter().any(|value| call.arguments[usize::from(argument)] as u32 & mask == *value)
+        }
+        Test::AnyBit { argument, mask } => call.arguments[usize::from(argument)] as u32 & mask > 0,
+        Test::NotNull { argument } => call.arguments[usize::from(argument)] > 0,
+    }
+}
+
+fn check(arch: Arch, options: &Options, program: &Program, call: &Call) {
+    assert_eq!(run(program, call), expected(arch, options, call), "{arch:?} {options:?} {call:?}");
+}
+
+#[test]
+fn every_number_gets_the_verdict_of_the_table() {
+    for arch in Arch::ALL {
+        for options in all_options() {
+            let program = compile(arch, &options);
+            for number in 0..1024 {
+                for telling in TELLING {
+                    check(arch, &options, &program, &Call::new(arch, number, [telling; 6]));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_pass_the_kernels_checks_and_stay_small() {
+    for arch in Arch::ALL {
+        for options in all_options() {
+            let program = compile(arch, &options);
+            verify(&program);
+            assert!(has_no_dead_code(&program));
+            assert!(!program.is_empty() && program.len() < 500, "{arch:?}: {} instructions", program.len());
+        }
+        eprintln!("{arch:?}: {} instructions", compile(arch, &Options::default()).len());
+    }
+}
+
+#[test]
+fn compiling_twice_gives_the_same_program() {
+    for arch in Arch::ALL {
+        for options in all_options() {
+            assert_eq!(compile(arch, &options), compile(arch, &options));
+        }
+    }
+}
+
+fn any_options() -> impl Strategy<Value = Options> {
+    any::<[bool; 4]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, allow_mark]| Options {
+        deny_memfd,
+        deny_shared_memory,
+        deny_affinity,
+        allow_mark,
+    })
+}
+
+/// Random, telling, telling with high bits, and two telling values joined.
+fn any_argument() -> impl Strategy<Value = u64> {
+    let telling = || prop::sample::select(&TELLING[..]);
+    prop_oneof![
+        any::<u64>(),
+        telling(),
+        (telling(), any::<u32>()).prop_map(|(low, high)| low | u64::from(high) << 32),
+        (telling(), telling()).prop_map(|(one, other)| one | other),
+    ]
+}
+
+fn any_number() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0..480_u32, 1 => any::<u32>(), 1 => (0..480_u32).prop_map(|number| number | 0x4000_0000)]
+}
+
+fn any_audit() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        8 => Just(None),
+        1 => prop::sample::select(&[super::I386, super::ARM, super::X86_64, super::AARCH64][..]).prop_map(Some),
+        1 => any::<u32>().prop_map(Some),
+    ]
+    .prop_map(|audit| audit.unwrap_or(0))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_calls_get_the_verdict_of_the_table(
+        arch in prop::sample::select(&Arch::ALL[..]),
+        options in any_options(),
+        number in any_number(),
+        audit in any_audit(),
+        arguments in prop::array::uniform6(any_argument()),
+    ) {
+        let audit = if audit == 0 { arch.audit() } else { audit };
+        check(arch, &options, &compile(arch, &options), &Call { number, arch: audit, arguments });
+    }
+}

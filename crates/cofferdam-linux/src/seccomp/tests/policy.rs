@@ -1,0 +1,289 @@
+//! The policy, in numbers taken from the kernel's headers and not from the table.
+use super::{
+    AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENOMEM, ENOSYS, EPERM, EPROTONOSUPPORT, I386, KILL, Options,
+    PRETEND, X86_64, arguments, compile, number, run,
+};
+
+/// What becomes of a call, on each architecture that has it; at least one must.
+fn check(options: &Options, name: &str, given: &[u64], expected: u32) {
+    let numbers = Arch::ALL.map(|arch| (arch, number(arch, name)));
+    assert!(numbers.iter().any(|(_, number)| number.is_some()), "{name} is no system call");
+    for (arch, number) in numbers {
+        let Some(number) = number else { continue };
+        let verdict = run(&compile(arch, options), &Call::new(arch, number, arguments(given)));
+        assert_eq!(verdict, expected, "{arch:?} {name}{given:x?} {options:?}");
+    }
+}
+
+fn default(name: &str, given: &[u64], expected: u32) {
+    check(&Options::default(), name, given, expected);
+}
+
+#[test]
+fn dangerous_calls_are_refused() {
+    let refused = "mount umount2 pivot_root open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr statmount
+        listmount open_tree_attr chroot bpf io_uring_setup io_uring_enter io_uring_register userfaultfd keyctl add_key
+        request_key perf_event_open kexec_load kexec_file_load init_module finit_module delete_module create_module
+        query_module get_kernel_syms ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
+        open_by_handle_at name_to_handle_at reboot swapon swapoff settimeofday clock_settime clock_adjtime adjtimex
+        sethostname setdomainname syslog acct quotactl quotactl_fd iopl ioperm modify_ldt uselib ustat sysfs _sysctl
+        nfsservctl lookup_dcookie vhangup fanotify_init fanotify_mark move_pages migrate_pages mbind set_mempolicy
+        set_mempolicy_home_node memfd_secret lsm_get_self_attr lsm_set_self_attr lsm_list_modules remap_file_pages
+        io_setup io_submit io_getevents io_cancel io_destroy io_pgetevents unshare setns";
+    for name in refused.split_whitespace() {
+        for argument in [0, 1, 2, 0x1000_0000, u64::MAX] {
+            default(name, &[argument; 6], EPERM);
+        }
+    }
+}
+
+#[test]
+fn ordinary_calls_are_allowed() {
+    let allowed = "read write close fstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
+        pread64 readv select mremap madvise dup2 nanosleep getpid connect accept4 execve execveat exit exit_group wait4
+        kill fork vfork fcntl flock getdents64 getcwd rename link symlink unlinkat statx futex epoll_wait epoll_pwait
+        eventfd2 signalfd4 timerfd_create inotify_init1 getrandom rseq membarrier pidfd_open pidfd_send_signal waitid
+        landlock_create_ruleset seccomp setuid setgroups capset splice copy_file_range faccessat2 close_range preadv2
+        pwritev2 futex_waitv futex_wake cachestat mseal arch_prctl getcpu times sysinfo uname getrusage setpriority
+        restart_syscall shmget semop msgsnd mq_open memfd_create sched_setaffinity set_robust_list set_tid_address";
+    for name in allowed.split_whitespace() {
+        default(name, &[], ALLOW);
+    }
+}
+
+#[test]
+fn foreign_abis_are_killed() {
+    for (arch, foreign) in [(Arch::X86_64, [I386, ARM, AARCH64, 0]), (Arch::Aarch64, [I386, ARM, X86_64, 0])] {
+        let program = compile(arch, &Options::default());
+        for audit in foreign {
+            for number in 0..512 {
+                assert_eq!(run(&program, &Call { number, arch: audit, arguments: [0; 6] }), KILL);
+            }
+        }
+    }
+}
+
+#[test]
+fn x32_is_killed() {
+    let program = compile(Arch::X86_64, &Options::default());
+    for number in (0x4000_0000..0x4000_0400).chain([0xc000_0000, u32::MAX]) {
+        assert_eq!(run(&program, &Call::new(Arch::X86_64, number, [0; 6])), KILL, "{number:#x}");
+    }
+}
+
+#[test]
+fn numbers_without_a_call_answer_like_an_older_kernel() {
+    for arch in Arch::ALL {
+        let program = compile(arch, &Options::default());
+        for number in [400, 470, 471, 512, 547, 1000, 0x3fff_ffff, 0x8000_0000] {
+            assert_eq!(run(&program, &Call::new(arch, number, [0; 6])), ENOSYS, "{arch:?} {number}");
+        }
+    }
+}
+
+#[test]
+fn calls_whose_arguments_cannot_be_seen_send_libraries_to_older_ones() {
+    default("clone3", &[0x7fff_0000, 88], ENOSYS);
+    default("openat2", &[0x7fff_0000, 88], ENOSYS);
+}
+
+#[test]
+fn clone_makes_no_namespaces() {
+    let new = [0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000];
+    for flag in new {
+        default("clone", &[flag | 17], EPERM);
+        default("clone", &[flag | 0x003d_0f00], EPERM);
+        default("clone", &[flag | 0xffff_ffff_0000_0000], EPERM);
+    }
+    default("clone", &[17], ALLOW); // fork of an older glibc: SIGCHLD
+    default("clone", &[0x003d_0f00], ALLOW); // pthread_create
+    default("clone", &[0x0120_0011], ALLOW); // fork of glibc
+    default("clone", &[0x0000_4111], ALLOW); // vfork
+    default("clone", &[0x80], ALLOW); // an exit signal here, not CLONE_NEWTIME
+}
+
+#[test]
+fn sockets_are_unix_tcp_udp_and_routing_queries() {
+    let flags = 0o2_004_000; // SOCK_CLOEXEC | SOCK_NONBLOCK
+    for kind in [1, 2, 5] {
+        default("socket", &[1, kind | flags, 0], ALLOW);
+    }
+    for inet in [2, 10] {
+        default("socket", &[inet, 1 | flags, 0], ALLOW);
+        default("socket", &[inet, 1, 6], ALLOW);
+        default("socket", &[inet, 2 | flags, 0], ALLOW);
+        default("socket", &[inet, 2, 17], ALLOW);
+        for raw in [3, 10] {
+            default("socket", &[inet, raw, 0], EPERM);
+            default("socket", &[inet, raw | flags, 255], EPERM);
+            default("socket", &[inet | 1 << 32, raw | 1 << 40, 1 << 50], EPERM);
+        }
+        default("socket", &[inet, 5, 0], EPROTONOSUPPORT); // SCTP by its type
+        default("socket", &[inet, 6, 0], EPROTONOSUPPORT); // DCCP by its type
+        default("socket", &[inet, 1, 132], EPROTONOSUPPORT); // SCTP
+        default("socket", &[inet, 1, 262], EPROTONOSUPPORT); // MPTCP; Go then uses TCP
+        default("socket", &[inet, 2, 1], EPROTONOSUPPORT); // ICMP
+    }
+    default("socket", &[16, 3 | flags, 0], ALLOW);
+    for protocol in 1..32 {
+        default("socket", &[16, 3, protocol], EAFNOSUPPORT);
+    }
+    for family in (0..64).filter(|family| ![1, 2, 10, 16].contains(family)) {
+        default("socket", &[family, 1, 0], EAFNOSUPPORT);
+        default("socket", &[family, 3, 0], EAFNOSUPPORT);
+    }
+}
+
+#[test]
+fn socket_pairs_are_unix_only() {
+    default("socketpair", &[1, 1], ALLOW);
+    for family in (0..64).filter(|family| *family != 1) {
+        default("socketpair", &[family, 1], EAFNOSUPPORT);
+    }
+}
+
+#[test]
+fn terminal_injection_is_refused_whatever_the_high_bits() {
+    for request in [0x5412, 0x541c, 0x541d, 0x5423] {
+        for high in [0, 1 << 32, 1 << 63, 0xffff_ffff_0000_0000] {
+            default("ioctl", &[0, request | high], EPERM);
+        }
+    }
+    for request in [0x5401, 0x5402, 0x5413, 0x5414, 0x541b, 0x5421, 0x5413, 0x40_5412] {
+        default("ioctl", &[0, request], ALLOW);
+    }
+}
+
+/// Calls that take a mode, with the mode's position and the arguments that make it count.
+const WITH_MODE: [(&str, usize, [u64; 4]); 12] = [
+    ("chmod", 1, [1, 0, 0, 0]),
+    ("fchmod", 1, [1, 0, 0, 0]),
+    ("fchmodat", 2, [1, 1, 0, 0]),
+    ("fchmodat2", 2, [1, 1, 0, 0]),
+    ("mkdir", 1, [1, 0, 0, 0]),
+    ("mkdirat", 2, [1, 1, 0, 0]),
+    ("mknod", 1, [1, 0, 0, 0]),
+    ("mknodat", 2, [1, 1, 0, 0]),
+    ("creat", 1, [1, 0, 0, 0]),
+    ("open", 2, [1, 0o101, 0, 0]),
+    ("openat", 3, [1, 1, 0o101, 0]),
+    ("openat", 3, [1, 1, 0o20_200_002, 0]), // O_TMPFILE
+];
+
+#[test]
+fn set_id_bits_are_refused_wherever_a_mode_is_given() {
+    for (name, position, mut given) in WITH_MODE {
+        for mode in [0o4755, 0o2755, 0o6777, 0o4000, 0xdead_0000_0000 | 0o4755] {
+            given[position] = mode;
+            default(name, &given, EPERM);
+        }
+        for mode in [0o755, 0o644, 0, 0o1777] {
+            given[position] = mode;
+            default(name, &given, ALLOW);
+        }
+    }
+}
+
+#[test]
+fn open_ignores_the_mode_when_no_file_is_made() {
+    for flags in [0, 1, 2, 0o200_000, 0o2_000_000, 0o10_000_000] {
+        default("open", &[1, flags, 0o6777], ALLOW);
+        default("openat", &[1, 1, flags, u64::MAX], ALLOW);
+    }
+}
+
+#[test]
+fn devices_are_not_made() {
+    for kind in [0o020_000, 0o060_000] {
+        default("mknod", &[1, kind | 0o666, 0x103], EPERM);
+        default("mknodat", &[1, 1, kind | 0o666, 0x103], EPERM);
+    }
+    for kind in [0, 0o010_000, 0o100_000, 0o140_000] {
+        default("mknod", &[1, kind | 0o666], ALLOW);
+        default("mknodat", &[1, 1, kind | 0o666], ALLOW);
+    }
+}
+
+#[test]
+fn limits_that_mark_an_exec_cannot_be_changed() {
+    default("setrlimit", &[15, 0x7fff_0000], EPERM);
+    default("setrlimit", &[15 | 1 << 32, 0x7fff_0000], EPERM);
+    for new in [1, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
+        default("prlimit64", &[0, 15, new], EPERM);
+        default("prlimit64", &[0, 15 | 1 << 32, new], EPERM);
+        default("prlimit64", &[0, 4, new], PRETEND);
+        default("prlimit64", &[0, 7, new], ALLOW);
+    }
+    default("setrlimit", &[4, 0x7fff_0000], PRETEND);
+    default("setrlimit", &[7, 0x7fff_0000], ALLOW);
+    default("prlimit64", &[0, 15, 0, 0x7fff_0000], ALLOW);
+    default("prlimit64", &[0, 4, 0, 0x7fff_0000], ALLOW);
+    default("getrlimit", &[15, 0x7fff_0000], ALLOW);
+}
+
+#[test]
+fn the_guard_takes_back_what_an_init_may_do() {
+    for arch in Arch::ALL {
+        let init = super::compile(arch, &super::Options { allow_mark: true, ..Default::default() });
+        let guard = super::super::mark_guard(arch);
+        let both = |name, given: &[u64]| {
+            let Some(number) = super::number(arch, name) else { return (ALLOW, EPERM) };
+            let call = super::Call::new(arch, number, super::arguments(given));
+            (super::run(&init, &call), super::run(&guard, &call))
+        };
+        for new in [1, 1 << 32, u64::MAX] {
+            assert_eq!(both("prlimit64", &[0, 15, new]), (ALLOW, EPERM));
+            assert_eq!(both("prlimit64", &[0, 15 | 1 << 32, new]), (ALLOW, EPERM));
+            assert_eq!(both("prlimit64", &[0, 4, new]), (PRETEND, ALLOW));
+        }
+        assert_eq!(both("setrlimit", &[15, 1]), (ALLOW, EPERM));
+        assert_eq!(both("prlimit64", &[0, 15, 0]), (ALLOW, ALLOW));
+        assert_eq!(both("read", &[15, 15, 15]), (ALLOW, ALLOW));
+    }
+}
+
+#[test]
+fn prctl_and_personality_keep_the_process_what_it_is() {
+    for option in [35, 62, 67, 35 | 1 << 32] {
+        default("prctl", &[option], EPERM);
+    }
+    for option in [1, 4, 15, 22, 38, 59, 0x5961_6d61, 0x5356_4d41] {
+        default("prctl", &[option], ALLOW);
+    }
+    for persona in [0, 0xffff_ffff, u64::MAX] {
+        default("personality", &[persona], ALLOW);
+    }
+    for persona in [8, 0x0004_0000, 0x0040_0000, 0x0040_0000 | 1 << 32] {
+        default("personality", &[persona], EPERM);
+    }
+}
+
+#[test]
+fn memory_stays_in_reach_of_its_limit() {
+    default("mmap", &[0, 4096, 3, 0x4_0022], ENOMEM);
+    default("memfd_create", &[1, 4], ENOMEM);
+    default("madvise", &[0, 4096, 12], EINVAL);
+    default("mmap", &[0, 4096, 3, 0x22], ALLOW);
+    default("mmap", &[0, 4096, 3, 0x21], ALLOW);
+    default("madvise", &[0, 4096, 4], ALLOW);
+    default("memfd_create", &[1, 1], ALLOW);
+}
+
+#[test]
+fn options_refuse_more() {
+    let memfd = Options { deny_memfd: true, ..Options::default() };
+    check(&memfd, "memfd_create", &[1, 1], EPERM);
+    check(&memfd, "shmget", &[], ALLOW);
+    let affinity = Options { deny_affinity: true, ..Options::default() };
+    check(&affinity, "sched_setaffinity", &[], EPERM);
+    check(&affinity, "sched_getaffinity", &[], ALLOW);
+    let shared = Options { deny_shared_memory: true, ..Options::default() };
+    check(&shared, "shmget", &[], EPERM);
+    for flags in [0x21, 0x23, 0x8021, 0x21 | 1 << 32] {
+        check(&shared, "mmap", &[0, 4096, 3, flags], EPERM);
+    }
+    for flags in [0x01, 0x02, 0x03, 0x22, 0x4022] {
+        check(&shared, "mmap", &[0, 4096, 3, flags], ALLOW);
+    }
+    check(&shared, "memfd_create", &[1, 1], ALLOW);
+}

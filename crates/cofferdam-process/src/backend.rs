@@ -1,0 +1,180 @@
+//! The backend: checks a spec, keeps launchers, turns requests to them into sandboxes.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    Access, Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox,
+    Snapshot, Spec, Workspace,
+};
+use tokio::sync::Mutex;
+
+use crate::client::Launcher;
+use crate::config::{ControlGroups, ProcessConfig};
+use crate::error;
+use crate::interpreters::{self, Found};
+use crate::protocol::{Configure, Create, WorkspacePlan};
+use crate::sandbox::{Made, ProcessSandbox};
+
+/// The backend's name.
+pub const NAME: &str = "process";
+/// Launchers kept for roots other than the host's.
+const MOST_LAUNCHERS: usize = 8;
+/// What programs find without a path of their own.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Makes process sandboxes.
+#[derive(Debug)]
+pub struct ProcessBackend {
+    config: ProcessConfig,
+    interpreters: Found,
+    launchers: Mutex<HashMap<Option<PathBuf>, Arc<Launcher>>>,
+}
+
+impl ProcessBackend {
+    /// Sets the backend up; nothing is started before the first sandbox.
+    pub fn new(config: ProcessConfig) -> Result<Self> {
+        if let Some(path) = config.read_only.iter().find(|path| !path.is_absolute()) {
+            return Err(Error::invalid("configure", "a read-only directory must be an absolute path")
+                .with_context("path", path.display().to_string()));
+        }
+        let interpreters = match &config.search_path {
+            Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()),
+            _ => Found::default(),
+        };
+        Ok(Self { config, interpreters, launchers: Mutex::new(HashMap::new()) })
+    }
+
+    /// The launcher for a root, started if need be.
+    pub(crate) async fn launcher(&self, root: &RootFs) -> Result<Arc<Launcher>> {
+        let root = match root {
+            RootFs::Default => None,
+            RootFs::Directory { path } => Some(path.canonicalize().map_err(|error| {
+                Error::new(ErrorKind::NotFound, "create", "the root directory cannot be opened")
+                    .with_context("path", path.display().to_string())
+                    .with_source(error)
+            })?),
+        };
+        let mut launchers = self.launchers.lock().await;
+        if let Some(launcher) = launchers.get(&root).filter(|launcher| launcher.is_alive()) {
+            return Ok(Arc::clone(launcher));
+        }
+        if launchers.len() >= MOST_LAUNCHERS && !launchers.contains_key(&root) {
+            // Those in use live on through their sandboxes.
+            launchers.retain(|_, launcher| Arc::strong_count(launcher) > 1);
+            if launchers.len() >= MOST_LAUNCHERS {
+                return Err(Error::new(
+                    ErrorKind::ResourceExhausted,
+                    "create",
+                    format!("sandboxes with {MOST_LAUNCHERS} different roots are alive already"),
+                ));
+            }
+        }
+        let mut read_only = self.config.read_only.clone();
+        if root.is_none() {
+            read_only.extend(self.interpreters.prefixes.iter().cloned());
+        }
+        let configure =
+            Configure { root: root.clone(), read_only, use_cgroups: self.config.control_groups == ControlGroups::Auto };
+        let launcher = Arc::new(Launcher::start(self.config.launcher.as_deref(), &configure).await?);
+        launchers.insert(root, Arc::clone(&launcher));
+        Ok(launcher)
+    }
+
+    /// PATH inside a sandbox with this root.
+    fn path_inside(&self, root: &RootFs) -> String {
+        let found = if *root == RootFs::Default { self.interpreters.path.as_slice() } else { &[] };
+        let own = found.iter().filter_map(|path| path.to_str()).filter(|path| !path.contains(':'));
+        own.chain([PATH]).collect::<Vec<_>>().join(":")
+    }
+}
+
+#[async_trait]
+impl Backend for ProcessBackend {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        [
+            Capability::MultipleExecs,
+            Capability::StreamingStdin,
+            Capability::Terminal,
+            Capability::Files,
+            Capability::HostWorkspace,
+            Capability::RootDirectory,
+            Capability::UnixPrograms,
+        ]
+        .into()
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        check(&spec)?;
+        let plan = workspace_plan(spec.workspace())?;
+        let launcher = self.launcher(spec.root()).await?;
+        let limits = spec.limits();
+        let create = Create {
+            serial: launcher.next_serial(),
+            workspace: plan,
+            read_only: spec.workspace().access() == Access::ReadOnly,
+            disk: limits.disk.map(cofferdam_contract::ByteSize::as_bytes),
+            memory: limits.memory.map(cofferdam_contract::ByteSize::as_bytes),
+            tasks: limits.processes.map(u64::from),
+            cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        };
+        let path = self.path_inside(spec.root());
+        let sandbox = ProcessSandbox::make(launcher, create, Made { spec, path }).await?;
+        Ok(Arc::new(sandbox))
+    }
+
+    async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        Err(Error::unsupported("restore", "the process backend cannot restore snapshots")
+            .with_remedy("use level vm for snapshots of running programs"))
+    }
+}
+
+/// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
+fn check(spec: &Spec) -> Result<()> {
+    spec.validate()?;
+    match spec.network() {
+        NetworkPolicy::None => {}
+        _ => {
+            return Err(Error::unsupported(
+                "create",
+                "the process backend offers no network but a sandbox's own loopback",
+            )
+            .with_remedy("use --net none"));
+        }
+    }
+    let own = spec.attributes().keys().find(|key| key.split('.').next() == Some(NAME));
+    if let Some(key) = own {
+        return Err(Error::invalid("create", format!("the process backend has no attribute '{}'", key.escape_debug()))
+            .with_remedy("remove it: this backend takes no attributes"));
+    }
+    Ok(())
+}
+
+fn workspace_plan(workspace: &Workspace) -> Result<WorkspacePlan> {
+    let Workspace::HostDir { path, .. } = workspace else { return Ok(WorkspacePlan::Private) };
+    let name = path.display().to_string();
+    let missing = |error| {
+        Error::new(ErrorKind::NotFound, "create", "the workspace directory cannot be opened")
+            .with_context("path", name.clone())
+            .with_source(error)
+    };
+    let path = path.canonicalize().map_err(missing)?;
+    let meta = path.metadata().map_err(|error| error::os("create", "cannot look at the workspace directory", error))?;
+    if !meta.is_dir() {
+        return Err(Error::new(ErrorKind::InvalidInput, "create", "the workspace is not a directory")
+            .with_context("path", name));
+    }
+    Ok(WorkspacePlan::HostDir { path, device: meta.dev(), inode: meta.ino(), uid: meta.uid(), gid: meta.gid() })
+}

@@ -1,0 +1,153 @@
+//! The owner's side of a launcher.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_linux::message;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::protocol::{self, Configure, Create, Hello, HostFacts};
+use crate::sys::watch::watch;
+use crate::{error, sys};
+
+/// Time a launcher has to build its template, on a machine under heavy load.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// A running launcher. Dropping it ends the launcher and all its sandboxes, and waits until nothing is left.
+#[derive(Debug)]
+pub struct Launcher {
+    socket: Option<OwnedFd>,
+    child: Mutex<Child>,
+    facts: HostFacts,
+    serial: AtomicU64,
+}
+
+/// The sockets that belong to a sandbox being made.
+pub struct Sockets {
+    /// Speaks with its init.
+    pub control: OwnedFd,
+    /// Closes when nothing of it is left.
+    pub gone: OwnedFd,
+}
+
+impl Launcher {
+    /// Starts a launcher from `program`, the running program by default.
+    pub async fn start(program: Option<&Path>, configure: &Configure) -> Result<Self> {
+        let (ours, theirs) = message::pair().map_err(|error| error::os("create", "cannot make a socket", error))?;
+        let own = PathBuf::from("/proc/self/exe");
+        let child = Command::new(program.unwrap_or(&own))
+            .arg0(sys::entry::LAUNCHER_NAME)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "create", "cannot start the launcher").with_source(error)
+            })?;
+        let mut launcher =
+            Self { socket: None, child: Mutex::new(child), facts: HostFacts::none(), serial: AtomicU64::new(0) };
+        let socket = launcher.socket.insert(ours);
+        protocol::send(socket.as_fd(), configure, &[], Duration::from_secs(5))
+            .map_err(|error| error::os("create", "cannot configure the launcher", error))?;
+        let waiting = socket
+            .try_clone()
+            .and_then(|socket| watch(socket, Interest::READABLE))
+            .map_err(|error| error::os("create", "cannot wait for the launcher", error))?;
+        let hello = tokio::time::timeout(START_LIMIT, receive::<Hello>(&waiting)).await;
+        drop(waiting);
+        match hello {
+            Ok(Ok(Some((Hello::Ready(facts), _)))) => {
+                launcher.facts = facts;
+                Ok(launcher)
+            }
+            Ok(Ok(Some((Hello::Failed(failure), _)))) => Err(error::launcher(&failure)),
+            Ok(Ok(None)) | Ok(Err(_)) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "create",
+                "the launcher ended before it was ready",
+            )
+            .with_retry(Retry::Never)
+            .with_remedy(
+                "the running program must be linked with cofferdam-process; else name one in ProcessConfig::launcher",
+            )),
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the launcher was not ready within 30 s")),
+        }
+    }
+
+    /// What it found out about the host.
+    pub fn facts(&self) -> &HostFacts {
+        &self.facts
+    }
+
+    /// A number that no other sandbox of this launcher has.
+    pub fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Whether the launcher still runs.
+    pub fn is_alive(&self) -> bool {
+        let mut child = self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        matches!(child.try_wait(), Ok(None))
+    }
+
+    /// The launcher's process number.
+    pub fn pid(&self) -> u32 {
+        self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner).id()
+    }
+
+    /// Asks for a sandbox. Its init answers on the control socket.
+    pub fn create(&self, create: &Create) -> Result<Sockets> {
+        let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
+        let (control, init) = message::pair().map_err(io)?;
+        let (gone, held) = message::pair().map_err(io)?;
+        let socket = self.socket.as_ref().ok_or_else(|| Error::closed("create"))?;
+        protocol::send(socket.as_fd(), create, &[init.as_fd(), held.as_fd()], Duration::from_secs(10)).map_err(
+            |error| Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error),
+        )?;
+        Ok(Sockets { control, gone })
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        self.socket = None;
+        let mut child = self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // It ends by itself when its socket closes, after removing what is left of its sandboxes.
+        let _ = child.wait();
+    }
+}
+
+impl HostFacts {
+    fn none() -> Self {
+        Self {
+            cgroup_version: 0,
+            cgroup_reason: String::new(),
+            cgroup_cpu: false,
+            landlock_abi: 0,
+            privileged: false,
+            namespaces: [0; 7],
+        }
+    }
+}
+
+/// Waits for the next message; `None` when the other end is closed.
+pub async fn receive<T: serde::de::DeserializeOwned>(
+    socket: &AsyncFd<OwnedFd>,
+) -> std::io::Result<Option<(T, Vec<OwnedFd>)>> {
+    loop {
+        let mut ready = socket.readable().await?;
+        match protocol::receive::<T>(socket.get_ref().as_fd()) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
+            other => return other,
+        }
+    }
+}

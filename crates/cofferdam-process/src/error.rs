@@ -1,0 +1,104 @@
+//! The crate's failures as errors of the contract.
+
+use std::io;
+
+use cofferdam_contract::{Error, ErrorKind, Retry};
+
+use crate::protocol::{Failure, NotStarted};
+
+/// An operating-system error during `operation`.
+pub fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, operation, what).with_source(error)
+}
+
+/// Setting the launcher up failed.
+pub fn launcher(failure: &Failure) -> Error {
+    let source = io::Error::from_raw_os_error(failure.errno);
+    Error::new(ErrorKind::Unavailable, "create", format!("cannot {}", failure.step))
+        .with_retry(Retry::Never)
+        .with_remedy(remedy(failure))
+        .with_source(source)
+}
+
+/// Making one sandbox failed.
+pub fn create(failure: &Failure) -> Error {
+    let source = io::Error::from_raw_os_error(failure.errno);
+    let kind = match failure.errno {
+        libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EUSERS => {
+            ErrorKind::ResourceExhausted
+        }
+        libc::ESTALE | libc::ENOENT if failure.step.contains("workspace") => ErrorKind::NotFound,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, "create", format!("cannot {}", failure.step)).with_remedy(remedy(failure)).with_source(source)
+}
+
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// What to do about a failed step, from the step and from what the host says.
+pub fn remedy(failure: &Failure) -> String {
+    let is = |path: &str, value: &str| read(path).as_deref() == Some(value);
+    let user_namespace = failure.step.contains("user namespace") || failure.step.contains("user id");
+    let denied = matches!(failure.errno, libc::EPERM | libc::EACCES);
+    if denied && is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+        return "AppArmor keeps ordinary users' namespaces without rights (Ubuntu 23.10 and later): install an AppArmor \
+                profile that allows userns for this program (docs/hosts.md has one), run as root, or `sysctl -w \
+                kernel.apparmor_restrict_unprivileged_userns=0`"
+            .to_owned();
+    }
+    if user_namespace && is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
+        return "ordinary users may not make user namespaces: `sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
+            .to_owned();
+    }
+    if user_namespace && (failure.errno == libc::ENOSPC || is("/proc/sys/user/max_user_namespaces", "0")) {
+        return "the host allows no more user namespaces: `sysctl -w user.max_user_namespaces=15000`".to_owned();
+    }
+    if failure.errno == libc::ENOSYS {
+        return "the kernel is too old: Linux 5.14 or newer is needed".to_owned();
+    }
+    if failure.step.contains("mount proc") && denied {
+        return "parts of /proc are covered here (a container without its own full /proc): run the container with \
+                `--security-opt systempaths=unconfined` (Docker), or run outside of it"
+            .to_owned();
+    }
+    if failure.step.contains("idmapped") {
+        return "use a directory on ext4, xfs, btrfs or tmpfs, or run as the directory's owner instead of root"
+            .to_owned();
+    }
+    if denied {
+        return "run as root, or in a container with user namespaces and seccomp=unconfined; `cofferdam doctor` says more"
+            .to_owned();
+    }
+    "`cofferdam doctor` says what this host lacks".to_owned()
+}
+
+/// A program could not be started.
+pub fn not_started(reason: NotStarted, errno: i32, program: &str, directory: &str) -> Error {
+    let program = program.escape_debug().to_string();
+    let source = io::Error::from_raw_os_error(errno);
+    match (reason, errno) {
+        (NotStarted::Execute, libc::ENOENT) => {
+            Error::new(ErrorKind::NotFound, "start", format!("'{program}' was not found in the sandbox"))
+                .with_remedy("only the sandbox's own file system counts: see --root, --workspace and the PATH inside")
+        }
+        (NotStarted::Execute, _) => {
+            Error::new(ErrorKind::NotExecutable, "start", format!("'{program}' cannot be executed")).with_source(source)
+        }
+        (NotStarted::Directory, _) => Error::new(
+            ErrorKind::InvalidInput,
+            "start",
+            format!("cannot enter the working directory '{}'", directory.escape_debug()),
+        )
+        .with_source(source),
+        (NotStarted::Fork, _) => {
+            Error::new(ErrorKind::ResourceExhausted, "start", "no further process may be made in the sandbox")
+                .with_remedy("end a process, or raise the limit with --pids")
+                .with_source(source)
+        }
+        (NotStarted::Prepare, _) => {
+            Error::new(ErrorKind::Io, "start", "cannot prepare the program's descriptors").with_source(source)
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! One exec, from its request to its exit.
+//!
+//! ```text
+//! asked --Started--> running --Ended--> draining --> finished
+//!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
+//!                       |  no Ended after a kill: the whole sandbox is killed
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cofferdam_contract::{
+    Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, LimitKind, OutputStream,
+    Result, Stdin, StdinWriter, TerminalSize, Usage,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::protocol::{Order, Start};
+use crate::sandbox::{Core, Ended};
+use crate::stdio::{self, Read, Stream, Writer};
+use crate::{error, files};
+
+/// Environment of every exec, besides PATH.
+const BASE_ENV: [(&str, &str); 2] = [("HOME", "/tmp"), ("LANG", "C.UTF-8")];
+/// Time an init has to kill what it is told to, before the whole sandbox is killed.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// What a pipe can hold at most after its last writer is gone (the default for `fs.pipe-max-size`).
+const DRAIN_LIMIT: usize = 1 << 20;
+/// CPU time is looked at no more often than this.
+const CPU_LOOK: Duration = Duration::from_millis(5);
+const SIGKILL: i32 = 9;
+const SIGXCPU: i32 = 24;
+
+/// What a handle asks of the task that drives the exec.
+#[derive(Debug, Clone, Copy)]
+enum Wish {
+    Cancel(Duration),
+    Kill,
+}
+
+struct Control {
+    wishes: mpsc::UnboundedSender<Wish>,
+    terminal: Option<OwnedFd>,
+}
+
+impl ExecControl for Control {
+    fn cancel(&self, grace: Duration) {
+        let _ = self.wishes.send(Wish::Cancel(grace));
+    }
+
+    fn kill(&self) {
+        let _ = self.wishes.send(Wish::Kill);
+    }
+
+    fn resize(&self, size: TerminalSize) -> Result<()> {
+        let terminal =
+            self.terminal.as_ref().ok_or_else(|| Error::unsupported("resize", "the exec has no terminal"))?;
+        stdio::resize(terminal, size.rows, size.columns)
+            .map_err(|error| error::os("resize", "cannot set the terminal's size", error))
+    }
+}
+
+/// The host's ends of a program's descriptors.
+struct Ends {
+    stdout: Option<Stream>,
+    stderr: Option<Stream>,
+    stdin: Option<StdinWriter>,
+    /// Input that is still to be written.
+    input: Option<(Writer, Bytes)>,
+}
+
+/// Starts an exec and gives its handle once its program runs.
+pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle> {
+    let begun = Instant::now();
+    let (exec, on_start, on_end) = core.enroll();
+    let base_cpu = match &core.stats {
+        Some(stats) if exec > 1 => stats.cpu_micros().unwrap_or(0),
+        _ => 0,
+    };
+    let (base_kills, base_refusals) = match &core.stats {
+        Some(stats) if exec > 1 => (stats.memory_kills(), stats.forks_refused()),
+        _ => (0, 0),
+    };
+    let prepared = prepare(core, exec, &request)?;
+    let program = prepared.start.argv.first().cloned().unwrap_or_default();
+    let directory = prepared.start.directory.clone();
+    let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
+    let sent = core.order(&Order::Start(prepared.start), &fds).await;
+    drop(fds);
+    drop(prepared.theirs);
+    sent.map_err(|error| died(core, "start").with_source(error))?;
+    let terminal = match on_start.await {
+        Ok(Ok(terminal)) => terminal,
+        Ok(Err((reason, errno))) => return Err(error::not_started(reason, errno, &program, &directory)),
+        Err(_) => return Err(died(core, "start")),
+    };
+    let mut ends = prepared.ours;
+    let io = |error| error::os("start", "cannot watch the terminal", error);
+    let control_end = match terminal {
+        Some(master) => {
+            let copy = |fd: &OwnedFd| fd.try_clone().map_err(io);
+            ends.stdout = Some(Stream::reader(copy(&master)?).map_err(io)?);
+            let writer = Writer::terminal(copy(&master)?).map_err(io)?;
+            match request.stdin() {
+                Stdin::Stream => ends.stdin = Some(StdinWriter::new(writer)),
+                Stdin::Bytes(data) => ends.input = Some((writer, data.clone())),
+                Stdin::Empty => {}
+            }
+            Some(master)
+        }
+        None => None,
+    };
+    let (wishes, on_wish) = mpsc::unbounded_channel();
+    let control = Arc::new(Control { wishes, terminal: control_end });
+    let (handle, driver) = ExecHandle::new(ExecId(exec), &request, ends.stdin.take(), control);
+    let timeout = request.timeout().unwrap_or(core.limits.wall_time);
+    let run = Run {
+        core: Arc::clone(core),
+        exec,
+        begun,
+        deadline: begun + timeout,
+        base_cpu,
+        base_kills,
+        base_refusals,
+        script: matches!(request.command(), Command::Script(_)),
+    };
+    if let Some((mut writer, data)) = ends.input.take() {
+        tokio::spawn(async move {
+            // A program that does not read its input is no error.
+            let _ = writer.write_all(&data).await;
+            let _ = writer.shutdown().await;
+        });
+    }
+    tokio::spawn(run.drive(driver, ends.stdout, ends.stderr, on_end, on_wish));
+    Ok(handle)
+}
+
+fn died(core: &Core, operation: &'static str) -> Error {
+    if core.is_closed() {
+        Error::closed(operation)
+    } else {
+        Error::new(ErrorKind::Closed, operation, "the sandbox has ended")
+    }
+}
+
+struct Prepared {
+    start: Start,
+    theirs: Vec<OwnedFd>,
+    ours: Ends,
+}
+
+fn prepare(core: &Core, exec: u64, request: &ExecRequest) -> Result<Prepared> {
+    let argv = match request.command() {
+        Command::Argv(argv) => argv.clone(),
+        Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Command::Script(script) => {
+            let path = files::put_script(core.code(), exec, script)?;
+            script.interpreter.iter().chain([&path]).chain(&script.args).cloned().collect()
+        }
+    };
+    let base = [("PATH", core.path.as_str())].into_iter().chain(BASE_ENV);
+    let terminal = request.terminal();
+    let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
+    let env = request.env().apply(base);
+    let env = env.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let io = |error| error::os("start", "cannot make the program's descriptors", error);
+    let mut ours = Ends { stdout: None, stderr: None, stdin: None, input: None };
+    let mut theirs = Vec::with_capacity(3);
+    if terminal.is_none() {
+        theirs.push(stdin_end(request.stdin(), &mut ours).map_err(io)?);
+        for slot in [&mut ours.stdout, &mut ours.stderr] {
+            let (reader, writer) = stdio::pipe().map_err(io)?;
+            *slot = Some(Stream::reader(reader).map_err(io)?);
+            theirs.push(writer);
+        }
+    }
+    let start = Start {
+        exec,
+        argv,
+        env,
+        directory: request.working_dir().inside(),
+        terminal: terminal.map(|size| (size.rows, size.columns)),
+    };
+    Ok(Prepared { start, theirs, ours })
+}
+
+fn stdin_end(stdin: &Stdin, ours: &mut Ends) -> std::io::Result<OwnedFd> {
+    let data = match stdin {
+        Stdin::Empty => Bytes::new(),
+        Stdin::Bytes(data) => data.clone(),
+        Stdin::Stream => {
+            let (reader, writer) = stdio::pipe()?;
+            ours.stdin = Some(StdinWriter::new(Writer::pipe(writer)?));
+            return Ok(reader);
+        }
+    };
+    if let Some(reader) = stdio::prefilled(&data)? {
+        return Ok(reader);
+    }
+    let (reader, writer) = stdio::pipe()?;
+    ours.input = Some((Writer::pipe(writer)?, data));
+    Ok(reader)
+}
+
+/// One exec that runs.
+struct Run {
+    core: Arc<Core>,
+    exec: u64,
+    begun: Instant,
+    deadline: Instant,
+    base_cpu: u64,
+    base_kills: u64,
+    base_refusals: u64,
+    script: bool,
+}
+
+/// Why an exec was told to end.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reasons {
+    timed_out: bool,
+    cancelled: bool,
+    over_cpu: bool,
+}
+
+impl Run {
+    async fn drive(
+        self,
+        driver: ExecDriver,
+        mut stdout: Option<Stream>,
+        mut stderr: Option<Stream>,
+        mut on_end: oneshot::Receiver<Ended>,
+        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+    ) {
+        let mut reasons = Reasons::default();
+        let mut kill_at: Option<Instant> = None;
+        let mut killed_at: Option<Instant> = None;
+        let mut cpu_look = self.next_cpu_look(0);
+        let mut wishing = true;
+        let ended = loop {
+            let timer = [killed_at.map(|at| at + KILL_PATIENCE), kill_at, cpu_look]
+                .into_iter()
+                .chain([(!reasons.timed_out).then_some(self.deadline)])
+                .flatten()
+                .min();
+            tokio::select! {
+                ended = &mut on_end => break ended.ok(),
+                read = next(&mut stdout) => publish(&driver, OutputStream::Stdout, read, &mut stdout),
+                read = next(&mut stderr) => publish(&driver, OutputStream::Stderr, read, &mut stderr),
+                wish = on_wish.recv(), if wishing => match wish {
+                    Some(Wish::Cancel(grace)) if killed_at.is_none() && kill_at.is_none() => {
+                        reasons.cancelled = true;
+                        self.signal(false).await;
+                        kill_at = Some(Instant::now() + grace);
+                    }
+                    Some(Wish::Kill) if killed_at.is_none() => {
+                        reasons.cancelled = true;
+                        kill_at = Some(Instant::now());
+                    }
+                    Some(_) => {}
+                    None => wishing = false,
+                },
+                () = sleep_until(timer) => {
+                    let now = Instant::now();
+                    if killed_at.is_some_and(|at| now >= at + KILL_PATIENCE) {
+                        // The init did not do it: end the sandbox instead.
+                        self.core.kill_all();
+                        killed_at = Some(now);
+                    }
+                    if now >= self.deadline && !reasons.timed_out {
+                        reasons.timed_out = true;
+                        kill_at = Some(now);
+                    }
+                    if cpu_look.is_some_and(|at| now >= at) {
+                        let used = self.cpu_used().unwrap_or(0);
+                        cpu_look = self.next_cpu_look(used);
+                        if self.over_cpu(used) {
+                            reasons.over_cpu = true;
+                            cpu_look = None;
+                            kill_at = Some(now);
+                        }
+                    }
+                    if kill_at.is_some_and(|at| now >= at) {
+                        kill_at = None;
+                        if killed_at.is_none() {
+                            killed_at = Some(now);
+                            self.signal(true).await;
+                        }
+                    }
+                }
+            }
+        };
+        if reasons.cancelled || reasons.timed_out || reasons.over_cpu {
+            // What outlived the program itself.
+            self.signal(true).await;
+        }
+        for (stream, slot) in [(OutputStream::Stdout, &mut stdout), (OutputStream::Stderr, &mut stderr)] {
+            drain(&driver, stream, slot);
+        }
+        drop((stdout, stderr));
+        if self.script {
+            files::remove_script(self.core.code(), self.exec);
+        }
+        driver.finish(self.exit(ended, reasons));
+    }
+
+    async fn signal(&self, kill: bool) {
+        if self.core.order(&Order::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
+            self.core.kill_all();
+        }
+    }
+
+    fn cpu_used(&self) -> Option<u64> {
+        Some(self.core.stats.as_ref()?.cpu_micros()?.saturating_sub(self.base_cpu))
+    }
+
+    fn over_cpu(&self, used: u64) -> bool {
+        self.core.limits.cpu_time.is_some_and(|limit| u128::from(used) >= limit.as_micros())
+    }
+
+    /// The limit cannot be passed before what is left is used up on all processors at once.
+    fn next_cpu_look(&self, used: u64) -> Option<Instant> {
+        self.core.stats.as_ref()?;
+        let left = self.core.limits.cpu_time?.saturating_sub(Duration::from_micros(used));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Some(Instant::now() + (left / u32::try_from(processors).unwrap_or(1)).max(CPU_LOOK))
+    }
+
+    fn exit(&self, ended: Option<Ended>, reasons: Reasons) -> Result<Exit> {
+        let (watched_memory, watched_cpu) = self.core.passed();
+        let stats = self.core.stats.as_ref();
+        let Some(ended) = ended.or_else(|| self.stand_in(reasons)) else { return Err(died(&self.core, "exit")) };
+        let (code, signal) =
+            if ended.status & 0x7f == 0 { ((ended.status >> 8) & 0xff, None) } else { (-1, Some(ended.status & 0x7f)) };
+        let kills = || stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills;
+        let killed_by = match signal {
+            _ if reasons.timed_out || reasons.cancelled => None,
+            Some(_) if reasons.over_cpu || watched_cpu => Some(LimitKind::Cpu),
+            Some(SIGXCPU) => Some(LimitKind::Cpu),
+            Some(SIGKILL) if watched_memory || kills() => Some(LimitKind::Memory),
+            // The kernel's own limit on one process, one second above ours.
+            Some(SIGKILL) if stats.is_none() && self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
+            _ => None,
+        };
+        let mut limits_hit: Vec<LimitKind> = killed_by.into_iter().collect();
+        if stats.map_or(0, |stats| stats.forks_refused()) > self.base_refusals {
+            limits_hit.push(LimitKind::Pids);
+        }
+        if self.disk_full() {
+            limits_hit.push(LimitKind::Disk);
+        }
+        let cpu_micros = self.cpu_used().unwrap_or(ended.cpu_micros);
+        Ok(Exit {
+            code: if reasons.timed_out { -1 } else { code },
+            signal,
+            timed_out: reasons.timed_out,
+            cancelled: reasons.cancelled,
+            truncated: false,
+            killed_by,
+            limits_hit,
+            duration: self.begun.elapsed(),
+            usage: Usage {
+                cpu_seconds: cpu_micros as f64 / 1e6,
+                peak_memory_bytes: stats.and_then(|stats| stats.peak_memory()).or(Some(ended.peak_bytes)),
+                output_bytes: 0,
+            },
+        })
+    }
+
+    /// An init that is gone took the program with it. Where we, or a limit, ended it, that is the exec's end.
+    fn stand_in(&self, reasons: Reasons) -> Option<Ended> {
+        let memory = self.core.stats.as_ref().map_or(0, |stats| stats.memory_kills()) > self.base_kills;
+        let explained = reasons.timed_out || reasons.cancelled || reasons.over_cpu || memory || self.core.is_closed();
+        explained.then_some(Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 })
+    }
+
+    fn disk_full(&self) -> bool {
+        self.core.limits.disk.is_some()
+            && rustix::fs::fstatvfs(self.core.code()).is_ok_and(|stat| stat.f_bfree == 0 || stat.f_ffree == 0)
+    }
+}
+
+async fn next(stream: &mut Option<Stream>) -> Read {
+    match stream {
+        Some(stream) => stream.read().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn publish(driver: &ExecDriver, name: OutputStream, read: Read, stream: &mut Option<Stream>) {
+    match read {
+        Read::Data(data) => driver.publisher().publish(name, data),
+        Read::End => *stream = None,
+    }
+}
+
+/// Takes what the program wrote before it ended. What others still write to the same pipe is not waited for.
+fn drain(driver: &ExecDriver, name: OutputStream, stream: &mut Option<Stream>) {
+    let mut taken = 0;
+    while let Some(open) = stream.as_mut().filter(|_| taken < DRAIN_LIMIT) {
+        match open.read_now() {
+            Some(Read::Data(data)) => {
+                taken += data.len();
+                driver.publisher().publish(name, data);
+            }
+            Some(Read::End) | None => return,
+        }
+    }
+}
+
+async fn sleep_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,423 @@
+//! The file API: every step from a descriptor of the workspace, by `openat2`, so that no link of the guest's leads
+//! anywhere else, whatever it changes meanwhile.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cofferdam_contract::{DirEntry, EntryKind, Error, ErrorKind, FileReader, Result, SandboxPath, Script};
+use cofferdam_linux::beneath;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Uid};
+use rustix::io::Errno;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Entries that one listing holds.
+const MOST_ENTRIES: usize = 100_000;
+/// Links followed for one path, as the kernel does it.
+const MOST_LINKS: usize = 40;
+/// Passes over a directory that is being removed while somebody fills it.
+const MOST_PASSES: usize = 1_000;
+const COPY_BUFFER: usize = 256 * 1024;
+const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+
+/// The workspace, and who owns what is made in it.
+pub struct Room {
+    /// The workspace's directory.
+    pub dir: OwnedFd,
+    /// User and group of new files; `None` leaves them to the file system.
+    pub owner: Option<(u32, u32)>,
+}
+
+fn failed(operation: &'static str, path: &SandboxPath, error: impl Into<io::Error>) -> Error {
+    let error = error.into();
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let (kind, message) = match errno {
+        Some(Errno::XDEV | Errno::LOOP) => {
+            (ErrorKind::PathEscape, "the path leads outside the workspace or in a circle")
+        }
+        Some(Errno::NOENT) => (ErrorKind::NotFound, "there is no such file or directory"),
+        Some(Errno::NOTDIR) => (ErrorKind::Conflict, "a part of the path is not a directory"),
+        Some(Errno::ISDIR) => (ErrorKind::Conflict, "it is a directory"),
+        Some(Errno::NOTEMPTY | Errno::EXIST | Errno::AGAIN | Errno::BUSY) => {
+            (ErrorKind::Conflict, "it is being changed at the same time")
+        }
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => (ErrorKind::ResourceExhausted, "the disk limit is reached"),
+        Some(Errno::ACCESS | Errno::PERM) => (ErrorKind::Denied, "permission denied"),
+        Some(Errno::NAMETOOLONG) => (ErrorKind::InvalidInput, "a name is too long"),
+        _ => (ErrorKind::Io, "the file system refused"),
+    };
+    Error::new(kind, operation, message).with_context("path", path.to_string()).with_source(error)
+}
+
+fn not_plain(operation: &'static str, path: &SandboxPath, kind: FileType) -> Error {
+    let what = match kind {
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a fifo",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "not a plain file",
+    };
+    Error::new(ErrorKind::Conflict, operation, format!("it is {what}, not a plain file"))
+        .with_context("path", path.to_string())
+}
+
+/// Runs what may wait for a disk where it holds up nobody.
+async fn blocking<T: Send + 'static>(
+    operation: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, operation, "the file task ended early")))
+}
+
+/// Opens a plain file for reading.
+pub async fn read(room: Room, path: &SandboxPath) -> Result<FileReader> {
+    let path = path.clone();
+    let file = blocking("read_file", move || match beneath::open_plain(room.dir.as_fd(), Path::new(path.as_str())) {
+        Ok(Ok(file)) => Ok(std::fs::File::from(file)),
+        Ok(Err(kind)) => Err(not_plain("read_file", &path, kind)),
+        Err(error) => Err(failed("read_file", &path, error)),
+    })
+    .await?;
+    Ok(Box::new(tokio::fs::File::from_std(file)))
+}
+
+/// Makes or replaces a plain file: into a new file beside it, which then takes its name.
+pub async fn write(room: Room, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
+    if path.is_workspace() {
+        return Err(not_plain("write_file", path, FileType::Directory));
+    }
+    let wanted = path.clone();
+    let (draft, file) = blocking("write_file", move || Draft::new(&room, &wanted)).await?;
+    let mut file = tokio::fs::File::from_std(file);
+    let mut written = 0;
+    let mut buffer = vec![0; COPY_BUFFER];
+    loop {
+        let count = contents.read(&mut buffer).await.map_err(|error| {
+            Error::new(ErrorKind::Io, "write_file", "cannot read the new contents").with_source(error)
+        })?;
+        if count == 0 {
+            break;
+        }
+        file.write_all(&buffer[..count]).await.map_err(|error| failed("write_file", path, error))?;
+        written += count as u64;
+    }
+    file.flush().await.map_err(|error| failed("write_file", path, error))?;
+    drop(file);
+    let wanted = path.clone();
+    blocking("write_file", move || draft.keep().map_err(|error| failed("write_file", &wanted, error))).await?;
+    Ok(written)
+}
+
+/// A file that is being written, and vanishes unless it is kept.
+struct Draft {
+    dir: OwnedFd,
+    draft: String,
+    name: PathBuf,
+    kept: bool,
+}
+
+static DRAFTS: AtomicU64 = AtomicU64::new(0);
+
+impl Draft {
+    fn new(room: &Room, path: &SandboxPath) -> Result<(Self, std::fs::File)> {
+        let fail = |error: io::Error| failed("write_file", path, error);
+        make_parents(room, path).map_err(fail)?;
+        let (dir, name) = destination(room, path).map_err(fail)?;
+        match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if !FileType::from_raw_mode(stat.st_mode).is_file() => {
+                return Err(not_plain("write_file", path, FileType::from_raw_mode(stat.st_mode)));
+            }
+            _ => {}
+        }
+        let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+        let draft = format!(".cofferdam-draft-{}-{number}", std::process::id());
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&dir, draft.as_str(), flags, Mode::from_raw_mode(0o644));
+        let file = file.map_err(|error| fail(error.into()))?;
+        let made = Self { dir, draft, name, kept: false };
+        give(&file, room.owner).map_err(fail)?;
+        Ok((made, std::fs::File::from(file)))
+    }
+
+    fn keep(mut self) -> io::Result<()> {
+        rustix::fs::renameat(&self.dir, self.draft.as_str(), &self.dir, &self.name)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = rustix::fs::unlinkat(&self.dir, self.draft.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+fn give(file: &OwnedFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+    if let Some((uid, gid)) = owner {
+        rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid)))?;
+    }
+    Ok(())
+}
+
+/// Makes the directories above a path that are missing.
+fn make_parents(room: &Room, path: &SandboxPath) -> io::Result<()> {
+    let Some(parent) = Path::new(path.as_str()).parent() else { return Ok(()) };
+    let mut above = PathBuf::new();
+    for part in parent.components() {
+        let next = above.join(part);
+        match beneath::open(room.dir.as_fd(), &next, OPEN_DIR, Mode::empty()) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let dir = beneath::open(room.dir.as_fd(), &above, OPEN_DIR, Mode::empty())?;
+                match rustix::fs::mkdirat(&dir, part.as_os_str(), Mode::from_raw_mode(0o755)) {
+                    Ok(()) => {
+                        let flags = OPEN_DIR | OFlags::NOFOLLOW;
+                        give(&rustix::fs::openat(&dir, part.as_os_str(), flags, Mode::empty())?, room.owner)?;
+                    }
+                    Err(Errno::EXIST) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        above = next;
+    }
+    Ok(())
+}
+
+/// The directory and name that a path means, after following links in its last part, each step inside.
+fn destination(room: &Room, path: &SandboxPath) -> io::Result<(OwnedFd, PathBuf)> {
+    let mut place = PathBuf::from(path.as_str());
+    for _ in 0..MOST_LINKS {
+        let parent = place.parent().map(Path::to_owned).unwrap_or_default();
+        let name = place.file_name().map(PathBuf::from).ok_or(Errno::ISDIR)?;
+        let dir = beneath::open(room.dir.as_fd(), &parent, OPEN_DIR, Mode::empty())?;
+        match rustix::fs::readlinkat(&dir, &name, Vec::new()) {
+            Ok(target) => {
+                let target = Path::new(OsStr::from_bytes(target.as_bytes())).to_owned();
+                if target.is_absolute() {
+                    return Err(Errno::XDEV.into());
+                }
+                place = parent.join(target);
+            }
+            Err(Errno::INVAL | Errno::NOENT) => return Ok((dir, name)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::LOOP.into())
+}
+
+/// Calls `each` with every entry of a directory until it says to stop.
+fn for_each(dir: &OwnedFd, mut each: impl FnMut(&std::ffi::CStr) -> io::Result<bool>) -> io::Result<()> {
+    // Opened anew, so that the place in the directory is our own.
+    let dir = rustix::fs::openat(dir, ".", OPEN_DIR, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(64 * 1024);
+    let mut entries = RawDir::new(&dir, buffer.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name != c"." && name != c".." && !each(name)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Lists a directory, sorted by name.
+pub async fn list(room: Room, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+    let path = path.clone();
+    blocking("list_dir", move || {
+        let fail = |error| failed("list_dir", &path, error);
+        let dir = beneath::open(room.dir.as_fd(), Path::new(path.as_str()), OPEN_DIR, Mode::empty()).map_err(fail)?;
+        let mut found = Vec::new();
+        for_each(&dir, |name| {
+            match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => found.push(entry(&name.to_string_lossy(), &stat)),
+                // Removed meanwhile.
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+            Ok(found.len() <= MOST_ENTRIES)
+        })
+        .map_err(fail)?;
+        if found.len() > MOST_ENTRIES {
+            return Err(Error::new(
+                ErrorKind::ResourceExhausted,
+                "list_dir",
+                format!("the directory has more than {MOST_ENTRIES} entries"),
+            )
+            .with_context("path", path.to_string()));
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    })
+    .await
+}
+
+fn entry(name: &str, stat: &rustix::fs::Stat) -> DirEntry {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Symlink,
+        _ => EntryKind::Other,
+    };
+    let size = if kind == EntryKind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
+    DirEntry { name: name.to_owned(), kind, size }
+}
+
+/// Removes a file, a link or a directory with all below it.
+pub async fn remove(room: Room, path: &SandboxPath) -> Result<()> {
+    if path.is_workspace() {
+        return Err(Error::invalid("remove", "the workspace itself cannot be removed"));
+    }
+    let path = path.clone();
+    blocking("remove", move || {
+        let place = Path::new(path.as_str());
+        let parent = place.parent().unwrap_or(Path::new(""));
+        let fail = |error: io::Error| failed("remove", &path, error);
+        let dir = beneath::open(room.dir.as_fd(), parent, OPEN_DIR, Mode::empty()).map_err(fail)?;
+        let name = place.file_name().unwrap_or_default();
+        match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => remove_tree(&dir, name).map_err(fail),
+            other => other.map_err(|error| fail(error.into())),
+        }
+    })
+    .await
+}
+
+/// Removes a directory with all below it, with two descriptors however deep it is: directories inside of directories
+/// are moved up until all lie flat.
+fn remove_tree(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    let flags = OPEN_DIR | OFlags::NOFOLLOW;
+    let top = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let mut moved = 0u64;
+    for _ in 0..MOST_PASSES {
+        let mut left = false;
+        for_each(&top, |entry| {
+            left = true;
+            match rustix::fs::unlinkat(&top, entry, AtFlags::empty()) {
+                Err(Errno::ISDIR) => flatten(&top, entry, &mut moved)?,
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+            Ok(true)
+        })?;
+        if !left {
+            match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOTEMPTY) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+    Err(Errno::AGAIN.into())
+}
+
+fn flatten(top: &OwnedFd, name: &std::ffi::CStr, moved: &mut u64) -> io::Result<()> {
+    let dir = match rustix::fs::openat(top, name, OPEN_DIR | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+        other => other?,
+    };
+    for_each(&dir, |entry| {
+        match rustix::fs::unlinkat(&dir, entry, AtFlags::empty()) {
+            Err(Errno::ISDIR) => {
+                *moved += 1;
+                let aside = format!(".cofferdam-removed-{}-{moved}", std::process::id());
+                match rustix::fs::renameat(&dir, entry, top, aside.as_str()) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(true)
+    })?;
+    match rustix::fs::unlinkat(top, name, AtFlags::REMOVEDIR) {
+        // What came meanwhile is for the next pass.
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Puts a script into a directory of its own, which guests can read and not change, and gives its path inside.
+pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> {
+    let fail = |error: io::Error| {
+        let full = error.raw_os_error() == Some(libc::ENOSPC);
+        let kind = if full { ErrorKind::ResourceExhausted } else { ErrorKind::Io };
+        Error::new(kind, "start", "cannot store the script in the sandbox").with_source(error)
+    };
+    let put = || -> io::Result<()> {
+        let directory = exec.to_string();
+        rustix::fs::mkdirat(code, directory.as_str(), Mode::from_raw_mode(0o755))?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let path = format!("{directory}/{}", script.name);
+        let file = rustix::fs::openat(code, path.as_str(), flags, Mode::from_raw_mode(0o644))?;
+        // The caller's mask must not hide it from the guest.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
+        rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o555), AtFlags::empty())?;
+        io::Write::write_all(&mut std::fs::File::from(file), &script.contents)
+    };
+    put().map_err(fail)?;
+    Ok(format!("/code/{exec}/{}", script.name))
+}
+
+/// Removes what [`put_script`] made.
+pub fn remove_script(code: &OwnedFd, exec: u64) {
+    let directory = exec.to_string();
+    let _ = rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o755), AtFlags::empty());
+    let _ = remove_tree(code, OsStr::new(&directory));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(path: &Path) -> Room {
+        Room { dir: OwnedFd::from(std::fs::File::open(path).unwrap()), owner: None }
+    }
+
+    #[tokio::test]
+    async fn a_tree_deeper_than_any_path_is_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut dir = OwnedFd::from(std::fs::File::open(temp.path()).unwrap());
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&dir, "d", Mode::RWXU).unwrap();
+            dir = rustix::fs::openat(&dir, "d", OPEN_DIR, Mode::empty()).unwrap();
+        }
+        remove(room(temp.path()), &SandboxPath::new("d").unwrap()).await.unwrap();
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn writing_through_links_stays_inside() {
+        let temp = tempfile::tempdir().unwrap();
+        let inside = temp.path().join("w");
+        std::fs::create_dir_all(inside.join("sub")).unwrap();
+        std::fs::write(temp.path().join("secret"), "old").unwrap();
+        std::os::unix::fs::symlink("../secret", inside.join("out")).unwrap();
+        std::os::unix::fs::symlink("../target", inside.join("sub/in")).unwrap();
+        std::os::unix::fs::symlink("loop", inside.join("loop")).unwrap();
+        let put = |name: &'static str| {
+            let contents: FileReader = Box::new(&b"new"[..]);
+            let path = SandboxPath::new(name).unwrap();
+            let room = room(&inside);
+            async move { write(room, &path, contents).await }
+        };
+        assert_eq!(put("out").await.unwrap_err().kind(), ErrorKind::PathEscape);
+        assert_eq!(put("loop").await.unwrap_err().kind(), ErrorKind::PathEscape);
+        assert_eq!(put("sub").await.unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(put("sub/in").await.unwrap(), 3);
+        assert_eq!(put("a/b/c").await.unwrap(), 3);
+        assert_eq!(std::fs::read_to_string(temp.path().join("secret")).unwrap(), "old");
+        assert_eq!(std::fs::read_to_string(inside.join("target")).unwrap(), "new");
+        let names: Vec<_> = list(room(&inside), &SandboxPath::default()).await.unwrap();
+        assert_eq!(names.iter().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["a", "loop", "out", "sub", "target"]);
+    }
+}

@@ -1,0 +1,99 @@
+//! Measuring the walls from inside, after they are up: reads back what can be read, tries what must be refused.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use cofferdam_linux::process::{self, Resource};
+use cofferdam_linux::{caps, probe};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::template::LANDLOCK_PROBE;
+use crate::protocol::{Evidence, NAMESPACES};
+
+/// Directories of a host that no sandbox may see with anything in them.
+const FORBIDDEN: &[&str] =
+    &["/root", "/home", "/var", "/boot", "/mnt", "/media", "/srv", "/sys", "/run", "/etc/shadow"];
+
+/// The identities of a process's namespaces, in the order of [`NAMESPACES`].
+pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
+    let mut found = [0; 7];
+    for (slot, name) in found.iter_mut().zip(NAMESPACES) {
+        *slot = std::fs::metadata(format!("{dir}/{name}"))?.ino();
+    }
+    Ok(found)
+}
+
+/// Measures the calling process. What cannot be read counts as not enforced.
+pub fn collect(watching: bool) -> Evidence {
+    let sets = caps::read();
+    let disk = rustix::fs::statvfs("/tmp");
+    let limit = |resource| process::limit_of(0, resource).unwrap_or(u64::MAX);
+    Evidence {
+        namespaces: namespaces("/proc/self/ns").unwrap_or_default(),
+        pid: std::process::id() as i32,
+        ids: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
+        outside_uid: outside_uid().unwrap_or(0),
+        capabilities: sets
+            .map(|sets| [sets.effective, sets.permitted, sets.inheritable, sets.bounding])
+            .unwrap_or([u64::MAX; 4]),
+        no_new_privileges: process::no_new_privileges(),
+        seccomp: process::seccomp_filtered(),
+        calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
+        landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
+        root_read_only: refuses_writes("/") && refuses_writes("/usr") && refuses_writes("/etc"),
+        paths_visible: FORBIDDEN.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
+        workspace_read_only: refuses_writes("/workspace"),
+        disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
+        disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
+        process_limits: [
+            limit(Resource::DATA),
+            limit(Resource::TASKS),
+            limit(Resource::CPU),
+            limit(Resource::FILE_SIZE),
+        ],
+        processors: process::processors(),
+        interfaces: interfaces(),
+        watching,
+    }
+}
+
+fn outside_uid() -> Option<u32> {
+    let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
+    map.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn opens(path: &str) -> Result<(), Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(drop)
+}
+
+/// Tries to make a file there. Where that works, the file is removed again.
+fn refuses_writes(dir: &str) -> bool {
+    let path = format!("{dir}/.cofferdam-write-probe");
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    match rustix::fs::open(path.as_str(), flags, Mode::RUSR) {
+        Ok(_) => {
+            let _ = rustix::fs::unlinkat(rustix::fs::CWD, path.as_str(), AtFlags::empty());
+            false
+        }
+        // No room is not a wall.
+        Err(error) => matches!(error, Errno::ROFS | Errno::ACCESS | Errno::PERM | Errno::NOENT),
+    }
+}
+
+/// Whether something of the host can be seen there: a file, or a directory with entries. Parents of interpreters that
+/// live in a home directory exist, but hold nothing but the way to them.
+fn visible(path: &str) -> bool {
+    let Ok(meta) = Path::new(path).metadata() else { return false };
+    if !meta.is_dir() {
+        return true;
+    }
+    // Every directory of the template itself lies on the template's device.
+    Path::new("/").metadata().is_ok_and(|root| root.dev() != meta.dev())
+}
+
+fn interfaces() -> u32 {
+    let text = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo").count() as u32
+}

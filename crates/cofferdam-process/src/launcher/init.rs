@@ -1,0 +1,292 @@
+//! Process 1 of a sandbox: starts programs, reaps, tells the host what ended, kills on order.
+//!
+//! It runs behind the same walls as its guests. Guests cannot signal it (the kernel shields process 1 of a pid
+//! namespace) nor look into it (it is not dumpable), and it reads nothing that they write. When its owner goes away it
+//! ends, and the kernel ends everything else in the sandbox with it.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cofferdam_linux::process::{self, Resource};
+use cofferdam_linux::seccomp;
+use cofferdam_linux::spawn::{self, ExecPlan, ExecStep};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+
+use super::PATIENCE;
+use crate::protocol::{self, Create, Event, NotStarted, Order, Start};
+
+/// How often memory and CPU time are summed up where no control group does it.
+const WATCH_EVERY: Duration = Duration::from_millis(25);
+/// Scans for processes of one exec before everything in the sandbox is killed instead.
+const KILL_SCANS: usize = 200;
+
+/// Sums over the sandbox's processes, for hosts without control groups.
+#[derive(Debug)]
+pub struct Watch {
+    memory: Option<u64>,
+    cpu_micros: Option<u64>,
+    /// CPU time at the start of the exec that started last.
+    base_cpu_micros: u64,
+    due: Instant,
+}
+
+impl Watch {
+    /// A watch if there is something to watch.
+    pub fn new(create: &Create, needed: bool) -> Option<Self> {
+        let wanted = needed && (create.memory.is_some() || create.cpu_micros.is_some());
+        wanted.then(|| Self {
+            memory: create.memory,
+            cpu_micros: create.cpu_micros,
+            base_cpu_micros: 0,
+            due: Instant::now(),
+        })
+    }
+
+    fn passed(&mut self) -> Option<Event> {
+        let total = total();
+        if self.memory.is_some_and(|limit| total.memory > limit) {
+            return Some(Event::LimitPassed { memory: true });
+        }
+        let used = total.cpu_micros.saturating_sub(self.base_cpu_micros);
+        self.cpu_micros.is_some_and(|limit| used > limit).then_some(Event::LimitPassed { memory: false })
+    }
+}
+
+struct Init<'a> {
+    control: BorrowedFd<'a>,
+    children: OwnedFd,
+    /// Main process of each exec that runs.
+    running: BTreeMap<i32, u64>,
+    watch: Option<Watch>,
+    execs_started: u64,
+    mark_guard: Arc<seccomp::Program>,
+}
+
+/// Serves until the owner goes away. Gives the exit code.
+pub fn serve(control: BorrowedFd<'_>, watch: Option<Watch>, mark_guard: Arc<seccomp::Program>) -> i32 {
+    let Ok(children) = process::child_signal() else { return 75 };
+    let mut init = Init { control, children, running: BTreeMap::new(), watch, execs_started: 0, mark_guard };
+    loop {
+        match init.turn() {
+            Ok(true) => {}
+            Ok(false) => return 0,
+            Err(_) => return 76,
+        }
+    }
+}
+
+impl Init<'_> {
+    fn turn(&mut self) -> io::Result<bool> {
+        let (orders, ended) = self.wait()?;
+        if ended {
+            self.collect()?;
+        }
+        if orders {
+            match protocol::receive::<Order>(self.control) {
+                Ok(Some((order, fds))) => self.obey(order, fds)?,
+                Ok(None) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.look();
+        Ok(true)
+    }
+
+    fn wait(&self) -> io::Result<(bool, bool)> {
+        let mut fds = [PollFd::new(&self.control, PollFlags::IN), PollFd::new(&self.children, PollFlags::IN)];
+        // Only while something runs: an idle sandbox sleeps.
+        let due = self.watch.as_ref().filter(|_| process::has_children()).map(|watch| {
+            let left = watch.due.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, due.as_ref()))?;
+        Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
+    }
+
+    fn look(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        if Instant::now() < watch.due {
+            return;
+        }
+        let passed = watch.passed();
+        watch.due = Instant::now() + WATCH_EVERY;
+        if let Some(event) = passed {
+            let _ = process::kill(-1, libc::SIGKILL);
+            let _ = self.tell(&event, &[]);
+        }
+    }
+
+    fn tell(&self, event: &Event, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        protocol::send(self.control, event, fds, PATIENCE)
+    }
+
+    fn obey(&mut self, order: Order, fds: Vec<OwnedFd>) -> io::Result<()> {
+        match order {
+            Order::Start(start) => self.start(start, fds),
+            Order::Signal { exec, kill } => {
+                self.signal_exec(exec, if kill { libc::SIGKILL } else { libc::SIGTERM });
+                Ok(())
+            }
+        }
+    }
+
+    fn start(&mut self, start: Start, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let exec = start.exec;
+        self.execs_started += 1;
+        if let Some(watch) = &mut self.watch {
+            watch.base_cpu_micros = total().cpu_micros;
+            watch.due = Instant::now() + WATCH_EVERY;
+        }
+        let started = match start.terminal {
+            None => <[OwnedFd; 3]>::try_from(fds)
+                .map_err(|_| (ExecStep::Prepare, io::Error::from_raw_os_error(libc::EBADF)))
+                .and_then(|stdio| launch(&start, stdio.each_ref().map(AsRawFd::as_raw_fd), &self.mark_guard))
+                .map(|pid| (pid, None)),
+            Some(size) => {
+                make_terminal(size).map_err(|error| (ExecStep::Prepare, error)).and_then(|(master, slave)| {
+                    Ok((launch(&start, [slave.as_raw_fd(); 3], &self.mark_guard)?, Some(master)))
+                })
+            }
+        };
+        match started {
+            Ok((pid, master)) => {
+                self.running.insert(pid, exec);
+                let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
+                self.tell(&Event::Started { exec }, &fds)
+            }
+            Err((step, error)) => {
+                let reason = match step {
+                    ExecStep::Fork => NotStarted::Fork,
+                    ExecStep::Directory => NotStarted::Directory,
+                    ExecStep::Prepare => NotStarted::Prepare,
+                    ExecStep::Execute => NotStarted::Execute,
+                };
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                self.tell(&Event::NotStarted { exec, reason, errno }, &[])
+            }
+        }
+    }
+
+    fn collect(&mut self) -> io::Result<()> {
+        let mut buffer = [0u8; 512];
+        while rustix::io::read(&self.children, &mut buffer).is_ok() {}
+        while let Ok(Some(reaped)) = process::reap() {
+            if let Some(exec) = self.running.remove(&reaped.pid) {
+                self.tell(
+                    &Event::Ended {
+                        exec,
+                        status: reaped.status,
+                        peak_bytes: reaped.peak_bytes,
+                        cpu_micros: reaped.cpu_micros,
+                    },
+                    &[],
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Signals everything an exec started. The mark in a resource limit says what belongs to it, wherever it has gone:
+    /// children inherit it, and the seccomp list lets nobody change it.
+    fn signal_exec(&self, exec: u64, signal: i32) {
+        let kills = signal == libc::SIGKILL;
+        if kills && self.execs_started <= 1 {
+            let _ = process::kill(-1, signal); // One step, which no fork can outrun.
+            return;
+        }
+        for _ in 0..if kills { KILL_SCANS } else { 1 } {
+            let marked: Vec<i32> =
+                pids().filter(|pid| process::limit_of(*pid, Resource::MARK).ok() == Some(exec)).collect();
+            let alive: Vec<i32> = marked.into_iter().filter(|pid| process::is_running(*pid)).collect();
+            if alive.is_empty() {
+                return;
+            }
+            for pid in alive {
+                let _ = process::kill(pid, signal);
+            }
+        }
+        if kills {
+            // It forks faster than it can be counted. The sandbox ends rather than the order be disobeyed.
+            let _ = process::kill(-1, libc::SIGKILL);
+        }
+    }
+}
+
+fn launch(start: &Start, stdio: [i32; 3], guard: &Arc<seccomp::Program>) -> Result<i32, (ExecStep, io::Error)> {
+    let bad = |_| (ExecStep::Prepare, io::Error::from_raw_os_error(libc::EINVAL));
+    let argv: Vec<CString> =
+        start.argv.iter().map(|word| CString::new(word.as_str())).collect::<Result<_, _>>().map_err(bad)?;
+    let env: Vec<CString> = start
+        .env
+        .iter()
+        .map(|(key, value)| CString::new(format!("{key}={value}")))
+        .collect::<Result<_, _>>()
+        .map_err(bad)?;
+    let program = argv.first().ok_or_else(|| (ExecStep::Execute, io::Error::from_raw_os_error(libc::ENOENT)))?;
+    let path = start.env.iter().find(|(key, _)| key == "PATH").map_or("/usr/bin:/bin", |(_, value)| value);
+    spawn::spawn(&ExecPlan {
+        programs: spawn::candidates(program, path),
+        argv,
+        env,
+        directory: CString::new(start.directory.as_str()).map_err(bad)?,
+        limits: vec![(Resource::MARK, start.exec)],
+        stdio,
+        terminal: start.terminal.is_some(),
+        filter: Some(Arc::clone(guard)),
+    })
+}
+
+/// A new terminal of the sandbox's own: controlling end and the end for programs.
+fn make_terminal((rows, columns): (u16, u16)) -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty())?;
+    rustix::pty::unlockpt(&master)?;
+    let name = rustix::pty::ptsname(&master, Vec::new())?;
+    let slave = rustix::fs::open(name.as_c_str(), flags, Mode::empty())?;
+    let size = rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&slave, size)?;
+    Ok((master, slave))
+}
+
+/// Every process of the sandbox but this one.
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| number(&entry.file_name())).filter(|pid| *pid > 1)
+}
+
+fn number(name: &OsStr) -> Option<i32> {
+    name.to_str()?.parse().ok()
+}
+
+#[derive(Default)]
+struct Total {
+    memory: u64,
+    cpu_micros: u64,
+}
+
+/// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
+/// much than too little.
+fn total() -> Total {
+    let mut total = Total { memory: 0, cpu_micros: process::reaped_cpu_micros() };
+    for pid in pids() {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let kibibytes = |key: &str| {
+            let line = status.lines().find(|line| line.starts_with(key))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        };
+        total.memory += (kibibytes("RssAnon:").unwrap_or(0) + kibibytes("RssShmem:").unwrap_or(0)) * 1024;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+        // Own and reaped children's user and system time, in hundredths of a second.
+        let ticks: u64 = fields.skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        total.cpu_micros += ticks * 10_000;
+    }
+    // Files in memory count as well; those of the init's own are none.
+    total
+}

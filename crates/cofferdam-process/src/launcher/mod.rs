@@ -1,0 +1,443 @@
+//! The launcher: one small, single-threaded process for each kind of root file system. It holds the template of that
+//! root, forks sandboxes from itself, and removes what is left of each.
+//!
+//! ```text
+//! started --Configure--> template built --Hello--> serving --owner gone--> everything killed, removed, ended
+//! ```
+//!
+//! It dies with its owner, because the owner's end of its socket closes; and every init dies with it, because each
+//! asked the kernel for that.
+
+mod create;
+mod evidence;
+mod init;
+mod template;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_linux::cgroup::{Bounds, Group, Owner, Version};
+use cofferdam_linux::spawn::{self, Fork, SharedPid};
+use cofferdam_linux::{landlock, message, namespace, process, seccomp};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::protocol::{self, Configure, Create, Failure, Hello, HostFacts};
+use template::Template;
+
+/// How long the launcher waits for its owner's socket to drain.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Network namespaces kept ready, because making one is the slowest step.
+const SPARE_NETWORKS: usize = 4;
+/// The first of the user ids that sandboxes run as when the launcher is root: a range that no distribution hands out.
+const FIRST_UID: u32 = 0x7000_0000;
+/// Process numbers are below this on every kernel.
+const PID_SPACE: u32 = 1 << 22;
+
+/// A step that failed.
+type Step<T> = Result<T, Failure>;
+
+/// Names the step of an error.
+trait Named<T> {
+    fn step(self, step: &str) -> Step<T>;
+}
+
+impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
+    fn step(self, step: &str) -> Step<T> {
+        self.map_err(|error| {
+            let errno = error.into().raw_os_error().unwrap_or(libc::EIO);
+            Failure { step: step.to_owned(), errno }
+        })
+    }
+}
+
+/// Who the sandboxes run as.
+#[derive(Debug, Clone, Copy)]
+enum Identity {
+    /// The launcher is root: each sandbox gets a user id of its own, the first one plus its process number.
+    Unique { first: u32, count: u32 },
+    /// The launcher is an ordinary user in a user namespace of its own: sandboxes run as that user.
+    Caller,
+}
+
+struct Launcher {
+    socket: OwnedFd,
+    children: OwnedFd,
+    template: Template,
+    owner: Option<Owner>,
+    identity: Identity,
+    landlock_abi: u32,
+    filter: Filters,
+    networks: Vec<OwnedFd>,
+    pid: SharedPid,
+    live: Vec<Live>,
+}
+
+/// Compiled once. `counted` is for sandboxes whose resources a control group counts, `watched` for the others.
+struct Filters {
+    counted: seccomp::Program,
+    watched: seccomp::Program,
+    mark_guard: Arc<seccomp::Program>,
+}
+
+impl Filters {
+    fn compile() -> Self {
+        let arch = seccomp::Arch::native();
+        let counted = seccomp::Options { allow_mark: true, ..seccomp::Options::default() };
+        let watched =
+            seccomp::Options { deny_memfd: true, deny_shared_memory: true, deny_affinity: true, allow_mark: true };
+        Self {
+            counted: seccomp::compile(arch, &counted),
+            watched: seccomp::compile(arch, &watched),
+            mark_guard: Arc::new(seccomp::mark_guard(arch)),
+        }
+    }
+}
+
+/// A sandbox that is not yet wholly gone.
+struct Live {
+    pid: i32,
+    group: Option<Group>,
+    reaped: bool,
+    /// Closing it tells the owner that nothing is left.
+    _gone: OwnedFd,
+}
+
+/// The launcher's life, from its entry to its exit code.
+pub fn main() -> i32 {
+    std::panic::set_hook(Box::new(|_| {}));
+    let Some(socket) = set_up_descriptors() else { return 64 };
+    let configure = match wait_for_message::<Configure>(&socket) {
+        Ok(Some((configure, _))) => configure,
+        Ok(None) | Err(_) => return 65,
+    };
+    match Launcher::new(socket, &configure) {
+        Ok(mut launcher) => launcher.serve(),
+        Err((socket, failure)) => {
+            let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], PATIENCE);
+            1
+        }
+    }
+}
+
+/// Descriptor 0 is the socket; it moves up, and 0, 1 and 2 become the null device.
+fn set_up_descriptors() -> Option<OwnedFd> {
+    process::close_all_but(&mut [0, 1, 2]);
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).ok()?;
+    rustix::net::sockopt::socket_type(&socket).ok()?;
+    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).ok()?;
+    for target in 0..3 {
+        process::duplicate_to(null.as_fd(), target).ok()?;
+    }
+    Some(socket)
+}
+
+fn wait_for_message<T: serde::de::DeserializeOwned>(socket: &OwnedFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    if !message::wait_readable(socket, Some(PATIENCE))? {
+        return Err(io::Error::from(io::ErrorKind::TimedOut));
+    }
+    protocol::receive(socket.as_fd())
+}
+
+impl Launcher {
+    fn new(socket: OwnedFd, configure: &Configure) -> Result<Self, (OwnedFd, Failure)> {
+        match Self::prepare(configure) {
+            Ok(parts) => {
+                let (template, owner, identity, children, pid, facts) = parts;
+                let hello = protocol::send(socket.as_fd(), &Hello::Ready(facts.clone()), &[], PATIENCE);
+                if let Err(error) = hello {
+                    return Err((
+                        socket,
+                        Failure { step: "say hello".into(), errno: error.raw_os_error().unwrap_or(0) },
+                    ));
+                }
+                Ok(Self {
+                    socket,
+                    children,
+                    template,
+                    owner,
+                    identity,
+                    landlock_abi: facts.landlock_abi,
+                    filter: Filters::compile(),
+                    networks: Vec::new(),
+                    pid,
+                    live: Vec::new(),
+                })
+            }
+            Err(failure) => Err((socket, failure)),
+        }
+    }
+
+    fn prepare(configure: &Configure) -> Step<(Template, Option<Owner>, Identity, OwnedFd, SharedPid, HostFacts)> {
+        process::set_name(c"cofferdam");
+        process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
+        // Kernels without keyrings have nothing to hide.
+        let _ = process::new_session_keyring();
+        let children = process::child_signal().step("watch for children")?;
+        let (owner, cgroup_reason) = if configure.use_cgroups {
+            match Owner::new() {
+                Ok(owner) => (Some(owner), String::new()),
+                Err(reason) => (None, reason),
+            }
+        } else {
+            (None, "switched off by configuration".to_owned())
+        };
+        let prepared = Self::enter(configure).and_then(|(template, identity, namespaces)| {
+            let pid = SharedPid::new().step("share a page")?;
+            Ok((template, identity, namespaces, pid))
+        });
+        let (template, identity, namespaces, pid) = match prepared {
+            Ok(parts) => parts,
+            Err(failure) => {
+                if let Some(owner) = owner {
+                    owner.close();
+                }
+                return Err(failure);
+            }
+        };
+        let facts = HostFacts {
+            cgroup_version: owner.as_ref().map_or(0, |owner| match owner.version() {
+                Version::V1 => 1,
+                Version::V2 => 2,
+            }),
+            cgroup_reason,
+            cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
+            landlock_abi: landlock::abi(),
+            privileged: matches!(identity, Identity::Unique { .. }),
+            namespaces,
+        };
+        Ok((template, owner, identity, children, pid, facts))
+    }
+
+    fn enter(configure: &Configure) -> Step<(Template, Identity, [u64; 7])> {
+        let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
+        let identity = enter_namespaces()?;
+        let template = Template::build(configure, matches!(identity, Identity::Unique { .. }))?;
+        Ok((template, identity, namespaces))
+    }
+
+    fn serve(&mut self) -> i32 {
+        loop {
+            let idle = self.networks.len() < SPARE_NETWORKS;
+            let leaving = self.live.iter().any(|live| live.reaped);
+            let timeout = match (idle, leaving) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(Duration::from_millis(1)),
+                (false, false) => None,
+            };
+            let (requests, ended) = match self.wait(timeout) {
+                Ok(ready) => ready,
+                Err(_) => break,
+            };
+            if ended || leaving {
+                self.collect();
+            }
+            if requests {
+                match protocol::receive::<Create>(self.socket.as_fd()) {
+                    Ok(Some((create, fds))) => self.create(&create, fds),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(None) | Err(_) => break,
+                }
+            } else if idle && !ended {
+                self.spare_network();
+            }
+        }
+        self.end()
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<(bool, bool)> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.children, PollFlags::IN)];
+        let timeout =
+            timeout.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) });
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, timeout.as_ref()))?;
+        Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
+    }
+
+    fn spare_network(&mut self) {
+        // Where it cannot be made, the child that needs one says so.
+        if let Ok(network) = self.new_network() {
+            self.networks.push(network);
+        } else {
+            self.networks.clear();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn new_network(&self) -> io::Result<OwnedFd> {
+        namespace::unshare(namespace::kind::NET)?;
+        namespace::loopback_up()?;
+        namespace::open_own(self.template.host_proc(), "net")
+    }
+
+    fn create(&mut self, create: &Create, fds: Vec<OwnedFd>) {
+        let Ok([control, gone]) = <[OwnedFd; 2]>::try_from(fds) else { return };
+        if let Err(failure) = self.try_create(create, &control, gone) {
+            let _ = protocol::send(control.as_fd(), &protocol::Event::Failed(failure), &[], PATIENCE);
+        }
+    }
+
+    fn try_create(&mut self, create: &Create, control: &OwnedFd, gone: OwnedFd) -> Step<()> {
+        let workspace = self.template.open_workspace(&create.workspace)?;
+        let network = match self.networks.pop() {
+            Some(network) => network,
+            None => self.new_network().step("make a network namespace")?,
+        };
+        let group = match &self.owner {
+            Some(owner) => {
+                let bounds = Bounds {
+                    memory: create.memory,
+                    // The init is a task, too.
+                    tasks: create.tasks.map(|tasks| tasks + 1),
+                    cpu_millis: create.cpu_millis.filter(|_| owner.has_cpu()),
+                };
+                Some(owner.make(&format!("s{}", create.serial), bounds).step("make a control group")?)
+            }
+            None => None,
+        };
+        let result = self.fork_init(create, control, workspace, &network, group.as_ref());
+        match result {
+            Ok(pid) => {
+                self.live.push(Live { pid, group, reaped: false, _gone: gone });
+                Ok(())
+            }
+            Err(failure) => {
+                if let (Some(owner), Some(group)) = (&self.owner, &group) {
+                    let _ = owner.remove(group);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    fn fork_init(
+        &self,
+        create: &Create,
+        control: &OwnedFd,
+        workspace: Option<OwnedFd>,
+        network: &OwnedFd,
+        group: Option<&Group>,
+    ) -> Step<i32> {
+        let join_files = match group {
+            Some(group) => group.join_files().step("open the control group")?,
+            None => Vec::new(),
+        };
+        let kinds = namespace::kind::MOUNT | namespace::kind::PID | namespace::kind::IPC | namespace::kind::UTS;
+        let target = group.and_then(Group::clone_target);
+        match spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")? {
+            Fork::Parent(pid) => Ok(pid),
+            Fork::Child => {
+                let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
+                let setup = create::Setup {
+                    create,
+                    control: control.as_fd(),
+                    workspace,
+                    network: network.as_fd(),
+                    join_files,
+                    groups: &groups,
+                    identity: self.identity,
+                    outside_pid: self.pid.get(),
+                    template: &self.template,
+                    landlock_abi: self.landlock_abi,
+                    filters: &self.filter,
+                };
+                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| create::run(setup)));
+                process::exit_now(code.unwrap_or(70))
+            }
+        }
+    }
+
+    /// Reaps inits that have ended and removes what is left of them.
+    fn collect(&mut self) {
+        let mut buffer = [0u8; 512];
+        while rustix::io::read(&self.children, &mut buffer).is_ok() {}
+        while let Ok(Some(reaped)) = process::reap() {
+            if let Some(live) = self.live.iter_mut().find(|live| live.pid == reaped.pid) {
+                live.reaped = true;
+            }
+        }
+        let owner = &self.owner;
+        self.live.retain(|live| {
+            let removed = match (owner, &live.group) {
+                (Some(owner), Some(group)) if live.reaped => owner.remove(group).is_ok(),
+                _ => live.reaped,
+            };
+            !removed
+        });
+    }
+
+    fn end(&mut self) -> i32 {
+        for live in self.live.iter().filter(|live| !live.reaped) {
+            let _ = process::kill(live.pid, libc::SIGKILL);
+        }
+        // Everything is killed; what remains is the kernel's work.
+        for _ in 0..10_000 {
+            self.collect();
+            if self.live.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(owner) = self.owner.take() {
+            owner.close();
+        }
+        0
+    }
+}
+
+/// Makes the launcher the master of the namespaces that it forks sandboxes into.
+fn enter_namespaces() -> Step<Identity> {
+    use namespace::kind;
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = rustix::process::getegid().as_raw();
+    let range = uid_range();
+    if uid == 0
+        && let Some((first, count)) = range
+    {
+        match namespace::unshare(kind::MOUNT) {
+            Ok(()) => return Ok(Identity::Unique { first, count }),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                // Root without the right to mount: become somebody else first, so that no sandbox runs as root.
+                let own = first + std::process::id() % count;
+                process::become_user(own, own).step("stop being root")?;
+                process::set_dumpable(process::DumpableState::Yes).step("open own maps")?;
+                return enter_user_namespace(own, own);
+            }
+            Err(error) => return Err(error).step("make a mount namespace"),
+        }
+    }
+    process::set_dumpable(process::DumpableState::Yes).step("open own maps")?;
+    enter_user_namespace(uid, gid)
+}
+
+fn enter_user_namespace(uid: u32, gid: u32) -> Step<Identity> {
+    use namespace::kind;
+    let proc =
+        rustix::fs::open("/proc", rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+            .step("open /proc")?;
+    namespace::unshare(kind::USER).step("make a user namespace")?;
+    namespace::map_ids(proc.as_fd(), "self", (0, 0), (uid, gid)).step("map the caller's user id")?;
+    process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
+    namespace::unshare(kind::MOUNT).step("make a mount namespace")?;
+    Ok(Identity::Caller)
+}
+
+/// User ids that can be handed out here: ours where the map has them, else the upper half of the largest extent.
+fn uid_range() -> Option<(u32, u32)> {
+    let text = std::fs::read_to_string("/proc/self/uid_map").ok()?;
+    let extents: Vec<(u64, u64)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>());
+            let first = numbers.next()?.ok()?;
+            Some((first, numbers.nth(1)?.ok()?))
+        })
+        .collect();
+    let (ours, end) = (u64::from(FIRST_UID), u64::from(FIRST_UID + PID_SPACE));
+    if extents.iter().any(|(first, count)| *first <= ours && end <= first + count) {
+        return Some((FIRST_UID, PID_SPACE));
+    }
+    let (first, count) = extents.into_iter().max_by_key(|(_, count)| *count)?;
+    let half = count / 2;
+    (half >= 1000).then(|| ((first + count - half) as u32, half as u32))
+}

@@ -1,0 +1,352 @@
+//! The template: a mount namespace whose root shows what every sandbox of this launcher sees, all of it read-only.
+//! A sandbox gets a copy with its own namespace and adds only what is its own.
+
+use std::ffi::CString;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use cofferdam_linux::mount::{self, Depth, attr};
+use cofferdam_linux::namespace;
+use rustix::fs::{Mode, OFlags};
+
+use super::{Named, Step};
+use crate::protocol::{Configure, Failure, WorkspacePlan};
+
+/// A file that nothing but Landlock forbids to read; see `evidence.rs`.
+pub const LANDLOCK_PROBE: &str = "/.landlock-probe";
+/// Where the template is built before it becomes the root.
+const BUILD_ON: &str = "/proc";
+const READ_ONLY: u64 = attr::RDONLY | attr::NOSUID | attr::NODEV;
+/// Files larger than this are bound rather than copied.
+const COPY_LIMIT: u64 = 1 << 20;
+/// Top-level directories of the host that programs need.
+const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+/// Stores of package managers that keep programs outside `/usr`.
+const STORES: &[&str] = &["/nix/store", "/gnu/store"];
+/// Files of `/etc` that programs need and that hold no secret.
+const ETC_FILES: &[&str] = &[
+    "ld.so.cache",
+    "ld.so.conf",
+    "localtime",
+    "timezone",
+    "os-release",
+    "debian_version",
+    "mime.types",
+    "services",
+    "protocols",
+    "magic",
+    "inputrc",
+    "bash.bashrc",
+    "profile",
+    "ssl/openssl.cnf",
+];
+/// Directories of `/etc` that programs need and that hold no secret.
+const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+/// What another root's own top level must not provide, because the sandbox does.
+const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
+
+/// The template, and what the launcher kept of the host.
+#[derive(Debug)]
+pub struct Template {
+    host_proc: OwnedFd,
+    host_mounts: OwnedFd,
+    template_mounts: OwnedFd,
+    /// Paths inside, each to be readable and executable.
+    programs: Vec<CString>,
+    /// Files and directories of `/proc` that exist on this kernel and are to be covered.
+    masked_files: Vec<CString>,
+    masked_dirs: Vec<CString>,
+}
+
+impl Template {
+    /// Builds it and makes it the launcher's root. The launcher must have a mount namespace of its own already.
+    pub fn build(configure: &Configure, privileged: bool) -> Step<Self> {
+        mount::set_propagation(mount::SLAVE).step("separate the mounts from the host's")?;
+        let path_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let host_proc = rustix::fs::open("/proc", path_flags, Mode::empty()).step("open /proc")?;
+        let host_mounts = namespace::open_own(host_proc.as_fd(), "mnt").step("open own mount namespace")?;
+        let existing = |names: &[&str], dirs: bool| -> Vec<CString> {
+            names
+                .iter()
+                .map(|name| Path::new("/proc").join(name))
+                .filter(|path| path.symlink_metadata().is_ok_and(|meta| meta.is_dir() == dirs))
+                .map(|path| c_path(&path))
+                .collect()
+        };
+        let masked_files = existing(
+            &[
+                "kcore",
+                "keys",
+                "timer_list",
+                "timer_stats",
+                "latency_stats",
+                "sched_debug",
+                "kallsyms",
+                "kmsg",
+                "kpagecount",
+                "kpageflags",
+                "kpagecgroup",
+                "vmallocinfo",
+                "slabinfo",
+                "modules",
+            ],
+            false,
+        );
+        let masked_dirs = existing(&["acpi", "scsi", "asound", "bus", "driver", "fs", "irq"], true);
+
+        namespace::unshare(namespace::kind::MOUNT).step("make the template's mount namespace")?;
+        mount::set_propagation(mount::PRIVATE).step("separate the template's mounts")?;
+        // The proc file system must stay visible somewhere, else the kernel lets an ordinary user mount no other.
+        let proc = if privileged {
+            None
+        } else {
+            mount::clone_tree(mount::cwd(), c"/proc", Depth::Single)
+                .or_else(|_| mount::clone_tree(mount::cwd(), c"/proc", Depth::Recursive))
+                .ok()
+        };
+        let mut build = Build::new()?;
+        match &configure.root {
+            None => build.host_root()?,
+            Some(root) => build.directory_root(root)?,
+        }
+        for path in &configure.read_only {
+            build.read_only(path)?;
+        }
+        build.common()?;
+        let Build { root, programs } = build;
+        if let Some(proc) = proc {
+            mount::attach(proc.as_fd(), root.as_fd(), c"proc").step("attach /proc")?;
+        }
+        mount::pivot_into(root.as_fd()).step("enter the template")?;
+        let template_mounts = namespace::open_own(host_proc.as_fd(), "mnt").step("open the template's namespace")?;
+        mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
+        Ok(Self { host_proc, host_mounts, template_mounts, programs, masked_files, masked_dirs })
+    }
+
+    /// The proc file system of the host.
+    pub fn host_proc(&self) -> BorrowedFd<'_> {
+        self.host_proc.as_fd()
+    }
+
+    /// Paths that hold programs.
+    pub fn programs(&self) -> &[CString] {
+        &self.programs
+    }
+
+    /// Files of `/proc` to cover.
+    pub fn masked_files(&self) -> &[CString] {
+        &self.masked_files
+    }
+
+    /// Directories of `/proc` to cover.
+    pub fn masked_dirs(&self) -> &[CString] {
+        &self.masked_dirs
+    }
+
+    /// A detached mount of a host directory, if it still is the one that the caller named.
+    pub fn open_workspace(&self, plan: &WorkspacePlan) -> Step<Option<OwnedFd>> {
+        let WorkspacePlan::HostDir { path, device, inode, .. } = plan else { return Ok(None) };
+        namespace::join(self.host_mounts.as_fd(), namespace::kind::MOUNT).step("look at the host's mounts")?;
+        let opened = open_same(path, *device, *inode);
+        // Without the template there is nothing this launcher could still do safely.
+        if namespace::join(self.template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
+            cofferdam_linux::process::exit_now(71);
+        }
+        opened.map(Some)
+    }
+}
+
+fn open_same(path: &Path, device: u64, inode: u64) -> Step<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(path, flags, Mode::empty()).step("open the workspace directory")?;
+    let stat = rustix::fs::fstat(&dir).step("look at the workspace directory")?;
+    if (stat.st_dev, stat.st_ino) != (device, inode) {
+        return Err(Failure { step: "find the workspace directory again".into(), errno: libc::ESTALE });
+    }
+    mount::clone_tree(dir.as_fd(), c"", Depth::Recursive).step("copy the mount of the workspace directory")
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
+}
+
+struct Build {
+    root: OwnedFd,
+    programs: Vec<CString>,
+}
+
+impl Build {
+    fn new() -> Step<Self> {
+        let options = [(c"size", c"8m"), (c"nr_inodes", c"65536"), (c"mode", c"0755")];
+        let root = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV).step("make a tmpfs")?;
+        mount::attach(root.as_fd(), mount::cwd(), &c_path(Path::new(BUILD_ON))).step("attach the template")?;
+        Ok(Self { root, programs: Vec::new() })
+    }
+
+    fn directory(&self, path: &Path) -> Step<()> {
+        let mut place = PathBuf::new();
+        for part in path.components().filter(|part| matches!(part, std::path::Component::Normal(_))) {
+            place.push(part);
+            match rustix::fs::mkdirat(&self.root, &place, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                other => other.step(&format!("make the directory {}", place.display()))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, path: &str, contents: &[u8]) -> Step<()> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&self.root, path, flags, Mode::from_raw_mode(0o444));
+        let file = file.step(&format!("make the file {path}"))?;
+        std::fs::File::from(file).write_all(contents).step(&format!("fill the file {path}"))
+    }
+
+    fn symlink(&self, target: &Path, path: &Path) -> Step<()> {
+        match rustix::fs::symlinkat(target, &self.root, path) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+            other => other.step(&format!("make the link {}", path.display())),
+        }
+    }
+
+    /// Shows a host file or directory at `inside`, with these attributes.
+    fn bind(&self, source: &Path, inside: &Path, attributes: u64) -> Step<()> {
+        let name = |what: &str| format!("{what} {}", source.display());
+        let inside = inside.strip_prefix("/").unwrap_or(inside);
+        let tree =
+            mount::clone_tree(mount::cwd(), &c_path(source), Depth::Recursive).step(&name("copy the mount of"))?;
+        let stat = rustix::fs::fstat(&tree).step(&name("look at"))?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+            self.directory(inside)?;
+        } else {
+            if let Some(parent) = inside.parent() {
+                self.directory(parent)?;
+            }
+            self.file(&inside.to_string_lossy(), b"")?;
+        }
+        mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step(&name("restrict"))?;
+        mount::attach(tree.as_fd(), self.root.as_fd(), &c_path(inside)).step(&name("attach"))
+    }
+
+    fn program_directory(&mut self, source: &Path, inside: &Path) -> Step<()> {
+        self.bind(source, inside, READ_ONLY)?;
+        self.programs.push(c_path(inside));
+        Ok(())
+    }
+
+    /// A top-level entry as the source has it: a link stays a link.
+    fn top_level(&mut self, source: &Path, inside: &Path) -> Step<()> {
+        let Ok(meta) = source.symlink_metadata() else { return Ok(()) };
+        if meta.is_symlink() {
+            let target = std::fs::read_link(source).step("read a link")?;
+            return self.symlink(&target, inside.strip_prefix("/").unwrap_or(inside));
+        }
+        if meta.is_dir() || meta.is_file() { self.program_directory(source, inside) } else { Ok(()) }
+    }
+
+    fn host_root(&mut self) -> Step<()> {
+        for name in SYSTEM {
+            self.top_level(&Path::new("/").join(name), &Path::new("/").join(name))?;
+        }
+        for store in STORES.iter().map(Path::new).filter(|store| store.is_dir()) {
+            self.program_directory(store, store)?;
+        }
+        self.directory(Path::new("etc/ssl"))?;
+        for name in ETC_DIRS.iter().map(|name| Path::new("/etc").join(name)).filter(|path| path.is_dir()) {
+            self.bind(&name, &name, READ_ONLY)?;
+        }
+        for name in ETC_FILES {
+            self.copy(&Path::new("/etc").join(name))?;
+        }
+        for directory in python_settings() {
+            self.directory(&directory)?;
+            for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+                self.copy(&entry.path())?;
+            }
+        }
+        self.file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\nsandbox:x:1000:1000:sandbox:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
+        self.file("etc/group", b"root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n")?;
+        self.file("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")?;
+        self.file("etc/hosts", b"127.0.0.1 localhost sandbox\n::1 localhost\n")?;
+        self.file("etc/hostname", b"sandbox\n")
+    }
+
+    /// A small file is copied, so that it costs no mount; a link is copied as a link, a large file is bound.
+    fn copy(&self, path: &Path) -> Step<()> {
+        let Ok(meta) = path.symlink_metadata() else { return Ok(()) };
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        if meta.is_symlink() {
+            let target = std::fs::read_link(path).step("read a link")?;
+            return self.symlink(&target, inside);
+        }
+        // Only what everybody may read on the host: a secret by mistake stays out.
+        if !meta.is_file() || meta.permissions().mode() & 0o004 == 0 {
+            return Ok(());
+        }
+        if meta.size() > COPY_LIMIT {
+            return self.bind(path, path, READ_ONLY);
+        }
+        match std::fs::read(path) {
+            Ok(contents) => self.file(&inside.to_string_lossy(), &contents),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn directory_root(&mut self, root: &Path) -> Step<()> {
+        let entries = std::fs::read_dir(root).step(&format!("read the root directory {}", root.display()))?;
+        for entry in entries {
+            let entry = entry.step("read the root directory")?;
+            let name = entry.file_name();
+            if !OWN.iter().any(|own| name == *own) {
+                self.top_level(&entry.path(), &Path::new("/").join(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_only(&mut self, path: &Path) -> Step<()> {
+        self.program_directory(path, path)
+    }
+
+    /// What every sandbox has, whatever its root.
+    fn common(&mut self) -> Step<()> {
+        for directory in ["proc", "sys", "dev/pts", "dev/shm", "tmp", "workspace", "code", "run"] {
+            self.directory(Path::new(directory))?;
+        }
+        for device in DEVICES {
+            let path = Path::new("/dev").join(device);
+            self.bind(&path, &path, attr::NOSUID | attr::NOEXEC)?;
+        }
+        for (target, name) in [
+            ("pts/ptmx", "dev/ptmx"),
+            ("/proc/self/fd", "dev/fd"),
+            ("/proc/self/fd/0", "dev/stdin"),
+            ("/proc/self/fd/1", "dev/stdout"),
+            ("/proc/self/fd/2", "dev/stderr"),
+        ] {
+            self.symlink(Path::new(target), Path::new(name))?;
+        }
+        self.file(LANDLOCK_PROBE.trim_start_matches('/'), b"")?;
+        self.programs.push(c"/etc".into());
+        Ok(())
+    }
+}
+
+/// `/etc/python3` and `/etc/python3.11`: a few lines that Debian's interpreter reads at start.
+fn python_settings() -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir("/etc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> Self {
+        Self::from_raw_os_error(failure.errno)
+    }
+}

@@ -1,0 +1,339 @@
+//! From what was measured to what is said: pure, row by row.
+
+use cofferdam_contract::{
+    Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
+};
+use cofferdam_linux::cgroup::Stats;
+
+use crate::protocol::{Evidence, HostFacts, NAMESPACES};
+
+/// Bounds read back from the sandbox's control group.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupBounds {
+    /// The version's name.
+    pub version: &'static str,
+    /// Bytes.
+    pub memory: Option<u64>,
+    /// Bytes of memory and swap, or of swap; `None` where the kernel does not count it.
+    pub swap: Option<u64>,
+    /// Tasks.
+    pub tasks: Option<u64>,
+    /// Thousandths of a processor.
+    pub cpu_millis: Option<u64>,
+    /// Whether CPU time is counted.
+    pub counts_cpu: bool,
+    /// Tasks in the group now; at least the init.
+    pub members: u64,
+}
+
+impl GroupBounds {
+    /// Reads them back, no more than `limits` asks for.
+    pub fn read(stats: &Stats, version: &'static str, limits: &Limits) -> Self {
+        Self {
+            version,
+            memory: limits.memory.and_then(|_| stats.memory_bound()),
+            swap: limits.memory.and_then(|_| stats.swap_bound()),
+            tasks: limits.processes.and_then(|_| stats.tasks_bound()),
+            cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
+            counts_cpu: stats.cpu_micros().is_some(),
+            members: stats.tasks().unwrap_or(0),
+        }
+    }
+}
+
+/// Everything that a posture is made from.
+#[derive(Debug)]
+pub struct Measured<'a> {
+    pub spec: &'a Spec,
+    pub facts: &'a HostFacts,
+    pub evidence: &'a Evidence,
+    pub group: Option<&'a GroupBounds>,
+}
+
+/// The posture that the measurements amount to.
+pub fn posture(measured: &Measured<'_>) -> Posture {
+    let rows = namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured));
+    Posture::new(rows)
+}
+
+fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> PostureItem {
+    let state = if holds { ProtectionState::Enforced } else { ProtectionState::Absent };
+    PostureItem { protection, state, mechanism: mechanism.into(), probed: true, remedy: None }
+}
+
+fn with_remedy(mut item: PostureItem, remedy: impl Into<String>) -> PostureItem {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+        item.remedy = Some(remedy.into());
+    }
+    item
+}
+
+fn not_asked(protection: Protection, mechanism: &str) -> PostureItem {
+    PostureItem {
+        protection,
+        state: ProtectionState::NotAsked,
+        mechanism: mechanism.to_owned(),
+        probed: false,
+        remedy: None,
+    }
+}
+
+fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let kinds = [
+        Protection::UserNamespace,
+        Protection::MountNamespace,
+        Protection::PidNamespace,
+        Protection::NetNamespace,
+        Protection::IpcNamespace,
+        Protection::UtsNamespace,
+        Protection::CgroupNamespace,
+    ];
+    let pairs = measured.evidence.namespaces.into_iter().zip(measured.facts.namespaces);
+    kinds
+        .into_iter()
+        .zip(NAMESPACES)
+        .zip(pairs)
+        .map(|((protection, name), (inside, host))| {
+            let own = inside != 0 && inside != host;
+            let own = own && (protection != Protection::PidNamespace || measured.evidence.pid == 1);
+            row(protection, own, format!("own {name} namespace {inside}, the host's is {host}"))
+        })
+        .collect()
+}
+
+fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let evidence = measured.evidence;
+    let read_only = measured.spec.workspace().access() == Access::ReadOnly;
+    let visible = &evidence.paths_visible;
+    let root = row(
+        Protection::RootFilesystem,
+        evidence.root_read_only && visible.is_empty(),
+        if visible.is_empty() {
+            "read-only tmpfs root; writes to /, /usr and /etc refused; no host directory seen".to_owned()
+        } else {
+            format!("visible inside: {}", visible.join(", "))
+        },
+    );
+    let workspace = match (measured.spec.workspace(), read_only) {
+        (Workspace::Private { .. }, false) => "private tmpfs, read-write",
+        (Workspace::Private { .. }, true) => "private tmpfs, mounted read-only",
+        (Workspace::HostDir { .. }, false) => "host directory, read-write, nosuid, nodev",
+        (Workspace::HostDir { .. }, true) => "host directory, mounted read-only",
+    };
+    let let_through = &evidence.calls_let_through;
+    let seccomp = row(
+        Protection::Seccomp,
+        evidence.seccomp && let_through.is_empty(),
+        if let_through.is_empty() {
+            "allowlist filter; 20 forbidden calls tried, all refused".to_owned()
+        } else {
+            format!("forbidden calls let through: {}", let_through.join(", "))
+        },
+    );
+    let abi = measured.facts.landlock_abi;
+    let scopes = if abi >= 6 { "with scopes for abstract sockets and signals" } else { "without scopes" };
+    let landlock = row(
+        Protection::Landlock,
+        evidence.landlock_denies,
+        match (abi, evidence.landlock_denies) {
+            (0, _) => "the kernel has no Landlock, or it is switched off".to_owned(),
+            (_, true) => format!("ABI {abi}, {scopes}; refused a file that only it forbids"),
+            (_, false) => format!("ABI {abi}, but a file that it forbids could be read"),
+        },
+    );
+    let sets = evidence.capabilities;
+    let capabilities = row(
+        Protection::Capabilities,
+        sets == [0; 4],
+        format!("effective {:x}, permitted {:x}, inheritable {:x}, bounding {:x}", sets[0], sets[1], sets[2], sets[3]),
+    );
+    let user = row(
+        Protection::User,
+        evidence.ids.0 != 0 && !(measured.facts.privileged && evidence.outside_uid == 0),
+        format!("uid {} gid {} inside, mapped to {} outside", evidence.ids.0, evidence.ids.1, outside(measured)),
+    );
+    let network = row(
+        Protection::Network,
+        *measured.spec.network() == NetworkPolicy::None && evidence.interfaces == 0,
+        format!("own network namespace with loopback only ({} other interfaces)", evidence.interfaces),
+    );
+    vec![
+        root,
+        row(Protection::Workspace, evidence.workspace_read_only == read_only, workspace),
+        seccomp,
+        with_remedy(landlock, "boot a kernel of 5.13 or newer with `landlock` in its lsm= list"),
+        capabilities,
+        row(Protection::NoNewPrivileges, evidence.no_new_privileges, "no_new_privs is set"),
+        user,
+        network,
+    ]
+}
+
+fn outside(measured: &Measured<'_>) -> String {
+    if measured.facts.privileged {
+        format!("uid {}", evidence_uid(measured))
+    } else {
+        "the caller's own uid".to_owned()
+    }
+}
+
+fn evidence_uid(measured: &Measured<'_>) -> u32 {
+    measured.evidence.outside_uid
+}
+
+fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let limits = measured.spec.limits();
+    vec![
+        memory(measured, limits),
+        cpu_time(measured, limits),
+        cpus(measured, limits),
+        processes(measured, limits),
+        disk(measured, limits),
+        PostureItem {
+            protection: Protection::WallTime,
+            state: ProtectionState::Enforced,
+            mechanism: format!(
+                "timer of the supervisor, {} s, then SIGKILL to the tree",
+                limits.wall_time.as_secs_f64()
+            ),
+            probed: false,
+            remedy: None,
+        },
+    ]
+}
+
+/// The kernel rounds down to whole pages.
+fn close_to(value: Option<u64>, asked: u64) -> bool {
+    value.is_some_and(|value| value <= asked && asked - value < 65_536)
+}
+
+fn group_remedy(measured: &Measured<'_>) -> String {
+    let why = &measured.facts.cgroup_reason;
+    format!(
+        "run as root, or with delegated control groups: `systemd-run --user --scope -p Delegate=yes cofferdam …` ({why})"
+    )
+}
+
+fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let Some(asked) = limits.memory else { return not_asked(Protection::Memory, "no limit asked for") };
+    let bytes = asked.as_bytes();
+    if let Some(group) = measured.group {
+        let holds = close_to(group.memory, bytes) && group.members > 0;
+        let swap = match group.swap {
+            Some(_) => "swap counted",
+            None => "swap not counted by this kernel",
+        };
+        return row(
+            Protection::Memory,
+            holds,
+            format!("{} memory limit {} bytes, {swap}", group.version, group.memory.unwrap_or(0)),
+        );
+    }
+    let holds = measured.evidence.process_limits[0] <= bytes && measured.evidence.watching;
+    let item = row(
+        Protection::Memory,
+        holds,
+        format!(
+            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills; memory files and \
+             System V memory refused"
+        ),
+    );
+    with_remedy(item, group_remedy(measured))
+}
+
+fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let Some(asked) = limits.cpu_time else { return not_asked(Protection::CpuTime, "no limit asked for") };
+    let seconds = asked.as_secs_f64();
+    if let Some(group) = measured.group.filter(|group| group.counts_cpu) {
+        return row(
+            Protection::CpuTime,
+            group.members > 0,
+            format!("{} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process", group.version),
+        );
+    }
+    let per_process = measured.evidence.process_limits[2] <= asked.as_secs() + 2;
+    let item = row(
+        Protection::CpuTime,
+        per_process && measured.evidence.watching,
+        format!(
+            "RLIMIT_CPU a process, and a watch that sums all processes and what they reaped every 25 ms and kills at {seconds} s"
+        ),
+    );
+    with_remedy(item, group_remedy(measured))
+}
+
+fn cpus(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let Some(asked) = limits.cpus else { return not_asked(Protection::Cpus, "no limit asked for") };
+    let millis = u64::from(asked.as_millis());
+    if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_cpu) {
+        let holds = group.cpu_millis.is_some_and(|value| value <= millis.max(10));
+        return row(Protection::Cpus, holds, format!("{} CPU quota of {asked} processors", group.version));
+    }
+    let processors = u64::from(measured.evidence.processors);
+    let holds = processors * 1000 <= millis && measured.group.is_none();
+    let mut item =
+        row(Protection::Cpus, holds, format!("bound to {processors} processors, which the sandbox cannot change"));
+    if !holds {
+        item.mechanism = format!("no control group bounds the share of {asked} processors");
+    }
+    with_remedy(item, format!("ask for a whole number of processors, or {}", group_remedy(measured)))
+}
+
+fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let Some(asked) = limits.processes.map(u64::from) else {
+        return not_asked(Protection::Processes, "no limit asked for");
+    };
+    if let Some(group) = measured.group {
+        let holds = group.tasks.is_some_and(|tasks| tasks <= asked + 1) && group.members > 0;
+        return row(
+            Protection::Processes,
+            holds,
+            format!("{} pids.max {} (the init is one of them)", group.version, group.tasks.unwrap_or(0)),
+        );
+    }
+    let holds = measured.evidence.process_limits[1] <= asked + 1;
+    let item = row(
+        Protection::Processes,
+        holds,
+        format!(
+            "RLIMIT_NPROC {} in a user namespace of its own (the init is one of them)",
+            measured.evidence.process_limits[1]
+        ),
+    );
+    with_remedy(item, group_remedy(measured))
+}
+
+fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let Some(asked) = limits.disk else { return not_asked(Protection::Disk, "no limit asked for") };
+    let bytes = asked.as_bytes();
+    let evidence = measured.evidence;
+    let sized =
+        evidence.disk_bytes > 0 && evidence.disk_bytes <= bytes.next_multiple_of(4096) && evidence.disk_files > 0;
+    let tmpfs = format!(
+        "one tmpfs of {} with at most {} files",
+        ByteSize::from_bytes(evidence.disk_bytes),
+        evidence.disk_files
+    );
+    match measured.spec.workspace() {
+        Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
+            protection: Protection::Disk,
+            state: ProtectionState::WeakerThanAsked,
+            mechanism: format!(
+                "a host directory cannot be sized: there each file is limited to {asked} (RLIMIT_FSIZE), their sum is not; \
+                 /tmp and /dev/shm are {tmpfs}"
+            ),
+            probed: true,
+            remedy: Some(
+                "for a writable host directory say --disk none (no limit is asked for), or use a private workspace, or \
+                 DIR:ro"
+                    .to_owned(),
+            ),
+        },
+        Workspace::HostDir { .. } => row(Protection::Disk, sized, format!("/tmp and /dev/shm: {tmpfs}")),
+        Workspace::Private { .. } => row(
+            Protection::Disk,
+            sized,
+            format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; what is stored counts as memory, too"),
+        ),
+    }
+}

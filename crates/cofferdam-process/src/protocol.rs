@@ -1,0 +1,342 @@
+//! What host, launcher and init say to each other: typed, bounded, one message a datagram.
+//!
+//! ```text
+//! host --Configure, Create--> launcher --forks--> init (process 1 of a sandbox)
+//! host <----------------- Event ------------------ init
+//! host ------------------ Order -----------------> init
+//! ```
+//!
+//! Everything that comes from an init is treated as hostile by the host: an init shares the fate of its guests.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use cofferdam_linux::message;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The longest message, in bytes: arguments and environment of one exec, and something around them.
+pub const MAX_MESSAGE: usize = 4 << 20;
+/// Marks a message whose body is in the first descriptor.
+const IN_MEMORY_FILE: u8 = 1;
+const INLINE: u8 = 0;
+
+/// The first message to a launcher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Configure {
+    /// A directory with another root file system; `None` takes the host's programs.
+    pub root: Option<PathBuf>,
+    /// Host directories or files that appear read-only at the same path.
+    pub read_only: Vec<PathBuf>,
+    /// Whether control groups may be used.
+    pub use_cgroups: bool,
+}
+
+/// The launcher's answer to [`Configure`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum Hello {
+    /// It is ready to make sandboxes.
+    Ready(HostFacts),
+    /// A step failed.
+    Failed(Failure),
+}
+
+/// What the launcher found out about the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct HostFacts {
+    /// The version of control groups in use: 1 or 2; 0 for none.
+    pub cgroup_version: u8,
+    /// Why there are no control groups.
+    pub cgroup_reason: String,
+    /// Whether processor shares can be bounded.
+    pub cgroup_cpu: bool,
+    /// Landlock's version; 0 for none.
+    pub landlock_abi: u32,
+    /// Whether the launcher has the privileges of the machine's root (or a container's).
+    pub privileged: bool,
+    /// The launcher's own namespaces, in the order of [`NAMESPACES`].
+    pub namespaces: [u64; 7],
+}
+
+/// The namespaces whose identity is compared, by their names in `/proc/self/ns`.
+pub const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+
+/// A step that failed, and the system's error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Failure {
+    /// What was being done.
+    pub step: String,
+    /// The system's error number.
+    pub errno: i32,
+}
+
+/// Asks the launcher for a sandbox. With it come two sockets: one becomes the init's, the launcher closes the other
+/// once nothing of the sandbox is left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Create {
+    /// A number that no other sandbox of this launcher has.
+    pub serial: u64,
+    /// What becomes `/workspace`.
+    pub workspace: WorkspacePlan,
+    /// Whether the guest must not write there.
+    pub read_only: bool,
+    /// Bytes for the sandbox's own writable directories.
+    pub disk: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Tasks, the init not counted.
+    pub tasks: Option<u64>,
+    /// Thousandths of a processor.
+    pub cpu_millis: Option<u64>,
+    /// CPU microseconds of one exec; here only for the limit of a single process.
+    pub cpu_micros: Option<u64>,
+}
+
+/// What becomes `/workspace`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum WorkspacePlan {
+    /// A directory of the sandbox's own.
+    Private,
+    /// A directory of the host, and which one it is.
+    HostDir {
+        /// Its absolute path, links resolved.
+        path: PathBuf,
+        /// Its device.
+        device: u64,
+        /// Its inode.
+        inode: u64,
+        /// Its owner.
+        uid: u32,
+        /// Its group.
+        gid: u32,
+    },
+}
+
+/// What the host asks of an init.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum Order {
+    /// Start a program. With it come its descriptors 0, 1 and 2, unless it gets a terminal.
+    Start(Start),
+    /// Signal everything that an exec started and that is still alive.
+    Signal {
+        /// Which exec.
+        exec: u64,
+        /// SIGTERM or SIGKILL.
+        kill: bool,
+    },
+}
+
+/// A program to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Start {
+    /// The exec's number: from 1, rising.
+    pub exec: u64,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// The whole environment.
+    pub env: Vec<(String, String)>,
+    /// Where to start.
+    pub directory: String,
+    /// Rows and columns of the terminal to make.
+    pub terminal: Option<(u16, u16)>,
+}
+
+/// What an init tells the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum Event {
+    /// The sandbox is ready. With it come: a descriptor for the init, the workspace, the code directory, and one
+    /// directory for each control group hierarchy.
+    Ready(Box<Evidence>),
+    /// Making the sandbox failed.
+    Failed(Failure),
+    /// An exec runs. With it comes the terminal's controlling end, if it has one.
+    Started {
+        /// Which exec.
+        exec: u64,
+    },
+    /// An exec could not be started.
+    NotStarted {
+        /// Which exec.
+        exec: u64,
+        /// What failed.
+        reason: NotStarted,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// An exec's program ended.
+    Ended {
+        /// Which exec.
+        exec: u64,
+        /// The raw wait status.
+        status: i32,
+        /// The largest resident size among the program and its reaped children, in bytes.
+        peak_bytes: u64,
+        /// CPU microseconds of the program and its reaped children.
+        cpu_micros: u64,
+    },
+    /// The init's own watch found that the sandbox passed a limit, and killed everything in it.
+    LimitPassed {
+        /// Whether it was memory (else CPU time).
+        memory: bool,
+    },
+}
+
+/// Why an exec could not be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum NotStarted {
+    /// No process could be made.
+    Fork,
+    /// The starting directory could not be entered.
+    Directory,
+    /// Descriptors, limits or the terminal could not be set.
+    Prepare,
+    /// The program could not be executed.
+    Execute,
+}
+
+/// What the init measured about itself after the walls were up.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, serde::Deserialize)]
+pub struct Evidence {
+    /// Its namespaces, in the order of [`NAMESPACES`].
+    pub namespaces: [u64; 7],
+    /// Its process number; 1 in a pid namespace of its own.
+    pub pid: i32,
+    /// Its user and group inside.
+    pub ids: (u32, u32),
+    /// Its user outside its user namespace, as its map says.
+    pub outside_uid: u32,
+    /// Effective, permitted, inheritable and bounding capabilities.
+    pub capabilities: [u64; 4],
+    /// Whether privileges cannot be gained by executing.
+    pub no_new_privileges: bool,
+    /// Whether a seccomp filter is on.
+    pub seccomp: bool,
+    /// Calls that a filter should refuse and did not.
+    pub calls_let_through: Vec<String>,
+    /// Whether Landlock refused what only it forbids.
+    pub landlock_denies: bool,
+    /// Whether the root file system refused a write.
+    pub root_read_only: bool,
+    /// Host directories that should not be there and are.
+    pub paths_visible: Vec<String>,
+    /// Whether the workspace refused a write.
+    pub workspace_read_only: bool,
+    /// Bytes that fit into the sandbox's own writable directories; 0 when unbounded.
+    pub disk_bytes: u64,
+    /// Files that fit there; 0 when unbounded.
+    pub disk_files: u64,
+    /// Limits of one process: memory, tasks, CPU seconds, file size; `u64::MAX` when unbounded.
+    pub process_limits: [u64; 4],
+    /// Processors that it may use.
+    pub processors: u32,
+    /// Network interfaces other than loopback.
+    pub interfaces: u32,
+    /// Whether the init watches memory and CPU time itself.
+    pub watching: bool,
+}
+
+/// Sends a message, waiting while the socket is full, at most `patience`.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    patience: std::time::Duration,
+) -> io::Result<()> {
+    let body = encode(message)?;
+    loop {
+        match send_encoded(socket, &body, fds) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !message::wait_writable(socket, Some(patience))? {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut));
+                }
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A message as bytes for [`send_encoded`].
+pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let body = postcard::to_extend(message, vec![INLINE]).map_err(io::Error::other)?;
+    if body.len() > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
+    }
+    Ok(body)
+}
+
+/// Sends an encoded message; fails with `WouldBlock` rather than wait.
+pub fn send_encoded(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if body.len() <= message::MAX_INLINE {
+        return message::send(socket, body, fds);
+    }
+    use std::os::fd::AsFd;
+    let sealed = message::seal(&body[1..])?;
+    let all: Vec<BorrowedFd<'_>> = [sealed.as_fd()].into_iter().chain(fds.iter().copied()).collect();
+    message::send(socket, &[IN_MEMORY_FILE], &all)
+}
+
+/// Receives a message if there is one; `None` when the other end is closed. Fails with `WouldBlock` rather than wait.
+pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut buffer = vec![0; message::MAX_INLINE];
+    let (length, mut fds) = message::receive(socket, &mut buffer)?;
+    match buffer[..length].split_first() {
+        None => Ok(None),
+        Some((&INLINE, body)) => Ok(Some((decode(body)?, fds))),
+        Some((&IN_MEMORY_FILE, [])) if !fds.is_empty() => {
+            let body = message::unseal(fds.remove(0), MAX_MESSAGE)?;
+            Ok(Some((decode(&body)?, fds)))
+        }
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "malformed message")),
+    }
+}
+
+/// Decodes a message's body; what is left over is an error.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) | Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "malformed message")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    fn start(words: usize) -> Order {
+        Order::Start(Start {
+            exec: 1,
+            argv: vec!["x".repeat(100); words],
+            env: vec![("A".into(), "b".into())],
+            directory: "/".into(),
+            terminal: None,
+        })
+    }
+
+    #[test]
+    fn long_messages_travel_in_memory_files() {
+        let (a, b) = message::pair().unwrap();
+        for words in [1, 10_000] {
+            send(a.as_fd(), &start(words), &[a.as_fd()], Duration::from_secs(1)).unwrap();
+            let (order, fds) = receive::<Order>(b.as_fd()).unwrap().unwrap();
+            assert_eq!((order, fds.len()), (start(words), 1));
+        }
+        assert!(encode(&start(100_000)).is_err());
+        drop(a);
+        assert!(receive::<Order>(b.as_fd()).unwrap().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_or_read_but_never_harms(body in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode::<Order>(&body);
+            let _ = decode::<Event>(&body);
+            let _ = decode::<Create>(&body);
+            let _ = decode::<Configure>(&body);
+            let _ = decode::<Hello>(&body);
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! One live sandbox, as its owner holds it.
+//!
+//! ```text
+//! making --Ready, posture holds--> open --close | drop | init gone--> closed --launcher done--> nothing left
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
+};
+use cofferdam_linux::cgroup::{Stats, Version};
+use cofferdam_linux::process;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+use crate::client::{self, Launcher, Sockets};
+use crate::posture::{GroupBounds, Measured, posture};
+use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order};
+use crate::sys::watch::watch;
+use crate::{error, exec, files};
+
+/// Time an init has to come up, on a machine under heavy load.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Time the kernel and the launcher have to remove a sandbox.
+const GONE_LIMIT: Duration = Duration::from_secs(60);
+/// Time an init has to take an order.
+const ORDER_LIMIT: Duration = Duration::from_secs(10);
+
+/// A process sandbox. Dropping it ends everything in it.
+pub struct ProcessSandbox {
+    id: SandboxId,
+    spec: Spec,
+    posture: Posture,
+    core: Arc<Core>,
+}
+
+/// What a sandbox is made from, besides what its launcher needs.
+pub struct Made {
+    /// What was asked for.
+    pub spec: Spec,
+    /// PATH inside.
+    pub path: String,
+}
+
+/// How an exec's program ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// The raw wait status.
+    pub status: i32,
+    /// The largest resident size of a process, in bytes.
+    pub peak_bytes: u64,
+    /// CPU microseconds of what was reaped.
+    pub cpu_micros: u64,
+}
+
+/// An exec that could not be started.
+pub type StartFailure = (NotStarted, i32);
+/// An exec that runs, with its terminal's controlling end if it has one.
+pub type StartOutcome = std::result::Result<Option<OwnedFd>, StartFailure>;
+
+/// What waits for an init's word on one exec.
+struct Slot {
+    started: Option<oneshot::Sender<StartOutcome>>,
+    ended: Option<oneshot::Sender<Ended>>,
+}
+
+/// What sandbox, execs and the task that listens to the init share.
+pub struct Core {
+    control: AsyncFd<OwnedFd>,
+    gone: AsyncFd<OwnedFd>,
+    init: OwnedFd,
+    workspace: OwnedFd,
+    code: OwnedFd,
+    /// User and group that files made for the guest must belong to; `None` leaves them as they come.
+    pub owner: Option<(u32, u32)>,
+    pub stats: Option<Stats>,
+    pub limits: Limits,
+    pub path: String,
+    slots: Mutex<HashMap<u64, Slot>>,
+    next_exec: AtomicU64,
+    closed: AtomicBool,
+    over_memory: AtomicBool,
+    over_cpu: AtomicBool,
+    // Last: the launcher may only be waited for once nothing above needs it.
+    _launcher: Arc<Launcher>,
+}
+
+impl ProcessSandbox {
+    /// Has a sandbox made and measures it. Whatever falls short of the spec ends it again.
+    pub async fn make(launcher: Arc<Launcher>, create: Create, made: Made) -> Result<Self> {
+        let Sockets { control, gone } = launcher.create(&create)?;
+        let fail = |error| error::os("create", "cannot wait for the sandbox", error);
+        let control = watch(control, Interest::READABLE | Interest::WRITABLE).map_err(fail)?;
+        let gone = watch(gone, Interest::READABLE).map_err(fail)?;
+        let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
+        let (evidence, mut fds) = match event {
+            Ok(Ok(Some((Event::Ready(evidence), fds)))) if fds.len() >= 3 => (evidence, fds),
+            Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
+            Ok(Ok(_)) | Ok(Err(_)) => {
+                return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox ended before it was ready")
+                    .with_remedy("is the memory limit large enough? `cofferdam doctor` says what this host lacks"));
+            }
+            Err(_) => {
+                return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox was not ready within 60 s"));
+            }
+        };
+        let groups = fds.split_off(3);
+        let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
+        let facts = launcher.facts();
+        let version = match facts.cgroup_version {
+            1 => Some(Version::V1),
+            2 => Some(Version::V2),
+            _ => None,
+        };
+        let stats = version.map(|version| Stats::new(version, groups));
+        let bounds = version
+            .zip(stats.as_ref())
+            .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), made.spec.limits()));
+        let evidence: &Evidence = &evidence;
+        let posture = posture(&Measured { spec: &made.spec, facts, evidence, group: bounds.as_ref() });
+        let (workspace, owner) = room(&made.spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
+        let id = SandboxId::new(format!("process-{}-{}", launcher.pid(), create.serial));
+        let core = Arc::new(Core {
+            control,
+            gone,
+            init,
+            workspace,
+            code,
+            owner,
+            stats,
+            limits: made.spec.limits().clone(),
+            path: made.path,
+            slots: Mutex::new(HashMap::new()),
+            next_exec: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            over_memory: AtomicBool::new(false),
+            over_cpu: AtomicBool::new(false),
+            _launcher: launcher,
+        });
+        let sandbox = Self { id, posture, core, spec: made.spec };
+        if let Err(error) = sandbox.posture.require(sandbox.spec.allow_weaker()) {
+            sandbox.core.close().await?;
+            return Err(error);
+        }
+        tokio::spawn(listen(Arc::clone(&sandbox.core)));
+        Ok(sandbox)
+    }
+}
+
+/// The directory that the file API works in, and who owns what it makes.
+fn room(spec: &Spec, own: OwnedFd, outside_uid: Option<u32>) -> Result<(OwnedFd, Option<(u32, u32)>)> {
+    match spec.workspace() {
+        Workspace::Private { .. } => Ok((own, outside_uid.map(|uid| (uid, uid)))),
+        Workspace::HostDir { path, .. } => {
+            use std::os::unix::fs::MetadataExt;
+            let io = |error| error::os("create", "cannot open the workspace directory", error);
+            let dir = std::fs::File::open(path).map_err(io)?;
+            let meta = dir.metadata().map_err(io)?;
+            Ok((OwnedFd::from(dir), outside_uid.map(|_| (meta.uid(), meta.gid()))))
+        }
+    }
+}
+
+/// Passes on what the init says, until it is gone. An init is not trusted: it can complete each exec once, and nothing
+/// else.
+async fn listen(core: Arc<Core>) {
+    while let Ok(Some((event, mut fds))) = client::receive::<Event>(&core.control).await {
+        match event {
+            Event::Started { exec } => {
+                if let Some(sender) = core.slots().get_mut(&exec).and_then(|slot| slot.started.take()) {
+                    let _ = sender.send(Ok(fds.pop()));
+                }
+            }
+            Event::NotStarted { exec, reason, errno } => {
+                if let Some(sender) = core.slots().remove(&exec).and_then(|slot| slot.started) {
+                    let _ = sender.send(Err((reason, errno)));
+                }
+            }
+            Event::Ended { exec, status, peak_bytes, cpu_micros } => {
+                if let Some(sender) = core.slots().remove(&exec).and_then(|slot| slot.ended) {
+                    let _ = sender.send(Ended { status, peak_bytes, cpu_micros });
+                }
+            }
+            Event::LimitPassed { memory: true } => core.over_memory.store(true, Ordering::Release),
+            Event::LimitPassed { memory: false } => core.over_cpu.store(true, Ordering::Release),
+            Event::Ready(_) | Event::Failed(_) => break,
+        }
+    }
+    core.shut();
+    core.slots().clear();
+}
+
+impl Core {
+    fn slots(&self) -> MutexGuard<'_, HashMap<u64, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a new exec, and what will tell of its start and its end.
+    pub fn enroll(&self) -> (u64, oneshot::Receiver<StartOutcome>, oneshot::Receiver<Ended>) {
+        let exec = self.next_exec.fetch_add(1, Ordering::Relaxed) + 1;
+        let (started, on_start) = oneshot::channel();
+        let (ended, on_end) = oneshot::channel();
+        self.slots().insert(exec, Slot { started: Some(started), ended: Some(ended) });
+        (exec, on_start, on_end)
+    }
+
+    /// Sends an order. Small ones practically never wait.
+    pub async fn order(&self, order: &Order, fds: &[std::os::fd::BorrowedFd<'_>]) -> std::io::Result<()> {
+        let body = protocol::encode(order)?;
+        let sending = async {
+            loop {
+                let mut ready = self.control.writable().await?;
+                match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
+                    other => return other,
+                }
+            }
+        };
+        tokio::time::timeout(ORDER_LIMIT, sending)
+            .await
+            .unwrap_or(Err(std::io::Error::from(std::io::ErrorKind::TimedOut)))
+    }
+
+    /// Whether the init's own watch found a limit passed: memory, CPU time.
+    pub fn passed(&self) -> (bool, bool) {
+        (self.over_memory.load(Ordering::Acquire), self.over_cpu.load(Ordering::Acquire))
+    }
+
+    /// Whether the sandbox is closed or closing.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Kills the init, and with it everything in the sandbox.
+    pub fn kill_all(&self) {
+        let _ = process::kill_by_pidfd(self.init.as_fd());
+    }
+
+    /// Starts the end, without waiting for it.
+    pub fn shut(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.kill_all();
+            let _ = rustix::net::shutdown(self.control.get_ref(), rustix::net::Shutdown::Both);
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shut();
+        // The launcher never writes to this socket: it becomes readable when the launcher closes it.
+        match tokio::time::timeout(GONE_LIMIT, self.gone.readable()).await {
+            Ok(Ok(mut ready)) => {
+                ready.retain_ready();
+                Ok(())
+            }
+            Ok(Err(error)) => Err(error::os("close", "cannot wait for the sandbox's end", error)),
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "close", "the sandbox was not removed within 60 s")),
+        }
+    }
+
+    /// Directory in which each exec's script gets a directory of its own.
+    pub fn code(&self) -> &OwnedFd {
+        &self.code
+    }
+}
+
+impl Drop for ProcessSandbox {
+    fn drop(&mut self) {
+        self.core.shut();
+    }
+}
+
+impl fmt::Debug for ProcessSandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessSandbox").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl ProcessSandbox {
+    fn open(&self, operation: &'static str) -> Result<()> {
+        if self.core.is_closed() { Err(Error::closed(operation)) } else { Ok(()) }
+    }
+
+    fn room(&self, operation: &'static str) -> Result<files::Room> {
+        self.open(operation)?;
+        let dir = self.core.workspace.try_clone();
+        let dir = dir.map_err(|error| error::os(operation, "cannot open the workspace", error))?;
+        Ok(files::Room { dir, owner: self.core.owner })
+    }
+}
+
+#[async_trait]
+impl Sandbox for ProcessSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        &self.posture
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        request.validate()?;
+        self.open("start")?;
+        exec::start(&self.core, request).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        files::read(self.room("read_file")?, path).await
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        files::write(self.room("write_file")?, path, contents).await
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        files::list(self.room("list_dir")?, path).await
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        files::remove(self.room("remove")?, path).await
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        Err(Error::unsupported("snapshot", "the process backend cannot freeze running programs")
+            .with_remedy("use level vm for snapshots"))
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        Err(Error::unsupported("fork", "the process backend cannot copy running programs")
+            .with_remedy("use level vm for forks"))
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.open("usage")?;
+        let stats = self.core.stats.as_ref();
+        let disk = rustix::fs::fstatvfs(&self.core.code).ok();
+        Ok(SandboxUsage {
+            cpu_seconds: stats.and_then(Stats::cpu_micros).map(|micros| micros as f64 / 1e6),
+            memory_bytes: stats.and_then(Stats::memory),
+            peak_memory_bytes: stats.and_then(Stats::peak_memory),
+            // The init is not the guest's.
+            processes: stats.and_then(Stats::tasks).map(|tasks| (tasks as u32).saturating_sub(1)),
+            disk_bytes: disk.map(|stat| (stat.f_blocks - stat.f_bfree) * stat.f_frsize),
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.core.close().await
+    }
+}

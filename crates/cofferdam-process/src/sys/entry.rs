@@ -1,0 +1,34 @@
+//! How the launcher comes into being: the program that uses this library is executed once more, and before its `main`
+//! runs, this entry sees its own name in `argv[0]` and becomes the launcher instead.
+//!
+//! So nothing needs to be installed or called, the launcher always is of the same version as its owner, and it starts
+//! with an empty memory and environment: no secret of the owner can leak into a sandbox through it. (The C part of
+//! runc enters containers from such a constructor, too.)
+
+use std::ffi::{CStr, c_char, c_int};
+
+/// `argv[0]` of a launcher.
+pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ENTRY: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = enter;
+
+extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *const c_char) {
+    if argc != 1 || argv.is_null() {
+        return;
+    }
+    // SAFETY: the C library passes argc valid, NUL-terminated strings. A set-user-id program must never be steered by
+    // its caller's argv, hence the look at AT_SECURE.
+    let called = unsafe {
+        let name = *argv;
+        !name.is_null()
+            && CStr::from_ptr(name).to_bytes() == LAUNCHER_NAME.as_bytes()
+            && libc::getauxval(libc::AT_SECURE) == 0
+    };
+    if called {
+        // A panic must not unwind into the C library.
+        let code = std::panic::catch_unwind(crate::launcher::main).unwrap_or(70);
+        cofferdam_linux::process::exit_now(code)
+    }
+}

@@ -1,0 +1,4 @@
+//! The crate's unsafe and operating-system specific corner.
+
+pub mod entry;
+pub mod watch;
