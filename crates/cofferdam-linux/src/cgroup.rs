@@ -57,8 +57,10 @@ pub struct Owner {
 #[derive(Debug)]
 struct Hierarchy {
     controllers: Vec<String>,
-    /// `<parent>/cofferdam/<owner>`
-    path: PathBuf,
+    /// The group that holds the base. Descriptors work on after the owner has left the host's mounts.
+    parent: OwnedFd,
+    /// `cofferdam/<owner>` under the parent.
+    name: String,
     dir: OwnedFd,
 }
 
@@ -140,9 +142,8 @@ impl Owner {
     /// Removes the owner's group, and the base when no other owner is left in it.
     pub fn close(self) {
         for hierarchy in &self.hierarchies {
-            let _ = fs::remove_dir(&hierarchy.path);
-            if let Some(base) = hierarchy.path.parent() {
-                let _ = fs::remove_dir(base);
+            for name in [hierarchy.name.as_str(), BASE] {
+                let _ = rustix::fs::unlinkat(&hierarchy.parent, name, rustix::fs::AtFlags::REMOVEDIR);
             }
         }
     }
@@ -395,7 +396,8 @@ fn open_hierarchy(version: Version, controllers: Vec<String>, parent: &Path, nam
         sweep(&base);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(&path, flags, Mode::empty())?;
-        return Ok(Hierarchy { controllers, path, dir });
+        let parent = rustix::fs::open(parent, flags, Mode::empty())?;
+        return Ok(Hierarchy { controllers, parent, name: format!("{BASE}/{name}"), dir });
     }
     Err(io::Error::from(io::ErrorKind::NotFound))
 }

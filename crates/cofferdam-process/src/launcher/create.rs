@@ -85,6 +85,8 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     keep.extend(setup.workspace.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
     process::set_name(c"cofferdam-init");
+    // Its own files in /proc are needed until the last wall is up; no guest exists before that.
+    process::set_dumpable(DumpableState::Yes).step("open own proc files")?;
 
     for file in &setup.join_files {
         rustix::io::write(file, b"0").step("join the control group")?;

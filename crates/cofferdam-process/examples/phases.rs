@@ -1,0 +1,23 @@
+//! Where the time goes.
+use cofferdam_contract::{Backend, ExecRequest, Spec};
+use cofferdam_process::{ProcessBackend, ProcessConfig};
+use std::time::{Duration, Instant};
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let backend = ProcessBackend::new(ProcessConfig::default()).unwrap();
+    let n = 1000;
+    let mut v: Vec<Vec<Duration>> = vec![vec![]; 4];
+    for _ in 0..n {
+        let t0 = Instant::now();
+        let s = backend.create(Spec::builder().build().unwrap()).await.unwrap();
+        let t1 = Instant::now();
+        s.exec(ExecRequest::argv(["/bin/true"]).build().unwrap()).await.unwrap();
+        let t2 = Instant::now();
+        s.close().await.unwrap();
+        let t3 = Instant::now();
+        std::process::Command::new("/bin/true").status().unwrap();
+        let t4 = Instant::now();
+        for (i, d) in [t1 - t0, t2 - t1, t3 - t2, t4 - t3].into_iter().enumerate() { v[i].push(d); }
+    }
+    for (name, v) in ["create", "exec", "close", "bare"].iter().zip(&mut v) { v.sort(); println!("{name:8} p50 {:?} p99 {:?}", v[n / 2], v[n * 99 / 100]); }
+}
