@@ -15,6 +15,10 @@ use rustix::fs::{Mode, OFlags, openat};
 
 /// The name of the group that holds all of ours.
 pub const BASE: &str = "cofferdam";
+/// Empty groups kept for use again.
+const MOST_SPARE: usize = 16;
+/// A group to which more than this is still charged is not used again.
+const MOST_LEFT: u64 = 16 << 20;
 const CPU_PERIOD_MICROS: u64 = 100_000;
 
 /// Which version of control groups.
@@ -52,6 +56,9 @@ pub struct Bounds {
 pub struct Owner {
     version: Version,
     hierarchies: Vec<Hierarchy>,
+    /// Groups that stand empty and may be used again (version 1, where making one means many steps).
+    spare: Vec<Group>,
+    made: u64,
 }
 
 #[derive(Debug)]
@@ -70,6 +77,18 @@ pub struct Group {
     name: String,
     version: Version,
     dirs: Vec<(usize, OwnedFd)>,
+    base: Base,
+}
+
+/// What a group that is used again had counted before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Base {
+    /// Kills for memory.
+    pub memory_kills: u64,
+    /// Forks refused.
+    pub forks_refused: u64,
+    /// Bytes in use: cached files that the last user read first.
+    pub memory: u64,
 }
 
 impl Owner {
@@ -97,33 +116,78 @@ impl Owner {
         self.version
     }
 
+    /// Whether groups that were released are used again rather than removed.
+    pub fn keeps_groups(&self) -> bool {
+        self.version == Version::V1
+    }
+
     /// Whether processor shares can be bounded.
     pub fn has_cpu(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpu"))
     }
 
-    /// Makes a group with these bounds, all written and accepted, or none.
-    pub fn make(&self, name: &str, bounds: Bounds) -> io::Result<Group> {
-        let mut group = Group { name: name.to_owned(), version: self.version, dirs: Vec::with_capacity(4) };
-        for (index, hierarchy) in self.hierarchies.iter().enumerate() {
-            if hierarchy.controllers == ["cpu"] && bounds.cpu_millis.is_none() {
-                continue;
-            }
-            let made = hierarchy.make(name).and_then(|dir| {
-                group.dirs.push((index, dir));
-                let dir = &group.dirs[group.dirs.len() - 1].1;
-                hierarchy.bound(self.version, dir.as_fd(), bounds)
-            });
-            if let Err(error) = made {
-                self.remove(&group)?;
-                return Err(error);
+    /// A group with these bounds, all written and accepted, in which nothing is and of which nobody else knows.
+    pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
+        if bounds.cpu_millis.is_none() {
+            while let Some(group) = self.spare.pop() {
+                match self.bound(&group, bounds) {
+                    Ok(()) => return Ok(group),
+                    Err(_) => self.remove(&group)?,
+                }
             }
         }
-        Ok(group)
+        self.made += 1;
+        let mut group = Group {
+            name: format!("s{}", self.made),
+            version: self.version,
+            dirs: Vec::with_capacity(4),
+            base: Base::default(),
+        };
+        let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
+        match made {
+            Ok(()) => Ok(group),
+            Err(error) => {
+                self.remove(&group)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
+        for (index, hierarchy) in self.hierarchies.iter().enumerate() {
+            if hierarchy.controllers != ["cpu"] || bounds.cpu_millis.is_some() {
+                group.dirs.push((index, hierarchy.make(&group.name)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn bound(&self, group: &Group, bounds: Bounds) -> io::Result<()> {
+        group.dirs.iter().try_for_each(|(index, dir)| self.hierarchies[*index].bound(self.version, dir.as_fd(), bounds))
+    }
+
+    /// Takes a group back once nothing is in it: keeps it for use again, or removes it. Gives it back, to be tried
+    /// again later, while tasks are still leaving it.
+    pub fn release(&mut self, mut group: Group) -> Result<(), Group> {
+        let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
+        if self.keeps_groups() && !has_cpu_bound && self.spare.len() < MOST_SPARE {
+            match group.reset() {
+                Ok(true) => {
+                    self.spare.push(group);
+                    return Ok(());
+                }
+                Ok(false) => {}
+                Err(_) => return Err(group),
+            }
+        }
+        match self.remove(&group) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(group),
+        }
     }
 
     /// Removes an empty group. Fails with `ResourceBusy` while tasks are still leaving it.
-    pub fn remove(&self, group: &Group) -> io::Result<()> {
+    fn remove(&self, group: &Group) -> io::Result<()> {
         let mut result = Ok(());
         for (index, _) in &group.dirs {
             let removed = rustix::fs::unlinkat(
@@ -140,7 +204,10 @@ impl Owner {
     }
 
     /// Removes the owner's group, and the base when no other owner is left in it.
-    pub fn close(self) {
+    pub fn close(mut self) {
+        for group in std::mem::take(&mut self.spare) {
+            let _ = self.remove(&group);
+        }
         for hierarchy in &self.hierarchies {
             for name in [hierarchy.name.as_str(), BASE] {
                 let _ = rustix::fs::unlinkat(&hierarchy.parent, name, rustix::fs::AtFlags::REMOVEDIR);
@@ -162,20 +229,19 @@ impl Hierarchy {
 
     fn bound(&self, version: Version, dir: BorrowedFd<'_>, bounds: Bounds) -> io::Result<()> {
         let controller = |name| self.has(name).then_some(());
-        if let (Some(()), Some(bytes)) = (controller("memory"), bounds.memory) {
+        if controller("memory").is_some() {
             match version {
-                Version::V1 => {
-                    write(dir, "memory.limit_in_bytes", bytes)?;
-                    write_if_present(dir, "memory.memsw.limit_in_bytes", bytes)?;
-                }
+                Version::V1 => bound_memory_v1(dir, bounds.memory)?,
                 Version::V2 => {
-                    write(dir, "memory.max", bytes)?;
-                    write_if_present(dir, "memory.swap.max", 0)?;
+                    write_text(dir, "memory.max", &or_max(bounds.memory))?;
+                    if bounds.memory.is_some() {
+                        write_if_present(dir, "memory.swap.max", "0")?;
+                    }
                 }
             }
         }
-        if let (Some(()), Some(tasks)) = (controller("pids"), bounds.tasks) {
-            write(dir, "pids.max", tasks)?;
+        if controller("pids").is_some() {
+            write_text(dir, "pids.max", &or_max(bounds.tasks))?;
         }
         if let (Some(()), Some(millis)) = (controller("cpu"), bounds.cpu_millis) {
             let quota = (CPU_PERIOD_MICROS * millis / 1000).max(1000);
@@ -191,7 +257,52 @@ impl Hierarchy {
     }
 }
 
+/// Writes memory, and memory with swap where the kernel counts it. The first may never be above the second, so that
+/// their order depends on what stood there.
+fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
+    let text = bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
+    if write_text(dir, "memory.limit_in_bytes", &text).is_ok() {
+        return write_if_present(dir, "memory.memsw.limit_in_bytes", &text);
+    }
+    write_if_present(dir, "memory.memsw.limit_in_bytes", &text)?;
+    write_text(dir, "memory.limit_in_bytes", &text)
+}
+
+fn or_max(value: Option<u64>) -> String {
+    value.map_or_else(|| "max".to_owned(), |value| value.to_string())
+}
+
 impl Group {
+    /// What it had counted before.
+    pub fn base(&self) -> Base {
+        self.base
+    }
+
+    /// Makes an empty version 1 group as good as new; `false` when too much is left of it. An error while it is not
+    /// empty.
+    fn reset(&mut self) -> io::Result<bool> {
+        for dir in self.dirs() {
+            if !read(dir, "tasks")?.is_empty() {
+                return Err(io::Error::from(io::ErrorKind::ResourceBusy));
+            }
+        }
+        for dir in self.dirs() {
+            for counter in ["memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes", "cpuacct.usage"] {
+                write_if_present(dir, counter, "0")?;
+            }
+        }
+        let number = |name: &str| self.dirs().find_map(|dir| read(dir, name).ok()?.trim().parse().ok());
+        let event = |file: &str, name: &str| self.dirs().find_map(|dir| field(&read(dir, file).ok()?, name));
+        let memory: Option<u64> = number("memory.usage_in_bytes");
+        let base = Base {
+            memory_kills: event("memory.oom_control", "oom_kill").unwrap_or(0),
+            forks_refused: event("pids.events", "max").unwrap_or(0),
+            memory: memory.unwrap_or(u64::MAX),
+        };
+        self.base = base;
+        Ok(base.memory <= MOST_LEFT)
+    }
+
     /// The directories, to be read by [`Stats`].
     pub fn dirs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.dirs.iter().map(|(_, dir)| dir.as_fd())
@@ -333,8 +444,8 @@ fn write_text(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
     fs::File::from(file).write_all(value.as_bytes())
 }
 
-fn write_if_present(dir: BorrowedFd<'_>, name: &str, value: u64) -> io::Result<()> {
-    match write(dir, name, value) {
+fn write_if_present(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
+    match write_text(dir, name, value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
@@ -348,7 +459,7 @@ struct Parents {
 
 impl Parents {
     fn open(self, name: &str) -> Result<Owner, String> {
-        let mut owner = Owner { version: self.version, hierarchies: Vec::new() };
+        let mut owner = Owner { version: self.version, hierarchies: Vec::new(), spare: Vec::new(), made: 0 };
         for (controllers, parent) in self.dirs {
             match open_hierarchy(self.version, controllers, &parent, name) {
                 Ok(hierarchy) => owner.hierarchies.push(hierarchy),

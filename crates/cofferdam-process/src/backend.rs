@@ -128,6 +128,7 @@ impl Backend for ProcessBackend {
             memory: limits.memory.map(cofferdam_contract::ByteSize::as_bytes),
             tasks: limits.processes.map(u64::from),
             cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            probe: false,
             cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         };
         let path = self.path_inside(spec.root());

@@ -1,11 +1,12 @@
 //! The owner's side of a launcher.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
@@ -13,7 +14,7 @@ use cofferdam_linux::message;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::protocol::{self, Configure, Create, Hello, HostFacts};
+use crate::protocol::{self, Configure, Create, Hello, HostFacts, Walls};
 use crate::sys::watch::watch;
 use crate::{error, sys};
 
@@ -27,7 +28,12 @@ pub struct Launcher {
     child: Mutex<Child>,
     facts: HostFacts,
     serial: AtomicU64,
+    walls: Mutex<HashMap<Kind, Arc<Walls>>>,
 }
+
+/// What may make a difference for the walls of one launcher's sandboxes: whether the workspace is a host directory, and
+/// whether it is read-only.
+pub type Kind = (bool, bool);
 
 /// The sockets that belong to a sandbox being made.
 pub struct Sockets {
@@ -53,8 +59,13 @@ impl Launcher {
             .map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "create", "cannot start the launcher").with_source(error)
             })?;
-        let mut launcher =
-            Self { socket: None, child: Mutex::new(child), facts: HostFacts::none(), serial: AtomicU64::new(0) };
+        let mut launcher = Self {
+            socket: None,
+            child: Mutex::new(child),
+            facts: HostFacts::none(),
+            serial: AtomicU64::new(0),
+            walls: Mutex::default(),
+        };
         let socket = launcher.socket.insert(ours);
         protocol::send(socket.as_fd(), configure, &[], Duration::from_secs(5))
             .map_err(|error| error::os("create", "cannot configure the launcher", error))?;
@@ -93,15 +104,25 @@ impl Launcher {
         self.serial.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// What trying the walls gave for an earlier sandbox of the same kind.
+    pub fn known_walls(&self, kind: Kind) -> Option<Arc<Walls>> {
+        self.walls.lock().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
+    }
+
+    /// Keeps what trying the walls gave.
+    pub fn remember_walls(&self, kind: Kind, walls: &Arc<Walls>) {
+        self.walls.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(walls));
+    }
+
     /// Whether the launcher still runs.
     pub fn is_alive(&self) -> bool {
-        let mut child = self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(child.try_wait(), Ok(None))
     }
 
     /// The launcher's process number.
     pub fn pid(&self) -> u32 {
-        self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner).id()
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
     }
 
     /// Asks for a sandbox. Its init answers on the control socket.
@@ -120,7 +141,7 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         self.socket = None;
-        let mut child = self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         // It ends by itself when its socket closes, after removing what is left of its sandboxes.
         let _ = child.wait();
     }

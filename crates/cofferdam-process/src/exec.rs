@@ -82,7 +82,7 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
     };
     let (base_kills, base_refusals) = match &core.stats {
         Some(stats) if exec > 1 => (stats.memory_kills(), stats.forks_refused()),
-        _ => (0, 0),
+        _ => (core.group_base.0, core.group_base.1),
     };
     let prepared = prepare(core, exec, &request)?;
     let program = prepared.start.argv.first().cloned().unwrap_or_default();
@@ -363,7 +363,7 @@ impl Run {
             duration: self.begun.elapsed(),
             usage: Usage {
                 cpu_seconds: cpu_micros as f64 / 1e6,
-                peak_memory_bytes: stats.and_then(|stats| stats.peak_memory()).or(Some(ended.peak_bytes)),
+                peak_memory_bytes: self.core.peak_memory().or(Some(ended.peak_bytes)),
                 output_bytes: 0,
             },
         })

@@ -5,7 +5,7 @@ use cofferdam_contract::{
 };
 use cofferdam_linux::cgroup::Stats;
 
-use crate::protocol::{Evidence, HostFacts, NAMESPACES};
+use crate::protocol::{Evidence, HostFacts, NAMESPACES, Walls};
 
 /// Bounds read back from the sandbox's control group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,6 +47,8 @@ pub struct Measured<'a> {
     pub spec: &'a Spec,
     pub facts: &'a HostFacts,
     pub evidence: &'a Evidence,
+    /// From this sandbox, or from an earlier one of the same launcher and kind.
+    pub walls: &'a Walls,
     pub group: Option<&'a GroupBounds>,
 }
 
@@ -104,10 +106,10 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
 fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let read_only = measured.spec.workspace().access() == Access::ReadOnly;
-    let visible = &evidence.paths_visible;
+    let visible = &measured.walls.paths_visible;
     let root = row(
         Protection::RootFilesystem,
-        evidence.root_read_only && visible.is_empty(),
+        measured.walls.root_read_only && visible.is_empty(),
         if visible.is_empty() {
             "read-only tmpfs root; writes to /, /usr and /etc refused; no host directory seen".to_owned()
         } else {
@@ -120,7 +122,7 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
         (Workspace::HostDir { .. }, false) => "host directory, read-write, nosuid, nodev",
         (Workspace::HostDir { .. }, true) => "host directory, mounted read-only",
     };
-    let let_through = &evidence.calls_let_through;
+    let let_through = &measured.walls.calls_let_through;
     let seccomp = row(
         Protection::Seccomp,
         evidence.seccomp && let_through.is_empty(),
@@ -134,8 +136,8 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let scopes = if abi >= 6 { "with scopes for abstract sockets and signals" } else { "without scopes" };
     let landlock = row(
         Protection::Landlock,
-        evidence.landlock_denies,
-        match (abi, evidence.landlock_denies) {
+        measured.walls.landlock_denies,
+        match (abi, measured.walls.landlock_denies) {
             (0, _) => "the kernel has no Landlock, or it is switched off".to_owned(),
             (_, true) => format!("ABI {abi}, {scopes}; refused a file that only it forbids"),
             (_, false) => format!("ABI {abi}, but a file that it forbids could be read"),
@@ -154,8 +156,8 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     );
     let network = row(
         Protection::Network,
-        *measured.spec.network() == NetworkPolicy::None && evidence.interfaces == 0,
-        format!("own network namespace with loopback only ({} other interfaces)", evidence.interfaces),
+        *measured.spec.network() == NetworkPolicy::None && measured.walls.interfaces == 0,
+        format!("own network namespace with loopback only ({} other interfaces)", measured.walls.interfaces),
     );
     vec![
         root,

@@ -91,6 +91,8 @@ pub struct Create {
     pub cpu_millis: Option<u64>,
     /// CPU microseconds of one exec; here only for the limit of a single process.
     pub cpu_micros: Option<u64>,
+    /// Whether the walls that are the same for every sandbox of this kind are to be tried.
+    pub probe: bool,
 }
 
 /// What becomes `/workspace`.
@@ -212,14 +214,8 @@ pub struct Evidence {
     pub no_new_privileges: bool,
     /// Whether a seccomp filter is on.
     pub seccomp: bool,
-    /// Calls that a filter should refuse and did not.
-    pub calls_let_through: Vec<String>,
-    /// Whether Landlock refused what only it forbids.
-    pub landlock_denies: bool,
-    /// Whether the root file system refused a write.
-    pub root_read_only: bool,
-    /// Host directories that should not be there and are.
-    pub paths_visible: Vec<String>,
+    /// What came of trying the walls, where that was asked for.
+    pub walls: Option<Walls>,
     /// Whether the workspace refused a write.
     pub workspace_read_only: bool,
     /// Bytes that fit into the sandbox's own writable directories; 0 when unbounded.
@@ -230,10 +226,26 @@ pub struct Evidence {
     pub process_limits: [u64; 4],
     /// Processors that it may use.
     pub processors: u32,
-    /// Network interfaces other than loopback.
-    pub interfaces: u32,
     /// Whether the init watches memory and CPU time itself.
     pub watching: bool,
+    /// What the control group had counted before: kills for memory, forks refused, bytes in use.
+    pub group_base: (u64, u64, u64),
+}
+
+/// What came of trying walls that are the same for every sandbox of one launcher and one kind: their answer may be
+/// reused.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, serde::Deserialize)]
+pub struct Walls {
+    /// Calls that a filter should refuse and did not.
+    pub calls_let_through: Vec<String>,
+    /// Whether Landlock refused what only it forbids.
+    pub landlock_denies: bool,
+    /// Whether the root file system refused a write.
+    pub root_read_only: bool,
+    /// Host directories that should not be there and are.
+    pub paths_visible: Vec<String>,
+    /// Network interfaces other than loopback.
+    pub interfaces: u32,
 }
 
 /// Sends a message, waiting while the socket is full, at most `patience`.

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::client::{self, Launcher, Sockets};
 use crate::posture::{GroupBounds, Measured, posture};
-use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order};
+use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order, WorkspacePlan};
 use crate::sys::watch::watch;
 use crate::{error, exec, files};
 
@@ -83,6 +83,8 @@ pub struct Core {
     /// User and group that files made for the guest must belong to; `None` leaves them as they come.
     pub owner: Option<(u32, u32)>,
     pub stats: Option<Stats>,
+    /// What the control group had counted before this sandbox: kills for memory, forks refused, bytes in use.
+    pub group_base: (u64, u64, u64),
     pub limits: Limits,
     pub path: String,
     slots: Mutex<HashMap<u64, Slot>>,
@@ -91,12 +93,15 @@ pub struct Core {
     over_memory: AtomicBool,
     over_cpu: AtomicBool,
     // Last: the launcher may only be waited for once nothing above needs it.
-    _launcher: Arc<Launcher>,
+    launcher: Arc<Launcher>,
 }
 
 impl ProcessSandbox {
     /// Has a sandbox made and measures it. Whatever falls short of the spec ends it again.
-    pub async fn make(launcher: Arc<Launcher>, create: Create, made: Made) -> Result<Self> {
+    pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
+        let kind = (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only);
+        let known = launcher.known_walls(kind);
+        create.probe = known.is_none();
         let Sockets { control, gone } = launcher.create(&create)?;
         let fail = |error| error::os("create", "cannot wait for the sandbox", error);
         let control = watch(control, Interest::READABLE | Interest::WRITABLE).map_err(fail)?;
@@ -125,8 +130,13 @@ impl ProcessSandbox {
         let bounds = version
             .zip(stats.as_ref())
             .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), made.spec.limits()));
-        let evidence: &Evidence = &evidence;
-        let posture = posture(&Measured { spec: &made.spec, facts, evidence, group: bounds.as_ref() });
+        let mut evidence: Evidence = *evidence;
+        let walls = match (known, evidence.walls.take()) {
+            (Some(walls), _) => walls,
+            (None, walls) => Arc::new(walls.unwrap_or_default()),
+        };
+        let posture =
+            posture(&Measured { spec: &made.spec, facts, evidence: &evidence, walls: &walls, group: bounds.as_ref() });
         let (workspace, owner) = room(&made.spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
         let id = SandboxId::new(format!("process-{}-{}", launcher.pid(), create.serial));
         let core = Arc::new(Core {
@@ -137,6 +147,7 @@ impl ProcessSandbox {
             code,
             owner,
             stats,
+            group_base: evidence.group_base,
             limits: made.spec.limits().clone(),
             path: made.path,
             slots: Mutex::new(HashMap::new()),
@@ -144,12 +155,15 @@ impl ProcessSandbox {
             closed: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
             over_cpu: AtomicBool::new(false),
-            _launcher: launcher,
+            launcher,
         });
         let sandbox = Self { id, posture, core, spec: made.spec };
         if let Err(error) = sandbox.posture.require(sandbox.spec.allow_weaker()) {
             sandbox.core.close().await?;
             return Err(error);
+        }
+        if create.probe {
+            sandbox.core.launcher.remember_walls(kind, &walls);
         }
         tokio::spawn(listen(Arc::clone(&sandbox.core)));
         Ok(sandbox)
@@ -233,6 +247,11 @@ impl Core {
     /// Whether the init's own watch found a limit passed: memory, CPU time.
     pub fn passed(&self) -> (bool, bool) {
         (self.over_memory.load(Ordering::Acquire), self.over_cpu.load(Ordering::Acquire))
+    }
+
+    /// The most memory that the sandbox used at once, in bytes, where a control group counts it.
+    pub fn peak_memory(&self) -> Option<u64> {
+        Some(self.stats.as_ref()?.peak_memory()?.saturating_sub(self.group_base.2))
     }
 
     /// Whether the sandbox is closed or closing.
@@ -349,8 +368,8 @@ impl Sandbox for ProcessSandbox {
         let disk = rustix::fs::fstatvfs(&self.core.code).ok();
         Ok(SandboxUsage {
             cpu_seconds: stats.and_then(Stats::cpu_micros).map(|micros| micros as f64 / 1e6),
-            memory_bytes: stats.and_then(Stats::memory),
-            peak_memory_bytes: stats.and_then(Stats::peak_memory),
+            memory_bytes: stats.and_then(Stats::memory).map(|bytes| bytes.saturating_sub(self.core.group_base.2)),
+            peak_memory_bytes: self.core.peak_memory(),
             // The init is not the guest's.
             processes: stats.and_then(Stats::tasks).map(|tasks| (tasks as u32).saturating_sub(1)),
             disk_bytes: disk.map(|stat| (stat.f_blocks - stat.f_bfree) * stat.f_frsize),

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use cofferdam_linux::cgroup::Base;
 use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
@@ -47,6 +48,7 @@ pub struct Setup<'a> {
     pub network: BorrowedFd<'a>,
     pub join_files: Vec<OwnedFd>,
     pub groups: &'a [BorrowedFd<'a>],
+    pub group_base: Base,
     pub identity: Identity,
     pub outside_pid: i32,
     pub template: &'a Template,
@@ -311,7 +313,8 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
 }
 
 fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<()> {
-    let evidence = evidence::collect(watching);
+    let mut evidence = evidence::collect(watching, setup.create.probe);
+    evidence.group_base = (setup.group_base.memory_kills, setup.group_base.forks_refused, setup.group_base.memory);
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
     let mut fds = vec![own.as_fd(), rooms.workspace.as_fd(), rooms.code.as_fd()];
     fds.extend_from_slice(setup.groups);

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::template::LANDLOCK_PROBE;
-use crate::protocol::{Evidence, NAMESPACES};
+use crate::protocol::{Evidence, NAMESPACES, Walls};
 
 /// Directories of a host that no sandbox may see with anything in them.
 const FORBIDDEN: &[&str] =
@@ -18,15 +18,16 @@ const FORBIDDEN: &[&str] =
 
 /// The identities of a process's namespaces, in the order of [`NAMESPACES`].
 pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
+    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut found = [0; 7];
     for (slot, name) in found.iter_mut().zip(NAMESPACES) {
-        *slot = std::fs::metadata(format!("{dir}/{name}"))?.ino();
+        *slot = rustix::fs::statat(&dir, name, AtFlags::empty())?.st_ino;
     }
     Ok(found)
 }
 
 /// Measures the calling process. What cannot be read counts as not enforced.
-pub fn collect(watching: bool) -> Evidence {
+pub fn collect(watching: bool, probe: bool) -> Evidence {
     let sets = caps::read();
     let disk = rustix::fs::statvfs("/tmp");
     let limit = |resource| process::limit_of(0, resource).unwrap_or(u64::MAX);
@@ -40,10 +41,7 @@ pub fn collect(watching: bool) -> Evidence {
             .unwrap_or([u64::MAX; 4]),
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
-        calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
-        landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
-        root_read_only: refuses_writes("/") && refuses_writes("/usr") && refuses_writes("/etc"),
-        paths_visible: FORBIDDEN.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
+        walls: probe.then(walls),
         workspace_read_only: refuses_writes("/workspace"),
         disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
         disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
@@ -54,8 +52,18 @@ pub fn collect(watching: bool) -> Evidence {
             limit(Resource::FILE_SIZE),
         ],
         processors: process::processors(),
-        interfaces: interfaces(),
         watching,
+        group_base: (0, 0, 0),
+    }
+}
+
+fn walls() -> Walls {
+    Walls {
+        calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
+        landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
+        root_read_only: refuses_writes("/") && refuses_writes("/usr") && refuses_writes("/etc"),
+        paths_visible: FORBIDDEN.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
+        interfaces: interfaces(),
     }
 }
 

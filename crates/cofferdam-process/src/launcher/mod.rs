@@ -11,6 +11,7 @@
 mod create;
 mod evidence;
 mod init;
+mod networks;
 mod template;
 
 use std::io;
@@ -24,12 +25,11 @@ use cofferdam_linux::{landlock, message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::protocol::{self, Configure, Create, Failure, Hello, HostFacts};
+use networks::Networks;
 use template::Template;
 
 /// How long the launcher waits for its owner's socket to drain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Network namespaces kept ready, because making one is the slowest step.
-const SPARE_NETWORKS: usize = 4;
 /// The first of the user ids that sandboxes run as when the launcher is root: a range that no distribution hands out.
 const FIRST_UID: u32 = 0x7000_0000;
 /// Process numbers are below this on every kernel.
@@ -69,7 +69,7 @@ struct Launcher {
     identity: Identity,
     landlock_abi: u32,
     filter: Filters,
-    networks: Vec<OwnedFd>,
+    networks: Networks,
     pid: SharedPid,
     live: Vec<Live>,
 }
@@ -101,7 +101,7 @@ struct Live {
     group: Option<Group>,
     reaped: bool,
     /// Closing it tells the owner that nothing is left.
-    _gone: OwnedFd,
+    gone: Option<OwnedFd>,
 }
 
 /// The launcher's life, from its entry to its exit code.
@@ -145,6 +145,11 @@ impl Launcher {
         match Self::prepare(configure) {
             Ok(parts) => {
                 let (template, owner, identity, children, pid, facts) = parts;
+                let networks = match Networks::start(template.host_proc()).step("start the maker of network namespaces")
+                {
+                    Ok(networks) => networks,
+                    Err(failure) => return Err((socket, failure)),
+                };
                 let hello = protocol::send(socket.as_fd(), &Hello::Ready(facts.clone()), &[], PATIENCE);
                 if let Err(error) = hello {
                     return Err((
@@ -160,7 +165,7 @@ impl Launcher {
                     identity,
                     landlock_abi: facts.landlock_abi,
                     filter: Filters::compile(),
-                    networks: Vec::new(),
+                    networks,
                     pid,
                     live: Vec::new(),
                 })
@@ -219,17 +224,8 @@ impl Launcher {
 
     fn serve(&mut self) -> i32 {
         loop {
-            let idle = self.networks.len() < SPARE_NETWORKS;
             let leaving = self.live.iter().any(|live| live.reaped);
-            let timeout = match (idle, leaving) {
-                (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(Duration::from_millis(1)),
-                (false, false) => None,
-            };
-            let (requests, ended) = match self.wait(timeout) {
-                Ok(ready) => ready,
-                Err(_) => break,
-            };
+            let Ok((requests, ended)) = self.wait(leaving.then_some(Duration::from_millis(1))) else { break };
             if ended || leaving {
                 self.collect();
             }
@@ -239,8 +235,6 @@ impl Launcher {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
                 }
-            } else if idle && !ended {
-                self.spare_network();
             }
         }
         self.end()
@@ -254,22 +248,6 @@ impl Launcher {
         Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
     }
 
-    fn spare_network(&mut self) {
-        // Where it cannot be made, the child that needs one says so.
-        if let Ok(network) = self.new_network() {
-            self.networks.push(network);
-        } else {
-            self.networks.clear();
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn new_network(&self) -> io::Result<OwnedFd> {
-        namespace::unshare(namespace::kind::NET)?;
-        namespace::loopback_up()?;
-        namespace::open_own(self.template.host_proc(), "net")
-    }
-
     fn create(&mut self, create: &Create, fds: Vec<OwnedFd>) {
         let Ok([control, gone]) = <[OwnedFd; 2]>::try_from(fds) else { return };
         if let Err(failure) = self.try_create(create, &control, gone) {
@@ -279,11 +257,8 @@ impl Launcher {
 
     fn try_create(&mut self, create: &Create, control: &OwnedFd, gone: OwnedFd) -> Step<()> {
         let workspace = self.template.open_workspace(&create.workspace)?;
-        let network = match self.networks.pop() {
-            Some(network) => network,
-            None => self.new_network().step("make a network namespace")?,
-        };
-        let group = match &self.owner {
+        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
+        let group = match &mut self.owner {
             Some(owner) => {
                 let bounds = Bounds {
                     memory: create.memory,
@@ -291,19 +266,19 @@ impl Launcher {
                     tasks: create.tasks.map(|tasks| tasks + 1),
                     cpu_millis: create.cpu_millis.filter(|_| owner.has_cpu()),
                 };
-                Some(owner.make(&format!("s{}", create.serial), bounds).step("make a control group")?)
+                Some(owner.make(bounds).step("make a control group")?)
             }
             None => None,
         };
         let result = self.fork_init(create, control, workspace, &network, group.as_ref());
         match result {
             Ok(pid) => {
-                self.live.push(Live { pid, group, reaped: false, _gone: gone });
+                self.live.push(Live { pid, group, reaped: false, gone: Some(gone) });
                 Ok(())
             }
             Err(failure) => {
-                if let (Some(owner), Some(group)) = (&self.owner, &group) {
-                    let _ = owner.remove(group);
+                if let (Some(owner), Some(group)) = (&mut self.owner, group) {
+                    let _ = owner.release(group);
                 }
                 Err(failure)
             }
@@ -335,6 +310,7 @@ impl Launcher {
                     network: network.as_fd(),
                     join_files,
                     groups: &groups,
+                    group_base: group.map(Group::base).unwrap_or_default(),
                     identity: self.identity,
                     outside_pid: self.pid.get(),
                     template: &self.template,
@@ -356,13 +332,25 @@ impl Launcher {
                 live.reaped = true;
             }
         }
-        let owner = &self.owner;
-        self.live.retain(|live| {
-            let removed = match (owner, &live.group) {
-                (Some(owner), Some(group)) if live.reaped => owner.remove(group).is_ok(),
-                _ => live.reaped,
-            };
-            !removed
+        let owner = &mut self.owner;
+        self.live.retain_mut(|live| {
+            if !live.reaped {
+                return true;
+            }
+            if owner.as_ref().is_some_and(Owner::keeps_groups) {
+                // The group stays with the launcher; everything else died with the init.
+                live.gone = None;
+            }
+            match (owner.as_mut(), live.group.take()) {
+                (Some(owner), Some(group)) => match owner.release(group) {
+                    Ok(()) => false,
+                    Err(group) => {
+                        live.group = Some(group);
+                        true
+                    }
+                },
+                _ => false,
+            }
         });
     }
 

@@ -45,6 +45,12 @@ const ETC_FILES: &[&str] = &[
 ];
 /// Directories of `/etc` that programs need and that hold no secret.
 const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];
+/// Files of `/proc` that are covered, as container runtimes do it. What only the machine's root may read is not
+/// repeated here: no sandbox runs as that user.
+const MASKED_FILES: &[&str] =
+    &["interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats", "kallsyms"];
+/// Directories of `/proc` that are covered.
+const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi"];
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 /// What another root's own top level must not provide, because the sandbox does.
 const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
@@ -77,26 +83,8 @@ impl Template {
                 .map(|path| c_path(&path))
                 .collect()
         };
-        let masked_files = existing(
-            &[
-                "kcore",
-                "keys",
-                "timer_list",
-                "timer_stats",
-                "latency_stats",
-                "sched_debug",
-                "kallsyms",
-                "kmsg",
-                "kpagecount",
-                "kpageflags",
-                "kpagecgroup",
-                "vmallocinfo",
-                "slabinfo",
-                "modules",
-            ],
-            false,
-        );
-        let masked_dirs = existing(&["acpi", "scsi", "asound", "bus", "driver", "fs", "irq"], true);
+        let masked_files = existing(MASKED_FILES, false);
+        let masked_dirs = existing(MASKED_DIRS, true);
 
         namespace::unshare(namespace::kind::MOUNT).step("make the template's mount namespace")?;
         mount::set_propagation(mount::PRIVATE).step("separate the template's mounts")?;
