@@ -141,6 +141,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - Fails with `Unsupported` for a setting the backend does not have, never ignores it.
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
+    /// Makes a sandbox, runs one command in it, closes it: the one-shot call.
+    ///
+    /// # Behavior
+    /// - The sandbox is closed, and nothing of it left, whether or not the command could be started.
+    /// - Output is collected without loss up to the request's `max_output`.
+    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
+        request.validate()?;
+        let sandbox = self.create(spec).await?;
+        let result = sandbox.exec(request).await;
+        let posture = sandbox.posture().clone();
+        sandbox.close().await?;
+        Ok((result?, posture))
+    }
+
     /// Makes a sandbox from a snapshot of this backend, with the limits and policy of `spec`.
     ///
     /// # Behavior
@@ -236,7 +250,8 @@ impl dyn Sandbox {
     }
 }
 
-async fn collect(handle: ExecHandle) -> Result<Completed> {
+/// Collects an exec's output and exit; without loss only if the request's `output_buffer` holds its `max_output`.
+pub async fn collect(handle: ExecHandle) -> Result<Completed> {
     let mut output = handle.output();
     let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
     while let Some(event) = output.next().await {
@@ -249,20 +264,4 @@ async fn collect(handle: ExecHandle) -> Result<Completed> {
         }
     }
     Ok(Completed { exit: handle.exit().await?, stdout: stdout.freeze(), stderr: stderr.freeze() })
-}
-
-/// Makes a sandbox, runs one command in it, closes it: the one-shot call.
-///
-/// The sandbox is closed whether or not the command could be started.
-pub async fn run_to_completion(
-    backend: &dyn Backend,
-    spec: Spec,
-    request: ExecRequest,
-) -> Result<(Completed, Posture)> {
-    request.validate()?;
-    let sandbox = backend.create(spec).await?;
-    let result = sandbox.exec(request).await;
-    let posture = sandbox.posture().clone();
-    sandbox.close().await?;
-    Ok((result?, posture))
 }

@@ -18,7 +18,7 @@ mod snapshot;
 mod spec;
 mod units;
 
-pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, run_to_completion};
+pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, collect};
 pub use error::{Error, ErrorKind, Fault, Result, Retry};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,

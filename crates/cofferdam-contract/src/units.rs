@@ -33,7 +33,7 @@ impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         for (unit, name) in UNITS {
-            if self.0 >= unit && self.0.is_multiple_of(unit) {
+            if self.0 >= unit && self.0.is_multiple_of(unit) && self.0 / unit < 10 * 1024 {
                 return write!(f, "{} {name}", self.0 / unit);
             }
         }

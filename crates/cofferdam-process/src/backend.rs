@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox,
-    Snapshot, Spec, Workspace,
+    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecRequest, Level,
+    NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
 };
 use tokio::sync::Mutex;
 
@@ -84,6 +84,28 @@ impl ProcessBackend {
         Ok(launcher)
     }
 
+    /// Checks a spec and turns it into what a launcher is asked for.
+    async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, Made)> {
+        check(&spec)?;
+        let workspace = workspace_plan(spec.workspace())?;
+        let launcher = self.launcher(spec.root()).await?;
+        let limits = spec.limits();
+        let create = Create {
+            serial: launcher.next_serial(),
+            workspace,
+            read_only: spec.workspace().access() == Access::ReadOnly,
+            disk: limits.disk.map(ByteSize::as_bytes),
+            memory: limits.memory.map(ByteSize::as_bytes),
+            tasks: limits.processes.map(u64::from),
+            cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+            probe: false,
+            expected: None,
+        };
+        let path = self.path_inside(spec.root());
+        Ok((launcher, create, Made { spec, path }))
+    }
+
     /// PATH inside a sandbox with this root.
     fn path_inside(&self, root: &RootFs) -> String {
         let found = if *root == RootFs::Default { self.interpreters.path.as_slice() } else { &[] };
@@ -116,24 +138,14 @@ impl Backend for ProcessBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        check(&spec)?;
-        let plan = workspace_plan(spec.workspace())?;
-        let launcher = self.launcher(spec.root()).await?;
-        let limits = spec.limits();
-        let create = Create {
-            serial: launcher.next_serial(),
-            workspace: plan,
-            read_only: spec.workspace().access() == Access::ReadOnly,
-            disk: limits.disk.map(cofferdam_contract::ByteSize::as_bytes),
-            memory: limits.memory.map(cofferdam_contract::ByteSize::as_bytes),
-            tasks: limits.processes.map(u64::from),
-            cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
-            probe: false,
-            cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
-        };
-        let path = self.path_inside(spec.root());
-        let sandbox = ProcessSandbox::make(launcher, create, Made { spec, path }).await?;
-        Ok(Arc::new(sandbox))
+        let (launcher, create, made) = self.plan(spec).await?;
+        Ok(Arc::new(ProcessSandbox::make(launcher, create, made).await?))
+    }
+
+    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
+        request.validate()?;
+        let (launcher, create, made) = self.plan(spec).await?;
+        ProcessSandbox::run(launcher, create, made, request).await
     }
 
     async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {

@@ -14,10 +14,12 @@ use cofferdam_linux::message;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::protocol::{self, Configure, Create, Hello, HostFacts, Walls};
+use crate::protocol::{self, Configure, Create, Evidence, Hello, HostFacts, Walls};
 use crate::sys::watch::watch;
 use crate::{error, sys};
 
+/// Different requests whose measurements are remembered.
+const MOST_ACCEPTED: usize = 256;
 /// Time a launcher has to build its template, on a machine under heavy load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
@@ -29,6 +31,7 @@ pub struct Launcher {
     facts: HostFacts,
     serial: AtomicU64,
     walls: Mutex<HashMap<Kind, Arc<Walls>>>,
+    accepted: Mutex<HashMap<Create, Arc<Evidence>>>,
 }
 
 /// What may make a difference for the walls of one launcher's sandboxes: whether the workspace is a host directory, and
@@ -65,6 +68,7 @@ impl Launcher {
             facts: HostFacts::none(),
             serial: AtomicU64::new(0),
             walls: Mutex::default(),
+            accepted: Mutex::default(),
         };
         let socket = launcher.socket.insert(ours);
         protocol::send(socket.as_fd(), configure, &[], Duration::from_secs(5))
@@ -107,6 +111,20 @@ impl Launcher {
     /// What trying the walls gave for an earlier sandbox of the same kind.
     pub fn known_walls(&self, kind: Kind) -> Option<Arc<Walls>> {
         self.walls.lock().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
+    }
+
+    /// What an accepted sandbox measured that was asked for in the same words.
+    pub fn expected(&self, create: &Create) -> Option<Arc<Evidence>> {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).get(&generalised(create)).cloned()
+    }
+
+    /// Keeps what an accepted sandbox measured.
+    pub fn accept(&self, create: &Create, evidence: &Evidence) {
+        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        if accepted.len() >= MOST_ACCEPTED {
+            accepted.clear();
+        }
+        accepted.entry(generalised(create)).or_insert_with(|| Arc::new(evidence.clone()));
     }
 
     /// Keeps what trying the walls gave.
@@ -171,4 +189,9 @@ pub async fn receive<T: serde::de::DeserializeOwned>(
             other => return other,
         }
     }
+}
+
+/// A request without what is its own.
+fn generalised(create: &Create) -> Create {
+    Create { serial: 0, probe: false, expected: None, ..create.clone() }
 }

@@ -97,6 +97,9 @@ pub fn not_started(reason: NotStarted, errno: i32, program: &str, directory: &st
                 .with_remedy("end a process, or raise the limit with --pids")
                 .with_source(source)
         }
+        (NotStarted::Unexpected, _) => {
+            Error::new(ErrorKind::Internal, "start", "the sandbox is not what was measured before")
+        }
         (NotStarted::Prepare, _) => {
             Error::new(ErrorKind::Io, "start", "cannot prepare the program's descriptors").with_source(source)
         }

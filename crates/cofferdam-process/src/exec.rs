@@ -19,7 +19,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::protocol::{Order, Start};
-use crate::sandbox::{Core, Ended};
+use crate::sandbox::{Core, Ended, Enrolled};
 use crate::stdio::{self, Read, Stream, Writer};
 use crate::{error, files};
 
@@ -64,7 +64,7 @@ impl ExecControl for Control {
 }
 
 /// The host's ends of a program's descriptors.
-struct Ends {
+pub struct Ends {
     stdout: Option<Stream>,
     stderr: Option<Stream>,
     stdin: Option<StdinWriter>,
@@ -75,7 +75,50 @@ struct Ends {
 /// Starts an exec and gives its handle once its program runs.
 pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle> {
     let begun = Instant::now();
-    let (exec, on_start, on_end) = core.enroll();
+    let enrolled = core.enroll();
+    let prepared = prepare(&core.path, Some(core.code()), enrolled.exec, &request)?;
+    let guard = Unstarted { core, exec: Some(enrolled.exec) };
+    let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
+    let sent = core.order(&Order::Start(prepared.start), &fds).await;
+    drop(fds);
+    sent.map_err(|error| died(core, "start").with_source(error))?;
+    let running = Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
+    attach(core, &request, begun, enrolled, running, guard).await
+}
+
+/// What the host keeps of an exec that was ordered.
+pub struct Running {
+    pub ours: Ends,
+    pub program: String,
+    pub directory: String,
+}
+
+/// Kills an exec whose caller went away before it had a handle.
+pub struct Unstarted<'a> {
+    pub core: &'a Core,
+    pub exec: Option<u64>,
+}
+
+impl Drop for Unstarted<'_> {
+    fn drop(&mut self) {
+        if let Some(exec) = self.exec
+            && !self.core.kill_now(exec)
+        {
+            self.core.kill_all();
+        }
+    }
+}
+
+/// Waits until an exec that was ordered runs, and makes its handle.
+pub async fn attach(
+    core: &Arc<Core>,
+    request: &ExecRequest,
+    begun: Instant,
+    enrolled: Enrolled,
+    running: Running,
+    mut guard: Unstarted<'_>,
+) -> Result<ExecHandle> {
+    let Enrolled { exec, on_start, on_end } = enrolled;
     let base_cpu = match &core.stats {
         Some(stats) if exec > 1 => stats.cpu_micros().unwrap_or(0),
         _ => 0,
@@ -84,20 +127,16 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
         Some(stats) if exec > 1 => (stats.memory_kills(), stats.forks_refused()),
         _ => (core.group_base.0, core.group_base.1),
     };
-    let prepared = prepare(core, exec, &request)?;
-    let program = prepared.start.argv.first().cloned().unwrap_or_default();
-    let directory = prepared.start.directory.clone();
-    let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-    let sent = core.order(&Order::Start(prepared.start), &fds).await;
-    drop(fds);
-    drop(prepared.theirs);
-    sent.map_err(|error| died(core, "start").with_source(error))?;
     let terminal = match on_start.await {
         Ok(Ok(terminal)) => terminal,
-        Ok(Err((reason, errno))) => return Err(error::not_started(reason, errno, &program, &directory)),
+        Ok(Err((reason, errno))) => {
+            guard.exec = None;
+            return Err(error::not_started(reason, errno, &running.program, &running.directory));
+        }
         Err(_) => return Err(died(core, "start")),
     };
-    let mut ends = prepared.ours;
+    guard.exec = None;
+    let mut ends = running.ours;
     let io = |error| error::os("start", "cannot watch the terminal", error);
     let control_end = match terminal {
         Some(master) => {
@@ -115,7 +154,7 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
     };
     let (wishes, on_wish) = mpsc::unbounded_channel();
     let control = Arc::new(Control { wishes, terminal: control_end });
-    let (handle, driver) = ExecHandle::new(ExecId(exec), &request, ends.stdin.take(), control);
+    let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
     let timeout = request.timeout().unwrap_or(core.limits.wall_time);
     let run = Run {
         core: Arc::clone(core),
@@ -146,22 +185,28 @@ fn died(core: &Core, operation: &'static str) -> Error {
     }
 }
 
-struct Prepared {
-    start: Start,
-    theirs: Vec<OwnedFd>,
-    ours: Ends,
+/// An exec that is ready to be ordered.
+pub struct Prepared {
+    pub start: Start,
+    /// The program's ends, to be sent along.
+    pub theirs: Vec<OwnedFd>,
+    pub ours: Ends,
+    pub program: String,
+    pub directory: String,
 }
 
-fn prepare(core: &Core, exec: u64, request: &ExecRequest) -> Result<Prepared> {
+/// Makes an exec ready. Scripts need the directory that they are put into.
+pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequest) -> Result<Prepared> {
     let argv = match request.command() {
         Command::Argv(argv) => argv.clone(),
         Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
         Command::Script(script) => {
-            let path = files::put_script(core.code(), exec, script)?;
+            let code = code.ok_or_else(|| Error::closed("start"))?;
+            let path = files::put_script(code, exec, script)?;
             script.interpreter.iter().chain([&path]).chain(&script.args).cloned().collect()
         }
     };
-    let base = [("PATH", core.path.as_str())].into_iter().chain(BASE_ENV);
+    let base = [("PATH", path)].into_iter().chain(BASE_ENV);
     let terminal = request.terminal();
     let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
     let env = request.env().apply(base);
@@ -183,8 +228,11 @@ fn prepare(core: &Core, exec: u64, request: &ExecRequest) -> Result<Prepared> {
         env,
         directory: request.working_dir().inside(),
         terminal: terminal.map(|size| (size.rows, size.columns)),
+        if_expected: false,
     };
-    Ok(Prepared { start, theirs, ours })
+    let program = start.argv.first().cloned().unwrap_or_default();
+    let directory = start.directory.clone();
+    Ok(Prepared { start, theirs, ours, program, directory })
 }
 
 fn stdin_end(stdin: &Stdin, ours: &mut Ends) -> std::io::Result<OwnedFd> {

@@ -73,7 +73,7 @@ pub struct Failure {
 
 /// Asks the launcher for a sandbox. With it come two sockets: one becomes the init's, the launcher closes the other
 /// once nothing of the sandbox is left.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub struct Create {
     /// A number that no other sandbox of this launcher has.
     pub serial: u64,
@@ -93,10 +93,13 @@ pub struct Create {
     pub cpu_micros: Option<u64>,
     /// Whether the walls that are the same for every sandbox of this kind are to be tried.
     pub probe: bool,
+    /// What an accepted sandbox with the same request measured. An exec may be ordered before the host has seen this
+    /// sandbox's own measurements, and starts at once only if they are the same.
+    pub expected: Option<Box<Evidence>>,
 }
 
 /// What becomes `/workspace`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub enum WorkspacePlan {
     /// A directory of the sandbox's own.
     Private,
@@ -142,6 +145,8 @@ pub struct Start {
     pub directory: String,
     /// Rows and columns of the terminal to make.
     pub terminal: Option<(u16, u16)>,
+    /// Whether to start only in a sandbox that measured what was expected.
+    pub if_expected: bool,
 }
 
 /// What an init tells the host.
@@ -187,6 +192,8 @@ pub enum Event {
 /// Why an exec could not be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub enum NotStarted {
+    /// The sandbox did not measure what was expected.
+    Unexpected,
     /// No process could be made.
     Fork,
     /// The starting directory could not be entered.
@@ -198,7 +205,7 @@ pub enum NotStarted {
 }
 
 /// What the init measured about itself after the walls were up.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Evidence {
     /// Its namespaces, in the order of [`NAMESPACES`].
     pub namespaces: [u64; 7],
@@ -232,9 +239,25 @@ pub struct Evidence {
     pub group_base: (u64, u64, u64),
 }
 
+impl Evidence {
+    /// Whether this sandbox stands as the one did that `expected` was measured in, but for what each has of its own;
+    /// and whether it shares no namespace with the host.
+    pub fn is_as(&self, expected: &Self, host_namespaces: [u64; 7]) -> bool {
+        let own = Self {
+            namespaces: self.namespaces,
+            outside_uid: self.outside_uid,
+            walls: self.walls.clone(),
+            group_base: self.group_base,
+            ..expected.clone()
+        };
+        let apart = self.namespaces.iter().zip(host_namespaces).all(|(own, host)| *own != 0 && *own != host);
+        own == *self && apart && (self.outside_uid == 0) == (expected.outside_uid == 0)
+    }
+}
+
 /// What came of trying walls that are the same for every sandbox of one launcher and one kind: their answer may be
 /// reused.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Walls {
     /// Calls that a filter should refuse and did not.
     pub calls_let_through: Vec<String>,
@@ -325,6 +348,7 @@ mod tests {
             env: vec![("A".into(), "b".into())],
             directory: "/".into(),
             terminal: None,
+            if_expected: false,
         })
     }
 
@@ -339,6 +363,18 @@ mod tests {
         assert!(encode(&start(100_000)).is_err());
         drop(a);
         assert!(receive::<Order>(b.as_fd()).unwrap().is_none());
+    }
+
+    #[test]
+    fn evidence_is_as_expected_only_when_nothing_that_counts_differs() {
+        let host = [1; 7];
+        let expected = Evidence { namespaces: [2; 7], outside_uid: 7, disk_bytes: 4096, ..Evidence::default() };
+        let other = Evidence { namespaces: [3; 7], outside_uid: 8, group_base: (1, 2, 3), ..expected.clone() };
+        assert!(other.is_as(&expected, host));
+        assert!(!Evidence { namespaces: [3, 3, 3, 1, 3, 3, 3], ..other.clone() }.is_as(&expected, host));
+        assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected, host));
+        assert!(!Evidence { capabilities: [1, 0, 0, 0], ..other.clone() }.is_as(&expected, host));
+        assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected, host));
     }
 
     proptest! {

@@ -9,12 +9,12 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Posture, Result, Sandbox, SandboxId,
-    SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
+    Command, Completed, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Posture, Result,
+    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace, collect,
 };
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::process;
@@ -22,7 +22,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use crate::client::{self, Launcher, Sockets};
+use crate::client::{self, Kind, Launcher, Sockets};
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order, WorkspacePlan};
 use crate::sys::watch::watch;
@@ -32,6 +32,8 @@ use crate::{error, exec, files};
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Time the kernel and the launcher have to remove a sandbox.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
+/// The number of a sandbox's first exec.
+const FIRST_EXEC: u64 = 1;
 /// Time an init has to take an order.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -67,6 +69,13 @@ pub type StartFailure = (NotStarted, i32);
 /// An exec that runs, with its terminal's controlling end if it has one.
 pub type StartOutcome = std::result::Result<Option<OwnedFd>, StartFailure>;
 
+/// A new exec, and what will tell of its start and its end.
+pub struct Enrolled {
+    pub exec: u64,
+    pub on_start: oneshot::Receiver<StartOutcome>,
+    pub on_end: oneshot::Receiver<Ended>,
+}
+
 /// What waits for an init's word on one exec.
 struct Slot {
     started: Option<oneshot::Sender<StartOutcome>>,
@@ -99,10 +108,62 @@ pub struct Core {
 impl ProcessSandbox {
     /// Has a sandbox made and measures it. Whatever falls short of the spec ends it again.
     pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
-        let kind = (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only);
+        create.probe = launcher.known_walls(kind(&create)).is_none();
+        let sockets = launcher.create(&create)?;
+        let sandbox = Self::receive(launcher, create, made, sockets).await?;
+        tokio::spawn(listen(Arc::clone(&sandbox.core)));
+        Ok(sandbox)
+    }
+
+    /// Makes a sandbox, runs one command in it, closes it. The command is ordered together with the sandbox where an
+    /// accepted sandbox with the same request is known: it starts at once if the new one measures the same, and not
+    /// at all else.
+    pub async fn run(
+        launcher: Arc<Launcher>,
+        mut create: Create,
+        made: Made,
+        request: ExecRequest,
+    ) -> Result<(Completed, Posture)> {
+        let request = request.to_builder().output_buffer(request.max_output()).build()?;
+        let expected = launcher.expected(&create).filter(|_| !matches!(request.command(), Command::Script(_)));
+        let Some(expected) = expected else {
+            let sandbox = Self::make(launcher, create, made).await?;
+            let result = sandbox.exec(request).await;
+            sandbox.close().await?;
+            return Ok((result?, sandbox.posture.clone()));
+        };
+        let begun = Instant::now();
+        create.expected = Some(Box::new(Evidence::clone(&expected)));
+        let mut prepared = exec::prepare(&made.path, None, FIRST_EXEC, &request)?;
+        prepared.start.if_expected = true;
+        let sockets = launcher.create(&create)?;
+        let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
+        protocol::send(sockets.control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT)
+            .map_err(|error| error::os("start", "cannot order the command", error))?;
+        drop(fds);
+        drop(prepared.theirs);
+        let sandbox = Self::receive(launcher, create, made, sockets).await?;
+        let core = &sandbox.core;
+        let enrolled = core.enroll();
+        debug_assert_eq!(enrolled.exec, FIRST_EXEC);
+        tokio::spawn(listen(Arc::clone(core)));
+        let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
+        let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
+        let result = match exec::attach(core, &request, begun, enrolled, running, guard).await {
+            Ok(handle) => collect(handle).await,
+            // Not as expected, and yet accepted: then it is started the slow way.
+            Err(error) if error.kind() == ErrorKind::Internal => sandbox.exec(request).await,
+            Err(error) => Err(error),
+        };
+        sandbox.close().await?;
+        Ok((result?, sandbox.posture.clone()))
+    }
+
+    /// Waits for a sandbox that was asked for, and accepts or ends it.
+    async fn receive(launcher: Arc<Launcher>, create: Create, made: Made, sockets: Sockets) -> Result<Self> {
+        let kind = kind(&create);
         let known = launcher.known_walls(kind);
-        create.probe = known.is_none();
-        let Sockets { control, gone } = launcher.create(&create)?;
+        let Sockets { control, gone } = sockets;
         let fail = |error| error::os("create", "cannot wait for the sandbox", error);
         let control = watch(control, Interest::READABLE | Interest::WRITABLE).map_err(fail)?;
         let gone = watch(gone, Interest::READABLE).map_err(fail)?;
@@ -130,7 +191,7 @@ impl ProcessSandbox {
         let bounds = version
             .zip(stats.as_ref())
             .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), made.spec.limits()));
-        let mut evidence: Evidence = *evidence;
+        let mut evidence = *evidence;
         let walls = match (known, evidence.walls.take()) {
             (Some(walls), _) => walls,
             (None, walls) => Arc::new(walls.unwrap_or_default()),
@@ -162,12 +223,14 @@ impl ProcessSandbox {
             sandbox.core.close().await?;
             return Err(error);
         }
-        if create.probe {
-            sandbox.core.launcher.remember_walls(kind, &walls);
-        }
-        tokio::spawn(listen(Arc::clone(&sandbox.core)));
+        sandbox.core.launcher.remember_walls(kind, &walls);
+        sandbox.core.launcher.accept(&create, &evidence);
         Ok(sandbox)
     }
+}
+
+fn kind(create: &Create) -> Kind {
+    (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only)
 }
 
 /// The directory that the file API works in, and who owns what it makes.
@@ -219,12 +282,12 @@ impl Core {
     }
 
     /// A number for a new exec, and what will tell of its start and its end.
-    pub fn enroll(&self) -> (u64, oneshot::Receiver<StartOutcome>, oneshot::Receiver<Ended>) {
+    pub fn enroll(&self) -> Enrolled {
         let exec = self.next_exec.fetch_add(1, Ordering::Relaxed) + 1;
         let (started, on_start) = oneshot::channel();
         let (ended, on_end) = oneshot::channel();
         self.slots().insert(exec, Slot { started: Some(started), ended: Some(ended) });
-        (exec, on_start, on_end)
+        Enrolled { exec, on_start, on_end }
     }
 
     /// Sends an order. Small ones practically never wait.
@@ -242,6 +305,12 @@ impl Core {
         tokio::time::timeout(ORDER_LIMIT, sending)
             .await
             .unwrap_or(Err(std::io::Error::from(std::io::ErrorKind::TimedOut)))
+    }
+
+    /// Orders an exec's end without waiting; `false` if that could not be sent.
+    pub fn kill_now(&self, exec: u64) -> bool {
+        let order = protocol::encode(&Order::Signal { exec, kill: true });
+        order.is_ok_and(|body| protocol::send_encoded(self.control.get_ref().as_fd(), &body, &[]).is_ok())
     }
 
     /// Whether the init's own watch found a limit passed: memory, CPU time.

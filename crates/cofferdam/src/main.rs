@@ -1,1 +1,32 @@
-fn main() {}
+//! The command line: parse, do, answer with an exit status. Every decision lives in a module of its own; nothing is
+//! read or started before a command needs it.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bound;
+mod commands;
+mod config;
+mod encode;
+mod host_stream;
+mod interrupts;
+mod languages;
+mod plan;
+mod report;
+mod settings;
+mod sink;
+mod stdin;
+mod style;
+mod terminal;
+mod tty;
+mod values;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let raw: Vec<_> = std::env::args_os().collect();
+    let status = match args::parse(&raw) {
+        Ok(cli) => commands::dispatch(cli),
+        Err(error) => report::usage(&error, &raw),
+    };
+    ExitCode::from(status)
+}

@@ -122,9 +122,13 @@ pub(super) const PERSONALITY: Verdict = Verdict::ByArguments {
 const RLIMIT_CORE: u32 = 4;
 const RLIMIT_RTTIME: u32 = 15;
 
+/// Another process may be the init, which has the same user: without descriptors it could not find what to kill.
+const OTHERS_LIMITS: Case = case(EPERM, &[Test::NotNull { argument: 0 }, Test::NotNull { argument: 2 }]);
+
 pub(super) const SETRLIMIT: Verdict =
     allow_except(&[case(EPERM, &[one_of(0, &[RLIMIT_RTTIME])]), case(PRETEND, &[one_of(0, &[RLIMIT_CORE])])]);
 pub(super) const PRLIMIT: Verdict = allow_except(&[
+    OTHERS_LIMITS,
     case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }]),
     case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }]),
 ]);
@@ -132,7 +136,7 @@ pub(super) const PRLIMIT: Verdict = allow_except(&[
 // For the init, which sets the mark on what it starts; see `Options::allow_mark`.
 pub(super) const SETRLIMIT_MARKING: Verdict = allow_except(&[case(PRETEND, &[one_of(0, &[RLIMIT_CORE])])]);
 pub(super) const PRLIMIT_MARKING: Verdict =
-    allow_except(&[case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }])]);
+    allow_except(&[OTHERS_LIMITS, case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }])]);
 /// Only the mark is refused.
 pub(super) const SETRLIMIT_GUARD: Verdict = allow_except(&[case(EPERM, &[one_of(0, &[RLIMIT_RTTIME])])]);
 pub(super) const PRLIMIT_GUARD: Verdict =

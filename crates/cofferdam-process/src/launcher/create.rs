@@ -9,8 +9,6 @@
 //! The user namespace comes last of the namespaces, so that the sandbox owns none of the others.
 
 use std::ffi::CStr;
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -28,8 +26,6 @@ use crate::protocol::{self, Create, Event, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
-/// Makes the kernel choose a sandbox's processes first when the machine runs out of memory.
-const OOM_SCORE: &[u8] = b"800";
 /// Open descriptors of one process.
 const OPEN_FILES: u64 = 4096;
 const LOCKED_MEMORY: u64 = 8 << 20;
@@ -53,6 +49,7 @@ pub struct Setup<'a> {
     pub outside_pid: i32,
     pub template: &'a Template,
     pub landlock_abi: u32,
+    pub host_namespaces: [u64; 7],
     pub filters: &'a Filters,
 }
 
@@ -69,7 +66,7 @@ pub fn run(setup: Setup<'_>) -> i32 {
         Ok(rooms) => {
             let watch = init::Watch::new(setup.create, setup.groups.is_empty());
             match announce(&setup, rooms, watch.is_some()) {
-                Ok(()) => init::serve(control, watch, Arc::clone(&setup.filters.mark_guard)),
+                Ok(as_expected) => init::serve(control, watch, Arc::clone(&setup.filters.mark_guard), as_expected),
                 Err(_) => 74,
             }
         }
@@ -100,12 +97,6 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     let ids = outside_ids(setup);
     let proc = mount_proc(setup)?;
     let rooms = mount_writable(setup, ids, &proc)?;
-    File::from(
-        openat(&proc, "self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-            .step("open oom_score_adj")?,
-    )
-    .write_all(OOM_SCORE)
-    .step("raise the out-of-memory score")?;
     set_limits(setup.create, setup.groups.is_empty())?;
     drop_privileges(setup, ids, &proc)?;
     Ok(rooms)
@@ -242,7 +233,9 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
     ] {
         process::cap_limit(resource, value).step("set a limit")?;
     }
-    if let Some(bytes) = create.disk {
+    // Where a tmpfs sets the bound, programs are to meet its ENOSPC and not a signal.
+    let host_directory = matches!(create.workspace, WorkspacePlan::HostDir { .. });
+    if let Some(bytes) = create.disk.filter(|_| host_directory && !create.read_only) {
         process::cap_limit(Resource::FILE_SIZE, bytes).step("limit the size of a file")?;
     }
     if let Some(micros) = create.cpu_micros {
@@ -289,17 +282,12 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
     let rules = Ruleset::new(setup.landlock_abi)?;
     let allow = |path: &CStr, rights: u64| -> std::io::Result<()> {
         let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let stat = rustix::fs::fstat(&place)?;
-        let rights = if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
-            rights
-        } else {
-            rights & (access::EXECUTE | access::READ_FILE | access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
-        };
         rules.allow(place.as_fd(), rights)
     };
     allow(c"/", access::READ_DIR)?;
-    for path in setup.template.programs() {
-        allow(path, access::READ | access::EXECUTE)?;
+    for (path, is_directory) in setup.template.programs() {
+        // The kernel takes no right to list for a file.
+        allow(path, access::EXECUTE | if *is_directory { access::READ } else { access::READ_FILE })?;
     }
     allow(c"/code", access::READ | access::EXECUTE)?;
     allow(c"/proc", access::READ)?;
@@ -312,14 +300,18 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
     rules.enforce()
 }
 
-fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<()> {
+/// Tells the host what was measured, and gives whether it is what was expected.
+fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<bool> {
     let mut evidence = evidence::collect(watching, setup.create.probe);
-    evidence.group_base = (setup.group_base.memory_kills, setup.group_base.forks_refused, setup.group_base.memory);
+    let base = setup.group_base;
+    evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
+    let expected = setup.create.expected.as_ref();
+    let as_expected = expected.is_some_and(|expected| evidence.is_as(expected, setup.host_namespaces));
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
     let mut fds = vec![own.as_fd(), rooms.workspace.as_fd(), rooms.code.as_fd()];
     fds.extend_from_slice(setup.groups);
     protocol::send(setup.control, &Event::Ready(Box::new(evidence)), &fds, PATIENCE).step("report")?;
     drop((own, rooms));
     process::close_all_but(&mut [0, 1, 2, setup.control.as_raw_fd()]);
-    Ok(())
+    Ok(as_expected)
 }

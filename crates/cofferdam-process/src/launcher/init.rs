@@ -65,12 +65,20 @@ struct Init<'a> {
     watch: Option<Watch>,
     execs_started: u64,
     mark_guard: Arc<seccomp::Program>,
+    /// Whether the sandbox measured what the host expected.
+    as_expected: bool,
 }
 
 /// Serves until the owner goes away. Gives the exit code.
-pub fn serve(control: BorrowedFd<'_>, watch: Option<Watch>, mark_guard: Arc<seccomp::Program>) -> i32 {
+pub fn serve(
+    control: BorrowedFd<'_>,
+    watch: Option<Watch>,
+    mark_guard: Arc<seccomp::Program>,
+    as_expected: bool,
+) -> i32 {
     let Ok(children) = process::child_signal() else { return 75 };
-    let mut init = Init { control, children, running: BTreeMap::new(), watch, execs_started: 0, mark_guard };
+    let mut init =
+        Init { control, children, running: BTreeMap::new(), watch, execs_started: 0, mark_guard, as_expected };
     loop {
         match init.turn() {
             Ok(true) => {}
@@ -138,6 +146,9 @@ impl Init<'_> {
 
     fn start(&mut self, start: Start, fds: Vec<OwnedFd>) -> io::Result<()> {
         let exec = start.exec;
+        if start.if_expected && !self.as_expected {
+            return self.tell(&Event::NotStarted { exec, reason: NotStarted::Unexpected, errno: 0 }, &[]);
+        }
         self.execs_started += 1;
         if let Some(watch) = &mut self.watch {
             watch.base_cpu_micros = total().cpu_micros;
@@ -287,6 +298,9 @@ fn total() -> Total {
         let ticks: u64 = fields.skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
         total.cpu_micros += ticks * 10_000;
     }
-    // Files in memory count as well; those of the init's own are none.
+    // What is stored in the sandbox's own tmpfs is memory as well.
+    if let Ok(stat) = rustix::fs::statvfs("/tmp") {
+        total.memory += (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+    }
     total
 }

@@ -30,6 +30,9 @@ use template::Template;
 
 /// How long the launcher waits for its owner's socket to drain.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Makes the kernel choose sandboxes first when the machine runs out of memory: inherited by all of them. The launcher
+/// itself is smaller than any guest worth choosing.
+const OOM_SCORE: &str = "800";
 /// The first of the user ids that sandboxes run as when the launcher is root: a range that no distribution hands out.
 const FIRST_UID: u32 = 0x7000_0000;
 /// Process numbers are below this on every kernel.
@@ -68,6 +71,7 @@ struct Launcher {
     owner: Option<Owner>,
     identity: Identity,
     landlock_abi: u32,
+    host_namespaces: [u64; 7],
     filter: Filters,
     networks: Networks,
     pid: SharedPid,
@@ -164,6 +168,7 @@ impl Launcher {
                     owner,
                     identity,
                     landlock_abi: facts.landlock_abi,
+                    host_namespaces: facts.namespaces,
                     filter: Filters::compile(),
                     networks,
                     pid,
@@ -176,6 +181,7 @@ impl Launcher {
 
     fn prepare(configure: &Configure) -> Step<(Template, Option<Owner>, Identity, OwnedFd, SharedPid, HostFacts)> {
         process::set_name(c"cofferdam");
+        std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
         process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
         // Kernels without keyrings have nothing to hide.
         let _ = process::new_session_keyring();
@@ -225,7 +231,12 @@ impl Launcher {
     fn serve(&mut self) -> i32 {
         loop {
             let leaving = self.live.iter().any(|live| live.reaped);
-            let Ok((requests, ended)) = self.wait(leaving.then_some(Duration::from_millis(1))) else { break };
+            let leave = leaving.then_some(Duration::from_millis(1));
+            let timeout = leave.into_iter().chain(self.networks.restock_after()).min();
+            let Ok((requests, ended)) = self.wait(timeout) else { break };
+            if !requests && !ended {
+                self.networks.restock();
+            }
             if ended || leaving {
                 self.collect();
             }
@@ -315,6 +326,7 @@ impl Launcher {
                     outside_pid: self.pid.get(),
                     template: &self.template,
                     landlock_abi: self.landlock_abi,
+                    host_namespaces: self.host_namespaces,
                     filters: &self.filter,
                 };
                 let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| create::run(setup)));

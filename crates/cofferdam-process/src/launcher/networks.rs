@@ -15,7 +15,9 @@ use cofferdam_linux::spawn::{self, Fork};
 use cofferdam_linux::{message, namespace, process};
 
 /// Namespaces kept ready.
-const STOCK: usize = 4;
+const STOCK: usize = 8;
+/// About the time that a sandbox needs until its program runs.
+const PAUSE: Duration = Duration::from_micros(900);
 /// Time to wait for one that is being made.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -23,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Networks {
     maker: Option<OwnedFd>,
+    /// Taken, and not yet asked for again.
+    owed: usize,
 }
 
 impl Networks {
@@ -41,7 +45,7 @@ impl Networks {
                 for _ in 0..STOCK {
                     message::send(ours.as_fd(), b"+", &[])?;
                 }
-                Ok(Self { maker: Some(ours) })
+                Ok(Self { maker: Some(ours), owed: 0 })
             }
         }
     }
@@ -50,11 +54,34 @@ impl Networks {
     pub fn take(&mut self, proc: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         if let Some(maker) = &self.maker {
             match from_stock(maker.as_fd()) {
-                Ok(network) => return Ok(network),
+                Ok(network) => {
+                    self.owed += 1;
+                    if self.owed == STOCK {
+                        self.restock();
+                    }
+                    return Ok(network);
+                }
                 Err(_) => self.maker = None,
             }
         }
         make(proc)
+    }
+
+    /// When to restock, if there is anything to make: a moment after the last was taken. Making one right away would
+    /// hold up the very sandbox that took it, since the kernel's work on it cannot be interrupted.
+    pub fn restock_after(&self) -> Option<Duration> {
+        (self.owed > 0).then_some(PAUSE)
+    }
+
+    /// Asks the maker for what was taken.
+    pub fn restock(&mut self) {
+        if let Some(maker) = &self.maker {
+            for _ in 0..std::mem::take(&mut self.owed) {
+                // A maker that is gone is noticed when a namespace is wanted.
+                let _ = message::send(maker.as_fd(), b"+", &[]);
+            }
+        }
+        self.owed = 0;
     }
 }
 
@@ -64,9 +91,7 @@ fn from_stock(maker: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         return Err(io::Error::from(io::ErrorKind::TimedOut));
     }
     let (_, mut fds) = message::receive(maker, &mut buffer)?;
-    let network = fds.pop().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
-    message::send(maker, b"+", &[])?;
-    Ok(network)
+    fds.pop().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))
 }
 
 /// The maker's life: one namespace a token, until the launcher is gone or something fails.

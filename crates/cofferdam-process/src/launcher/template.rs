@@ -61,8 +61,8 @@ pub struct Template {
     host_proc: OwnedFd,
     host_mounts: OwnedFd,
     template_mounts: OwnedFd,
-    /// Paths inside, each to be readable and executable.
-    programs: Vec<CString>,
+    /// Paths inside, each to be readable and executable, and whether it is a directory.
+    programs: Vec<(CString, bool)>,
     /// Files and directories of `/proc` that exist on this kernel and are to be covered.
     masked_files: Vec<CString>,
     masked_dirs: Vec<CString>,
@@ -121,7 +121,7 @@ impl Template {
     }
 
     /// Paths that hold programs.
-    pub fn programs(&self) -> &[CString] {
+    pub fn programs(&self) -> &[(CString, bool)] {
         &self.programs
     }
 
@@ -164,7 +164,7 @@ fn c_path(path: &Path) -> CString {
 
 struct Build {
     root: OwnedFd,
-    programs: Vec<CString>,
+    programs: Vec<(CString, bool)>,
 }
 
 impl Build {
@@ -222,7 +222,7 @@ impl Build {
 
     fn program_directory(&mut self, source: &Path, inside: &Path) -> Step<()> {
         self.bind(source, inside, READ_ONLY)?;
-        self.programs.push(c_path(inside));
+        self.programs.push((c_path(inside), source.is_dir()));
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl Build {
             self.symlink(Path::new(target), Path::new(name))?;
         }
         self.file(LANDLOCK_PROBE.trim_start_matches('/'), b"")?;
-        self.programs.push(c"/etc".into());
+        self.programs.push((c"/etc".into(), true));
         Ok(())
     }
 }

@@ -213,10 +213,13 @@ fn limits_that_mark_an_exec_cannot_be_changed() {
         default("prlimit64", &[0, 15 | 1 << 32, new], EPERM);
         default("prlimit64", &[0, 4, new], PRETEND);
         default("prlimit64", &[0, 7, new], ALLOW);
+        default("prlimit64", &[1, 7, new], EPERM);
+        default("prlimit64", &[1, 4, new], EPERM);
     }
     default("setrlimit", &[4, 0x7fff_0000], PRETEND);
     default("setrlimit", &[7, 0x7fff_0000], ALLOW);
     default("prlimit64", &[0, 15, 0, 0x7fff_0000], ALLOW);
+    default("prlimit64", &[7, 15, 0, 0x7fff_0000], ALLOW);
     default("prlimit64", &[0, 4, 0, 0x7fff_0000], ALLOW);
     default("getrlimit", &[15, 0x7fff_0000], ALLOW);
 }

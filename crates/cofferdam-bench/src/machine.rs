@@ -1,0 +1,75 @@
+//! The machine and the versions that a result belongs to.
+
+use std::process::Command;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+/// What a result belongs to. What cannot be found out is empty.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Seconds since 1970.
+    pub unix_time: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The processor's model name.
+    pub processor: String,
+    /// Processors that this process may use.
+    pub cores: usize,
+    /// The three load averages.
+    pub load: String,
+    /// Whether it ran as root.
+    pub root: bool,
+    /// The compiler that built it.
+    pub rustc: String,
+    /// Bubblewrap's version.
+    pub bubblewrap: String,
+}
+
+/// Looks around.
+pub fn facts() -> Facts {
+    let cpuinfo = read("/proc/cpuinfo");
+    let processor = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let status = read("/proc/self/status");
+    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1));
+    Facts {
+        unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+        kernel: read("/proc/sys/kernel/osrelease"),
+        processor: processor.map_or_else(String::new, |(_, name)| name.to_owned()),
+        cores: std::thread::available_parallelism().map_or(0, usize::from),
+        load: load(),
+        root: uid == Some("0"),
+        rustc: first_line("rustc"),
+        bubblewrap: first_line("bwrap"),
+    }
+}
+
+/// The three load averages now.
+pub fn load() -> String {
+    read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+impl Facts {
+    /// As written to files.
+    pub fn json(&self) -> Value {
+        json!({
+            "unix_time": self.unix_time,
+            "kernel": self.kernel,
+            "processor": self.processor,
+            "cores": self.cores,
+            "root": self.root,
+            "cofferdam": env!("CARGO_PKG_VERSION"),
+            "rustc": self.rustc,
+            "bubblewrap": self.bubblewrap,
+        })
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+fn first_line(program: &str) -> String {
+    let output = Command::new(program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,61 @@
+//! Times of one kind, and what is said about them.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// Times of one kind, sorted.
+#[derive(Debug, Clone, Default)]
+pub struct Sample(Vec<Duration>);
+
+impl Sample {
+    /// A sample of these times.
+    pub fn new(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self(times)
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The median, in microseconds.
+    pub fn median(&self) -> f64 {
+        self.percentile(50)
+    }
+
+    /// The time that 99 of 100 stay under, in microseconds.
+    pub fn p99(&self) -> f64 {
+        self.percentile(99)
+    }
+
+    /// The smallest time that at least `percent` of all stay under or reach (nearest rank).
+    fn percentile(&self, percent: usize) -> f64 {
+        let rank = (self.0.len() * percent).div_ceil(100).max(1);
+        self.0.get(rank - 1).map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
+    }
+
+    /// As written to files; microseconds.
+    pub fn json(&self) -> Value {
+        json!({ "n": self.len(), "median_us": round(self.median()), "p99_us": round(self.p99()) })
+    }
+}
+
+/// Rounds to a tenth.
+pub fn round(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let sample = Sample::new((1..=100).rev().map(Duration::from_micros).collect());
+        assert_eq!((sample.median().round(), sample.p99().round(), sample.len()), (50.0, 99.0, 100));
+        assert!(Sample::default().median().is_nan());
+        assert_eq!(Sample::new(vec![Duration::from_micros(7)]).p99().round(), 7.0);
+    }
+}

@@ -1,0 +1,125 @@
+//! What a backend does not declare must answer `Unsupported`.
+
+use bytes::Bytes;
+use cofferdam_contract::{
+    Access, Capability, Command, ErrorKind, ExecRequest, NetworkPolicy, RootFs, Script, Snapshot, SpecBuilder, Stdin,
+    TerminalSize, Workspace,
+};
+
+use crate::GuestProgram as P;
+use crate::case::{Context, Stop, Verdict, expect_error, path};
+
+const UNSUPPORTED: [ErrorKind; 1] = [ErrorKind::Unsupported];
+
+/// The capability's word.
+pub(crate) fn name(capability: Capability) -> String {
+    serde_json::to_value(capability)
+        .ok()
+        .and_then(|value| value.as_str().map(str::to_owned))
+        .unwrap_or_else(|| format!("{capability:?}"))
+}
+
+/// Tries a capability that is not declared.
+pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
+    match capability {
+        Capability::MultipleExecs => second_exec(cx).await,
+        Capability::StreamingStdin => {
+            refused_request(cx, cx.request(&P::Succeed)?.stdin(Stdin::Stream).build()?, "streaming input").await
+        }
+        Capability::Terminal => {
+            let size = TerminalSize { rows: 24, columns: 80 };
+            refused_request(cx, cx.request(&P::Succeed)?.terminal(size).build()?, "a terminal").await
+        }
+        Capability::Files => every_file_operation(cx).await,
+        Capability::HostWorkspace => {
+            let directory = tempfile::tempdir()?;
+            let workspace = Workspace::HostDir { path: directory.path().canonicalize()?, access: Access::ReadWrite };
+            refused_spec(cx, cx.spec().workspace(workspace), "a host directory as workspace").await
+        }
+        Capability::RootDirectory => {
+            let root = RootFs::Directory { path: "/".into() };
+            refused_spec(cx, cx.spec().root(root), "another root").await
+        }
+        Capability::Snapshot => snapshot_and_restore(cx).await,
+        Capability::Fork => {
+            let fork = cx.sandbox().await?.fork().await.map(|sandbox| cx.keep(sandbox));
+            expect_error(fork, &UNSUPPORTED, "fork")
+        }
+        Capability::NetworkAllowlist => {
+            let policy = NetworkPolicy::Allow { hosts: vec!["example.org".to_owned()] };
+            refused_spec(cx, cx.spec().network(policy), "an allowlist of hosts").await
+        }
+        Capability::UnixPrograms => shell_and_script(cx).await,
+        other => Err(Stop::skip(format!("the kit knows no test of {}", name(other)))),
+    }
+}
+
+async fn refused_request(cx: &Context, request: ExecRequest, what: &str) -> Verdict {
+    let started = cx.sandbox().await?.start(request).await;
+    expect_error(started, &UNSUPPORTED, &format!("starting with {what}, undeclared"))
+}
+
+async fn refused_spec(cx: &Context, spec: SpecBuilder, what: &str) -> Verdict {
+    let created = cx.backend().create(spec.build()?).await.map(|sandbox| cx.keep(sandbox));
+    expect_error(created, &UNSUPPORTED, &format!("creating with {what}, undeclared"))
+}
+
+async fn second_exec(cx: &Context) -> Verdict {
+    let sandbox = cx.sandbox().await?;
+    let _first = cx.start_ready(&sandbox, P::SleepForever).await?;
+    expect_error(sandbox.start(cx.request(&P::Succeed)?.build()?).await, &UNSUPPORTED, "a second exec, undeclared")
+}
+
+async fn every_file_operation(cx: &Context) -> Verdict {
+    let (sandbox, file) = (cx.sandbox().await?, path("file")?);
+    expect_error(sandbox.write_bytes(&file, "x").await, &UNSUPPORTED, "write_file, undeclared")?;
+    expect_error(sandbox.read_file(&file).await, &UNSUPPORTED, "read_file, undeclared")?;
+    expect_error(sandbox.list_dir(&path("")?).await, &UNSUPPORTED, "list_dir, undeclared")?;
+    expect_error(sandbox.remove(&file).await, &UNSUPPORTED, "remove, undeclared")
+}
+
+async fn snapshot_and_restore(cx: &Context) -> Verdict {
+    expect_error(cx.sandbox().await?.snapshot().await, &UNSUPPORTED, "snapshot, undeclared")?;
+    let restored = cx.backend().restore(Snapshot::new(cx.backend().name(), ()), cx.spec().build()?).await;
+    expect_error(restored.map(|sandbox| cx.keep(sandbox)), &UNSUPPORTED, "restore, undeclared")
+}
+
+async fn shell_and_script(cx: &Context) -> Verdict {
+    refused_request(cx, ExecRequest::shell(":").build()?, "a shell line").await?;
+    let script = Script {
+        interpreter: vec!["sh".to_owned()],
+        name: "main.sh".to_owned(),
+        contents: Bytes::from_static(b":\n"),
+        args: Vec::new(),
+    };
+    refused_request(cx, ExecRequest::builder(Command::Script(script)).build()?, "a script").await
+}
+
+/// The test of one capability as a case of its own.
+async fn case(cx: Context, capability: Capability) -> Verdict {
+    if cx.declares(capability) {
+        return Err(Stop::skip(format!("{} is declared, its own cases test it", name(capability))));
+    }
+    probe(&cx, capability).await
+}
+
+macro_rules! one_case_each {
+    ($($function:ident $capability:ident,)*) => {$(
+        pub(super) async fn $function(cx: Context) -> Verdict {
+            case(cx, Capability::$capability).await
+        }
+    )*};
+}
+
+one_case_each! {
+    multiple_execs MultipleExecs,
+    streaming_stdin StreamingStdin,
+    terminal Terminal,
+    files Files,
+    host_workspace HostWorkspace,
+    root_directory RootDirectory,
+    snapshot Snapshot,
+    fork Fork,
+    network_allowlist NetworkAllowlist,
+    unix_programs UnixPrograms,
+}

@@ -1,0 +1,110 @@
+//! Workspaces: private and of the host, writable and read-only.
+
+use cofferdam_contract::{Access, Limits, Spec, Workspace};
+use tempfile::TempDir;
+
+use crate::GuestProgram as P;
+use crate::case::{Context, Outcome, Verdict, check, check_eq, read_small, text, write_small};
+
+pub(super) async fn read_only_rejects_writes(cx: Context) -> Verdict {
+    let spec = cx.spec().workspace(Workspace::Private { access: Access::ReadOnly }).build()?;
+    for program in [
+        P::WriteFile { path: "new".into(), contents: "x".into() },
+        P::MakeDirectory { path: "new".into() },
+        P::MakeSymlink { path: "new".into(), target: "x".into() },
+    ] {
+        let name = program.name();
+        let request = cx.request(&program)?.build()?;
+        let done = cx.sandbox_of(spec.clone()).await?.exec(request).await?;
+        check!(done.exit.code != 0, "{name} succeeded in a read-only workspace");
+    }
+    Ok(())
+}
+
+pub(super) async fn read_only_filled_by_the_file_api(cx: Context) -> Verdict {
+    let spec = cx.spec().workspace(Workspace::Private { access: Access::ReadOnly }).build()?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    write_small(&sandbox, "given", "kept").await?;
+    let program = P::Sequence(vec![
+        P::ReadFile { path: "given".into() },
+        P::WriteFile { path: "given".into(), contents: "changed".into() },
+    ]);
+    let done = cx.exec(&sandbox, program).await?;
+    check_eq!(text(&done.stdout), "kept", "what the guest read");
+    check!(done.exit.code != 0, "the guest changed a file of a read-only workspace");
+    check_eq!(text(&read_small(&sandbox, "given").await?), "kept", "the file afterwards");
+    Ok(())
+}
+
+/// A directory of the host and a spec with it. Of a disk limit it asks nothing: most hosts cannot bound what lies in a
+/// directory of theirs, and then refuse; `limits/disk-in-a-host-directory` is about that.
+fn host(cx: &Context, access: Access) -> Outcome<(TempDir, Spec)> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().canonicalize()?;
+    let limits = Limits { disk: None, ..cx.spec().build()?.limits().clone() };
+    let spec = cx.spec().limits(limits).workspace(Workspace::HostDir { path, access }).build()?;
+    Ok((directory, spec))
+}
+
+pub(super) async fn host_directory(cx: Context) -> Verdict {
+    let (directory, spec) = host(&cx, Access::ReadWrite)?;
+    std::fs::write(directory.path().join("given"), "by the host")?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    let program = P::Sequence(vec![
+        P::ReadFile { path: "given".into() },
+        P::WriteFile { path: "made".into(), contents: "by the guest".into() },
+        P::MakeDirectory { path: "sub".into() },
+        P::WriteFile { path: "sub/made".into(), contents: "below".into() },
+    ]);
+    let done = cx.exec_ok(&sandbox, program).await?;
+    check_eq!(text(&done.stdout), "by the host", "what the guest read");
+    check_eq!(std::fs::read_to_string(directory.path().join("made"))?, "by the guest", "what the guest wrote");
+    same_owner(&directory, "made")?;
+    same_owner(&directory, "sub/made")?;
+    sandbox.close().await?;
+    Ok(())
+}
+
+/// What the guest makes belongs to whom the directory belongs, so that the caller can clean up.
+#[cfg(unix)]
+fn same_owner(directory: &TempDir, name: &str) -> Verdict {
+    use std::os::unix::fs::MetadataExt;
+    let (above, made) = (std::fs::metadata(directory.path())?, std::fs::metadata(directory.path().join(name))?);
+    check_eq!((made.uid(), made.gid()), (above.uid(), above.gid()), format!("the owner of {name}"));
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn same_owner(_: &TempDir, _: &str) -> Verdict {
+    Ok(())
+}
+
+pub(super) async fn host_directory_read_only(cx: Context) -> Verdict {
+    let (directory, spec) = host(&cx, Access::ReadOnly)?;
+    std::fs::write(directory.path().join("given"), "by the host")?;
+    let program = P::Sequence(vec![
+        P::ReadFile { path: "given".into() },
+        P::WriteFile { path: "made".into(), contents: "by the guest".into() },
+    ]);
+    let sandbox = cx.sandbox_of(spec.clone()).await?;
+    let done = cx.exec(&sandbox, program).await?;
+    check_eq!(text(&done.stdout), "by the host", "what the guest read");
+    check!(done.exit.code != 0, "the guest made a file in a read-only host directory");
+    let program = P::WriteFile { path: "given".into(), contents: "changed".into() };
+    let done = cx.sandbox_of(spec).await?.exec(cx.request(&program)?.build()?).await?;
+    check!(done.exit.code != 0, "the guest changed a file of a read-only host directory");
+    check_eq!(std::fs::read_to_string(directory.path().join("given"))?, "by the host", "the host's file");
+    check_eq!(std::fs::read_dir(directory.path())?.count(), 1, "entries of the host's directory");
+    Ok(())
+}
+
+pub(super) async fn host_directory_outlives_the_sandbox(cx: Context) -> Verdict {
+    let (directory, spec) = host(&cx, Access::ReadWrite)?;
+    let sandbox = cx.sandbox_of(spec.clone()).await?;
+    cx.exec_ok(&sandbox, P::WriteFile { path: "made".into(), contents: "first".into() }).await?;
+    sandbox.close().await?;
+    check_eq!(std::fs::read_to_string(directory.path().join("made"))?, "first", "the file after close");
+    let done = cx.exec_ok(&cx.sandbox_of(spec).await?, P::ReadFile { path: "made".into() }).await?;
+    check_eq!(text(&done.stdout), "first", "what another sandbox of the same directory reads");
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! What a run of the kit found.
+
+use std::fmt;
+use std::time::Duration;
+
+use cofferdam_contract::serde_duration;
+use serde::{Deserialize, Serialize};
+
+/// How one case ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "detail")]
+pub enum Outcome {
+    /// The backend behaves as the contract says.
+    Passed,
+    /// It does not: what was seen.
+    Failed(String),
+    /// The case could not be run: why not.
+    Skipped(String),
+}
+
+/// One case's result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseResult {
+    /// The case, such as `exit/timeout`.
+    pub name: String,
+    /// The requirement it comes from, such as `K6`.
+    pub requirement: String,
+    /// How it ended.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// Real time it took, in seconds.
+    #[serde(with = "serde_duration")]
+    pub duration: Duration,
+}
+
+impl fmt::Display for CaseResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.outcome {
+            Outcome::Passed => "ok",
+            Outcome::Failed(_) => "FAILED",
+            Outcome::Skipped(_) => "skipped",
+        };
+        write!(f, "{word:7} {:3} {:52} {:6} ms", self.requirement, self.name, self.duration.as_millis())?;
+        match &self.outcome {
+            Outcome::Passed => Ok(()),
+            Outcome::Failed(detail) | Outcome::Skipped(detail) => write!(f, "  {}", printable(detail)),
+        }
+    }
+}
+
+/// The text without control characters: parts of it are the guest's.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// All results of a run, in the table's order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The backend's name.
+    pub backend: String,
+    /// One result a case.
+    pub cases: Vec<CaseResult>,
+}
+
+impl Report {
+    /// Whether no case failed and at least one passed.
+    pub fn is_success(&self) -> bool {
+        self.failures().next().is_none() && self.count(|outcome| *outcome == Outcome::Passed) > 0
+    }
+
+    /// The cases that failed.
+    pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
+        self.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_)))
+    }
+
+    /// The result of the case of this name.
+    pub fn get(&self, name: &str) -> Option<&CaseResult> {
+        self.cases.iter().find(|case| case.name == name)
+    }
+
+    /// The last line of the text form: `N passed, N failed, N skipped`.
+    pub fn summary(&self) -> String {
+        format!(
+            "{} passed, {} failed, {} skipped",
+            self.count(|outcome| *outcome == Outcome::Passed),
+            self.failures().count(),
+            self.count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+        )
+    }
+
+    fn count(&self, wanted: impl Fn(&Outcome) -> bool) -> usize {
+        self.cases.iter().filter(|case| wanted(&case.outcome)).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for case in &self.cases {
+            writeln!(f, "{case}")?;
+        }
+        f.write_str(&self.summary())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(outcomes: &[Outcome]) -> Report {
+        let cases = outcomes.iter().map(|outcome| CaseResult {
+            name: "a/b".into(),
+            requirement: "K6".into(),
+            outcome: outcome.clone(),
+            duration: Duration::from_millis(7),
+        });
+        Report { backend: "x".into(), cases: cases.collect() }
+    }
+
+    #[test]
+    fn a_skip_is_never_a_pass() {
+        assert!(!report(&[]).is_success());
+        assert!(!report(&[Outcome::Skipped("no".into())]).is_success());
+        assert!(!report(&[Outcome::Passed, Outcome::Failed("no".into())]).is_success());
+        let good = report(&[Outcome::Passed, Outcome::Skipped("why".into())]);
+        assert!(good.is_success());
+        assert!(good.to_string().ends_with("why\n1 passed, 0 failed, 1 skipped"), "{good}");
+    }
+
+    #[test]
+    fn json_round_trips_and_is_flat() {
+        let report = report(&[Outcome::Passed, Outcome::Failed("no".into())]);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["cases"][1]["outcome"], "failed");
+        assert_eq!(json["cases"][1]["detail"], "no");
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn a_guest_cannot_write_escapes_into_the_report() {
+        let text = report(&[Outcome::Failed("\u{1b}[2J\nforged".into())]).to_string();
+        assert!(!text.contains('\u{1b}'));
+        assert_eq!(text.lines().count(), 2);
+    }
+}

@@ -1,0 +1,107 @@
+//! What is tested, and how.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{Backend, ByteSize, Spec};
+
+use crate::{CaseResult, Programs};
+
+/// Names everything on the host that a backend could leave behind: processes, mounts, control groups, directories.
+pub type Census = Arc<dyn Fn() -> BTreeSet<String> + Send + Sync>;
+
+/// Called with each case's result as soon as it is known.
+pub type Progress = Arc<dyn Fn(&CaseResult) + Send + Sync>;
+
+/// A backend under test, with what the kit must know about it.
+#[derive(Clone)]
+pub struct Target {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) programs: Arc<dyn Programs>,
+    pub(crate) spec: Spec,
+    pub(crate) census: Option<Census>,
+    pub(crate) root: Option<PathBuf>,
+}
+
+impl Target {
+    /// A backend, and programs that its guests can run.
+    pub fn new(backend: Arc<dyn Backend>, programs: impl Programs + 'static) -> Self {
+        Self { backend, programs: Arc::new(programs), spec: Spec::default(), census: None, root: None }
+    }
+
+    /// The spec that every case begins with, for hosts that need `allow_weaker` or an attribute. Cases change its
+    /// workspace and limits.
+    #[must_use]
+    pub fn with_spec(mut self, spec: Spec) -> Self {
+        self.spec = spec;
+        self
+    }
+
+    /// A census of the host, compared before and after the run. What the backend keeps for its own life may be named,
+    /// if its first sandbox brings it about.
+    #[must_use]
+    pub fn with_census(mut self, census: impl Fn() -> BTreeSet<String> + Send + Sync + 'static) -> Self {
+        self.census = Some(Arc::new(census));
+        self
+    }
+
+    /// A directory with a root file system in which the programs run too, for the case of
+    /// [`RootDirectory`](cofferdam_contract::Capability::RootDirectory).
+    #[must_use]
+    pub fn with_root(mut self, root: impl Into<PathBuf>) -> Self {
+        self.root = Some(root.into());
+        self
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("backend", &self.backend)
+            .field("programs", &self.programs)
+            .field("spec", &self.spec)
+            .field("census", &self.census.is_some())
+            .finish()
+    }
+}
+
+/// How to run the kit.
+#[derive(Clone)]
+pub struct Options {
+    /// Runs only cases whose name contains this text, or whose requirement equals it.
+    pub filter: Option<String>,
+    /// How many cases run at once. Default 1.
+    pub parallelism: usize,
+    /// Real time one case may take before it counts as failed. Default 120 s.
+    pub deadline: Duration,
+    /// Size of the large file of the file API's cases. Default 256 MiB.
+    pub large_file: ByteSize,
+    /// Told of each case's result.
+    pub progress: Option<Progress>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            filter: None,
+            parallelism: 1,
+            deadline: Duration::from_secs(120),
+            large_file: ByteSize::from_mebibytes(256),
+            progress: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("filter", &self.filter)
+            .field("parallelism", &self.parallelism)
+            .field("deadline", &self.deadline)
+            .field("large_file", &self.large_file)
+            .finish_non_exhaustive()
+    }
+}

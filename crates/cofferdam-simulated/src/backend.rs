@@ -1,0 +1,143 @@
+//! Makes simulated sandboxes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox, SandboxId,
+    Snapshot, Spec, Workspace,
+};
+
+use crate::fault::{FaultPoint, Faults};
+use crate::posture::posture;
+use crate::sandbox::SimulatedSandbox;
+use crate::state::Shared;
+use crate::tree::Tree;
+use crate::{Config, FaultPlan};
+
+/// The backend's name.
+pub(crate) const NAME: &str = "simulated";
+
+/// The simulated backend. Needs a tokio runtime with time enabled.
+#[derive(Debug)]
+pub struct SimulatedBackend {
+    config: Arc<Config>,
+    faults: Arc<Faults>,
+    made: AtomicU64,
+}
+
+impl Default for SimulatedBackend {
+    fn default() -> Self {
+        Self::new(Config::default())
+    }
+}
+
+impl SimulatedBackend {
+    /// A backend that pretends to be what `config` says.
+    pub fn new(config: Config) -> Self {
+        let mut config = config;
+        config.capabilities.retain(|capability| Config::KNOWN.contains(capability));
+        let faults = Arc::new(Faults::new(config.faults.clone()));
+        Self { config: Arc::new(config), faults, made: AtomicU64::new(0) }
+    }
+
+    /// A backend that can do all it knows, with faults.
+    pub fn with_faults(faults: FaultPlan) -> Self {
+        Self::new(Config { faults, ..Config::default() })
+    }
+
+    fn make(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
+        check(&spec)?;
+        let posture = posture(&spec, &self.config);
+        posture.require(spec.allow_weaker())?;
+        let tree = tree(&spec)?;
+        let id = SandboxId::new(format!("{NAME}-{}", self.made.fetch_add(1, Ordering::Relaxed) + 1));
+        let shared = Shared::new(id, spec, posture, tree, Arc::clone(&self.config), Arc::clone(&self.faults));
+        Ok(Arc::new(SimulatedSandbox::new(Arc::new(shared), Arc::new(Maker::of(self)))))
+    }
+}
+
+/// What a sandbox needs to make a fork of itself.
+#[derive(Debug)]
+pub(crate) struct Maker {
+    config: Arc<Config>,
+    faults: Arc<Faults>,
+    forks: AtomicU64,
+}
+
+impl Maker {
+    fn of(backend: &SimulatedBackend) -> Self {
+        Self { config: Arc::clone(&backend.config), faults: Arc::clone(&backend.faults), forks: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn fork(self: &Arc<Self>, origin: &Shared, tree: Tree) -> Arc<dyn Sandbox> {
+        let number = self.forks.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = SandboxId::new(format!("{}-fork-{number}", origin.id));
+        let (config, faults) = (Arc::clone(&self.config), Arc::clone(&self.faults));
+        let shared = Shared::new(id, origin.spec.clone(), origin.posture.clone(), tree, config, faults);
+        let maker =
+            Self { config: Arc::clone(&self.config), faults: Arc::clone(&self.faults), forks: AtomicU64::new(0) };
+        Arc::new(SimulatedSandbox::new(Arc::new(shared), Arc::new(maker)))
+    }
+}
+
+/// A frozen workspace.
+pub(crate) struct Frozen(pub(crate) Tree);
+
+#[async_trait]
+impl Backend for SimulatedBackend {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn level(&self) -> Level {
+        Level::Simulated
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.config.capabilities.clone()
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        self.faults.pass(FaultPoint::Create).await?;
+        self.make(spec, |spec| Ok(Tree::new(disk_limit(spec))))
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        if !self.config.capabilities.contains(&Capability::Snapshot) {
+            return Err(Error::unsupported("restore", "this backend makes no snapshots"));
+        }
+        self.faults.pass(FaultPoint::Restore).await?;
+        let frozen = snapshot.payload::<Frozen>().filter(|_| snapshot.backend() == NAME);
+        let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot is not of this backend"))?;
+        self.make(spec, |spec| {
+            frozen.0.with_limit(disk_limit(spec)).ok_or_else(|| {
+                Error::new(ErrorKind::ResourceExhausted, "restore", "the snapshot is larger than the disk limit")
+            })
+        })
+    }
+}
+
+fn disk_limit(spec: &Spec) -> Option<u64> {
+    spec.limits().disk.map(|limit| limit.as_bytes())
+}
+
+/// Refuses what is malformed or beyond the simulation.
+fn check(spec: &Spec) -> Result<()> {
+    spec.validate()?;
+    if matches!(spec.workspace(), Workspace::HostDir { .. }) {
+        return Err(Error::unsupported("create", "a simulated sandbox never touches a directory of the host"));
+    }
+    if *spec.root() != RootFs::Default {
+        return Err(Error::unsupported("create", "a simulated sandbox has no root file system"));
+    }
+    if *spec.network() != NetworkPolicy::None {
+        return Err(Error::unsupported("create", "a simulated sandbox has no network"));
+    }
+    match spec.attributes().keys().find(|key| key.split('.').next() == Some(NAME)) {
+        Some(key) => Err(Error::invalid("create", "the simulated backend has no options")
+            .with_context("attribute", key.escape_debug().to_string())),
+        None => Ok(()),
+    }
+}

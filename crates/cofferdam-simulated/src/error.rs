@@ -1,0 +1,36 @@
+//! From the tree's errors to the contract's.
+
+use cofferdam_contract::{Error, ErrorKind};
+
+use crate::tree::TreeError;
+
+impl TreeError {
+    /// What a guest prints.
+    pub(crate) fn message(self) -> &'static str {
+        match self {
+            Self::NotFound => "no such file or directory",
+            Self::Escape => "the path leads outside the workspace",
+            Self::NotADirectory => "not a directory",
+            Self::IsADirectory => "is a directory",
+            Self::NotAFile => "not a plain file",
+            Self::Exists => "exists already",
+            Self::TooManyLinks => "too many symbolic links",
+            Self::Full => "no space left: the disk limit is reached",
+            Self::IsTheWorkspace => "the workspace itself",
+        }
+    }
+
+    /// What a caller of the file API gets.
+    pub(crate) fn into_error(self, operation: &'static str, path: &str) -> Error {
+        let kind = match self {
+            Self::NotFound => ErrorKind::NotFound,
+            Self::Escape => ErrorKind::PathEscape,
+            Self::NotADirectory | Self::IsADirectory | Self::NotAFile | Self::Exists | Self::TooManyLinks => {
+                ErrorKind::Conflict
+            }
+            Self::Full => ErrorKind::ResourceExhausted,
+            Self::IsTheWorkspace => ErrorKind::InvalidInput,
+        };
+        Error::new(kind, operation, self.message()).with_context("path", path.escape_debug().to_string())
+    }
+}

@@ -1,0 +1,199 @@
+//! Faults that are injected, the same ones in every run.
+//!
+//! A plan counts calls by their kind. It holds explicit faults, and may fail others by a rate: whether the nth call of a
+//! kind fails is then a function of seed, kind and n alone, whatever else goes on.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use cofferdam_contract::{Error, ErrorKind, Result};
+
+/// A kind of call that can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultPoint {
+    /// `Backend::create`.
+    Create,
+    /// `Backend::restore`.
+    Restore,
+    /// `Sandbox::start`, `Sandbox::exec` included.
+    Start,
+    /// `Sandbox::read_file`.
+    ReadFile,
+    /// `Sandbox::write_file`.
+    WriteFile,
+    /// `Sandbox::list_dir`.
+    ListDir,
+    /// `Sandbox::remove`.
+    Remove,
+    /// `Sandbox::snapshot`.
+    Snapshot,
+    /// `Sandbox::fork`.
+    Fork,
+    /// `Sandbox::usage`.
+    Usage,
+    /// `Sandbox::close`; it closes all the same.
+    Close,
+}
+
+impl FaultPoint {
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Restore => "restore",
+            Self::Start => "start",
+            Self::ReadFile => "read_file",
+            Self::WriteFile => "write_file",
+            Self::ListDir => "list_dir",
+            Self::Remove => "remove",
+            Self::Snapshot => "snapshot",
+            Self::Fork => "fork",
+            Self::Usage => "usage",
+            Self::Close => "close",
+        }
+    }
+}
+
+/// What goes wrong with an exec that was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExecFault {
+    /// The program is killed by SIGKILL when it has written this many chunks.
+    KillAfterChunks(u64),
+    /// Output after this many chunks is lost, and nobody is told.
+    DropOutputAfterChunks(u64),
+    /// The exec ends with this error instead of an exit, when its program ends.
+    FailExit(ErrorKind),
+    /// The whole sandbox is lost when its program has written this many chunks: its execs end with `Unavailable`, and
+    /// so does every later call but `close`.
+    LoseSandboxAfterChunks(u64),
+}
+
+/// What fails, and when. Calls of one kind are counted from 1, over the life of the backend.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct FaultPlan {
+    errors: BTreeMap<(FaultPoint, u64), ErrorKind>,
+    delays: BTreeMap<(FaultPoint, u64), Duration>,
+    execs: BTreeMap<u64, Vec<ExecFault>>,
+    random: Option<Random>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Random {
+    seed: u64,
+    per_mille: u16,
+    kind: ErrorKind,
+}
+
+impl FaultPlan {
+    /// No fault.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Each call fails with `kind` in about `per_mille` of 1000 cases, which ones being fixed by `seed`. `close` is
+    /// spared.
+    pub fn seeded(seed: u64, per_mille: u16, kind: ErrorKind) -> Self {
+        Self { random: Some(Random { seed, per_mille, kind }), ..Self::default() }
+    }
+
+    /// The nth call of a kind fails.
+    pub fn fail(mut self, point: FaultPoint, nth: u64, kind: ErrorKind) -> Self {
+        self.errors.insert((point, nth), kind);
+        self
+    }
+
+    /// The nth call of a kind takes this long, before it fails or goes on.
+    pub fn delay(mut self, point: FaultPoint, nth: u64, time: Duration) -> Self {
+        self.delays.insert((point, nth), time);
+        self
+    }
+
+    /// Something goes wrong with the exec that the nth start made.
+    pub fn exec(mut self, nth_start: u64, fault: ExecFault) -> Self {
+        self.execs.entry(nth_start).or_default().push(fault);
+        self
+    }
+
+    /// What the plan says about the nth call of a kind.
+    fn error(&self, point: FaultPoint, nth: u64) -> Option<ErrorKind> {
+        self.errors.get(&(point, nth)).copied().or_else(|| {
+            let random = self.random.filter(|_| point != FaultPoint::Close)?;
+            let place = (point as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ nth;
+            (mix(random.seed ^ mix(place)) % 1000 < u64::from(random.per_mille)).then_some(random.kind)
+        })
+    }
+}
+
+/// SplitMix64's finaliser.
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A plan that is being carried out.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    plan: FaultPlan,
+    counts: Mutex<BTreeMap<FaultPoint, u64>>,
+}
+
+impl Faults {
+    pub(crate) fn new(plan: FaultPlan) -> Self {
+        Self { plan, counts: Mutex::default() }
+    }
+
+    /// Counts a call and lets it wait or fail as planned; gives its number.
+    pub(crate) async fn pass(&self, point: FaultPoint) -> Result<u64> {
+        let nth = {
+            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = counts.entry(point).or_default();
+            *count += 1;
+            *count
+        };
+        if let Some(time) = self.plan.delays.get(&(point, nth)) {
+            tokio::time::sleep(*time).await;
+        }
+        match self.plan.error(point, nth) {
+            Some(kind) => {
+                Err(Error::new(kind, point.operation(), "a fault was injected").with_context("call", nth.to_string()))
+            }
+            None => Ok(nth),
+        }
+    }
+
+    pub(crate) fn of_exec(&self, nth_start: u64) -> Vec<ExecFault> {
+        self.plan.execs.get(&nth_start).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeded_faults_repeat_and_hit_the_rate() {
+        let hits = |seed| {
+            let plan = FaultPlan::seeded(seed, 100, ErrorKind::Io);
+            (1..=10_000).filter(|nth| plan.error(FaultPoint::Start, *nth).is_some()).collect::<Vec<u64>>()
+        };
+        assert_eq!(hits(7), hits(7));
+        assert_ne!(hits(7), hits(8));
+        assert!((800..1200).contains(&hits(7).len()), "{}", hits(7).len());
+        let plan = FaultPlan::seeded(7, 1000, ErrorKind::Io);
+        assert_eq!(plan.error(FaultPoint::Close, 1), None);
+    }
+
+    #[tokio::test]
+    async fn calls_are_counted_by_kind() {
+        let faults = Faults::new(FaultPlan::none().fail(FaultPoint::ReadFile, 2, ErrorKind::Io));
+        assert_eq!(faults.pass(FaultPoint::ReadFile).await.unwrap(), 1);
+        assert_eq!(faults.pass(FaultPoint::WriteFile).await.unwrap(), 1);
+        assert_eq!(faults.pass(FaultPoint::ReadFile).await.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(faults.pass(FaultPoint::ReadFile).await.unwrap(), 3);
+    }
+}

@@ -1,0 +1,147 @@
+//! One simulated sandbox.
+
+use std::io::Cursor;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
+};
+use tokio::io::AsyncReadExt;
+
+use crate::backend::{Frozen, Maker, NAME};
+use crate::exec;
+use crate::fault::FaultPoint;
+use crate::state::Shared;
+use crate::tree::{Parents, Tree};
+
+/// A sandbox; the execs hold only what they share with it, so that dropping it ends them.
+#[derive(Debug)]
+pub(crate) struct SimulatedSandbox {
+    shared: Arc<Shared>,
+    maker: Arc<Maker>,
+}
+
+impl SimulatedSandbox {
+    pub(crate) fn new(shared: Arc<Shared>, maker: Arc<Maker>) -> Self {
+        Self { shared, maker }
+    }
+
+    /// What every call begins with: capability, fault, and whether the sandbox is still there.
+    async fn enter(&self, point: FaultPoint, needs: Option<Capability>) -> Result<()> {
+        if needs.is_some_and(|needed| !self.shared.config.capabilities.contains(&needed)) {
+            return Err(Error::unsupported(point.operation(), "this backend does not offer it"));
+        }
+        drop(self.shared.open(point.operation())?);
+        self.shared.faults.pass(point).await.map(drop)
+    }
+
+    /// The workspace as it is now, for a copy.
+    fn freeze(&self, operation: &'static str) -> Result<Tree> {
+        Ok(self.shared.open(operation)?.tree.clone())
+    }
+}
+
+impl Drop for SimulatedSandbox {
+    fn drop(&mut self) {
+        self.shared.shut();
+    }
+}
+
+#[async_trait]
+impl Sandbox for SimulatedSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.shared.id
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.shared.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        &self.shared.posture
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        drop(self.shared.open("start")?);
+        let nth = self.shared.faults.pass(FaultPoint::Start).await?;
+        exec::start(&self.shared, request, self.shared.faults.of_exec(nth))
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        self.enter(FaultPoint::ReadFile, Some(Capability::Files)).await?;
+        let state = self.shared.open("read_file")?;
+        let contents = state.tree.read(path.as_str()).map_err(|error| error.into_error("read_file", path.as_str()))?;
+        Ok(Box::new(Cursor::new(Contents(contents))))
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        self.enter(FaultPoint::WriteFile, Some(Capability::Files)).await?;
+        // No more is held than could ever be stored.
+        let limit = self.shared.open("write_file")?.tree.limit();
+        let mut data = Vec::new();
+        let mut source = contents.take(limit.saturating_add(1));
+        source.read_to_end(&mut data).await.map_err(|error| {
+            Error::new(ErrorKind::Io, "write_file", "the source of the bytes failed").with_source(error)
+        })?;
+        let size = data.len() as u64;
+        let mut state = self.shared.open("write_file")?;
+        let written = state.tree.write(path.as_str(), data, Parents::Make);
+        written.map_err(|error| error.into_error("write_file", path.as_str()))?;
+        Ok(size)
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        self.enter(FaultPoint::ListDir, Some(Capability::Files)).await?;
+        let state = self.shared.open("list_dir")?;
+        let entries = state.tree.list(path.as_str()).map_err(|error| error.into_error("list_dir", path.as_str()))?;
+        if entries.len() > 100_000 {
+            return Err(Error::new(ErrorKind::ResourceExhausted, "list_dir", "more than 100,000 entries"));
+        }
+        Ok(entries)
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.enter(FaultPoint::Remove, Some(Capability::Files)).await?;
+        let mut state = self.shared.open("remove")?;
+        state.tree.remove(path.as_str()).map_err(|error| error.into_error("remove", path.as_str()))
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.enter(FaultPoint::Snapshot, Some(Capability::Snapshot)).await?;
+        Ok(Snapshot::new(NAME, Frozen(self.freeze("snapshot")?)))
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        self.enter(FaultPoint::Fork, Some(Capability::Fork)).await?;
+        Ok(self.maker.fork(&self.shared, self.freeze("fork")?))
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.enter(FaultPoint::Usage, None).await?;
+        let state = self.shared.open("usage")?;
+        Ok(SandboxUsage {
+            cpu_seconds: Some(state.cpu.as_secs_f64()),
+            memory_bytes: Some(state.memory),
+            peak_memory_bytes: Some(state.peak_memory),
+            processes: Some(state.processes),
+            disk_bytes: Some(state.tree.bytes()),
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shared.shut();
+        self.shared.quiet().await;
+        self.shared.faults.pass(FaultPoint::Close).await.map(drop)
+    }
+}
+
+/// A file's bytes, shared with the tree.
+struct Contents(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Contents {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}

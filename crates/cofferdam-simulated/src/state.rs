@@ -1,0 +1,144 @@
+//! What a sandbox's execs and its callers share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cofferdam_contract::{Error, ErrorKind, Posture, Result, SandboxId, Spec};
+use tokio::sync::{mpsc, watch};
+
+use crate::Config;
+use crate::fault::Faults;
+use crate::tree::Tree;
+
+/// What can happen to a running exec from outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Signal {
+    /// SIGTERM, then SIGKILL.
+    Cancel(Duration),
+    /// SIGKILL on behalf of the caller.
+    Kill,
+    /// SIGINT from the terminal.
+    Interrupt,
+    /// The sandbox was lost.
+    Lose,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) tree: Tree,
+    pub(crate) memory: u64,
+    pub(crate) peak_memory: u64,
+    pub(crate) processes: u32,
+    pub(crate) cpu: Duration,
+    pub(crate) closed: bool,
+    pub(crate) lost: bool,
+    pub(crate) next_exec: u64,
+    pub(crate) execs: BTreeMap<u64, mpsc::UnboundedSender<Signal>>,
+}
+
+/// One sandbox, as its execs know it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: SandboxId,
+    pub(crate) spec: Spec,
+    pub(crate) posture: Posture,
+    pub(crate) config: Arc<Config>,
+    pub(crate) faults: Arc<Faults>,
+    state: Mutex<State>,
+    /// Execs alive.
+    alive: watch::Sender<usize>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        id: SandboxId,
+        spec: Spec,
+        posture: Posture,
+        tree: Tree,
+        config: Arc<Config>,
+        faults: Arc<Faults>,
+    ) -> Self {
+        let state = State {
+            tree,
+            memory: 0,
+            peak_memory: 0,
+            processes: 0,
+            cpu: Duration::ZERO,
+            closed: false,
+            lost: false,
+            next_exec: 1,
+            execs: BTreeMap::new(),
+        };
+        Self { id, spec, posture, config, faults, state: Mutex::new(state), alive: watch::Sender::new(0) }
+    }
+
+    /// The state, whatever became of the sandbox.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state of a sandbox that is usable.
+    pub(crate) fn open(&self, operation: &'static str) -> Result<MutexGuard<'_, State>> {
+        let state = self.lock();
+        if state.closed {
+            return Err(Error::closed(operation));
+        }
+        if state.lost {
+            return Err(Error::new(ErrorKind::Unavailable, operation, "the sandbox was lost"));
+        }
+        Ok(state)
+    }
+
+    /// Enters an exec; it counts as one process.
+    pub(crate) fn enter(&self, sender: mpsc::UnboundedSender<Signal>) -> Result<u64> {
+        let mut state = self.open("start")?;
+        if !self.capable_of_many() && !state.execs.is_empty() {
+            return Err(Error::unsupported("start", "this backend runs one exec at a time in a sandbox"));
+        }
+        if self.spec.limits().processes.is_some_and(|limit| state.processes >= limit) {
+            return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the limit on processes is reached"));
+        }
+        let id = state.next_exec;
+        state.next_exec += 1;
+        state.processes += 1;
+        state.execs.insert(id, sender);
+        self.alive.send_modify(|count| *count += 1);
+        Ok(id)
+    }
+
+    fn capable_of_many(&self) -> bool {
+        self.config.capabilities.contains(&cofferdam_contract::Capability::MultipleExecs)
+    }
+
+    /// Takes out an exec that has ended and what it held.
+    pub(crate) fn leave(&self, id: u64, memory: u64, processes: u32) {
+        let mut state = self.lock();
+        if state.execs.remove(&id).is_some() {
+            state.memory -= memory;
+            state.processes -= processes;
+            self.alive.send_modify(|count| *count -= 1);
+        }
+    }
+
+    /// Sends every exec a signal.
+    pub(crate) fn signal_all(&self, state: &State, signal: Signal) {
+        for sender in state.execs.values() {
+            // One that has just ended needs no signal.
+            let _ = sender.send(signal);
+        }
+    }
+
+    /// Makes the sandbox unusable and ends its execs.
+    pub(crate) fn shut(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        self.signal_all(&state, Signal::Kill);
+    }
+
+    /// Waits until no exec is alive.
+    pub(crate) async fn quiet(&self) {
+        // The sender lives as long as this, so that waiting cannot fail.
+        let _ = self.alive.subscribe().wait_for(|count| *count == 0).await;
+    }
+}

@@ -1,0 +1,305 @@
+//! A workspace in memory. It says how paths and links lead, and how many bytes fit; it knows no sandbox.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use cofferdam_contract::{DirEntry, EntryKind, WORKSPACE_PATH};
+
+/// Links followed on the way to one file.
+const MAX_LINKS: u32 = 40;
+
+#[derive(Debug, Clone)]
+enum Node {
+    File(Arc<Vec<u8>>),
+    Directory(Entries),
+    Symlink(String),
+    Fifo,
+}
+
+type Entries = BTreeMap<String, Node>;
+
+/// Why an operation on the tree failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TreeError {
+    NotFound,
+    Escape,
+    NotADirectory,
+    IsADirectory,
+    NotAFile,
+    Exists,
+    TooManyLinks,
+    Full,
+    IsTheWorkspace,
+}
+
+type Result<T> = std::result::Result<T, TreeError>;
+
+/// Directories, files, links and fifos, with a bound on the bytes in files.
+#[derive(Debug, Clone)]
+pub(crate) struct Tree {
+    root: Node,
+    bytes: u64,
+    limit: u64,
+}
+
+impl Tree {
+    pub(crate) fn new(limit: Option<u64>) -> Self {
+        Self { root: Node::Directory(Entries::new()), bytes: 0, limit: limit.unwrap_or(u64::MAX) }
+    }
+
+    /// The same files under another bound; `None` where they are too large.
+    pub(crate) fn with_limit(&self, limit: Option<u64>) -> Option<Self> {
+        let limit = limit.unwrap_or(u64::MAX);
+        (self.bytes <= limit).then(|| Self { limit, ..self.clone() })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes that fit still.
+    pub(crate) fn room(&self) -> u64 {
+        self.limit - self.bytes
+    }
+
+    /// Where a path leads, link by link. What does not exist leads where its name says.
+    fn resolve(&self, path: &str, follow_last: bool) -> Result<Vec<String>> {
+        let mut pending: VecDeque<String> = path.split('/').map(str::to_owned).collect();
+        let mut at: Vec<String> = Vec::new();
+        let mut links = 0;
+        while let Some(part) = pending.pop_front() {
+            if part.is_empty() || part == "." {
+                continue;
+            }
+            if part == ".." {
+                at.pop().ok_or(TreeError::Escape)?;
+                continue;
+            }
+            let last = pending.iter().all(|part| part.is_empty() || part == ".");
+            match self.child(&at, &part)? {
+                Some(Node::Symlink(target)) if follow_last || !last => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return Err(TreeError::TooManyLinks);
+                    }
+                    let target = match target.strip_prefix('/') {
+                        Some(_) => {
+                            at.clear();
+                            inside(target).ok_or(TreeError::Escape)?
+                        }
+                        None => target,
+                    };
+                    for part in target.split('/').rev() {
+                        pending.push_front(part.to_owned());
+                    }
+                }
+                Some(Node::File(_) | Node::Fifo) if !last => return Err(TreeError::NotADirectory),
+                _ => at.push(part),
+            }
+        }
+        Ok(at)
+    }
+
+    fn child(&self, directory: &[String], name: &str) -> Result<Option<&Node>> {
+        match self.node(directory) {
+            Some(Node::Directory(entries)) => Ok(entries.get(name)),
+            Some(_) => Err(TreeError::NotADirectory),
+            None => Ok(None),
+        }
+    }
+
+    fn node(&self, at: &[String]) -> Option<&Node> {
+        at.iter().try_fold(&self.root, |node, name| match node {
+            Node::Directory(entries) => entries.get(name),
+            _ => None,
+        })
+    }
+
+    /// The entries of the directory above `at`, made where missing if that is asked, and the last name.
+    fn parent<'a>(&mut self, at: &'a [String], make: Parents) -> Result<(&mut Entries, &'a str)> {
+        let (name, above) = at.split_last().ok_or(TreeError::IsTheWorkspace)?;
+        let mut node = &mut self.root;
+        for part in above {
+            let Node::Directory(entries) = node else { return Err(TreeError::NotADirectory) };
+            node = match make {
+                Parents::Make => entries.entry(part.clone()).or_insert_with(|| Node::Directory(Entries::new())),
+                Parents::MustExist => entries.get_mut(part).ok_or(TreeError::NotFound)?,
+            };
+        }
+        match node {
+            Node::Directory(entries) => Ok((entries, name)),
+            _ => Err(TreeError::NotADirectory),
+        }
+    }
+
+    pub(crate) fn read(&self, path: &str) -> Result<Arc<Vec<u8>>> {
+        match self.node(&self.resolve(path, true)?) {
+            Some(Node::File(contents)) => Ok(Arc::clone(contents)),
+            Some(Node::Directory(_)) => Err(TreeError::IsADirectory),
+            Some(_) => Err(TreeError::NotAFile),
+            None => Err(TreeError::NotFound),
+        }
+    }
+
+    pub(crate) fn write(&mut self, path: &str, contents: Vec<u8>, parents: Parents) -> Result<()> {
+        let at = self.resolve(path, true)?;
+        let old = match self.node(&at) {
+            Some(Node::File(old)) => old.len() as u64,
+            Some(Node::Directory(_)) => return Err(TreeError::IsADirectory),
+            Some(_) => return Err(TreeError::NotAFile),
+            None => 0,
+        };
+        let bytes = self.bytes - old + contents.len() as u64;
+        if bytes > self.limit {
+            return Err(TreeError::Full);
+        }
+        let (entries, name) = self.parent(&at, parents)?;
+        entries.insert(name.to_owned(), Node::File(Arc::new(contents)));
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    pub(crate) fn append(&mut self, path: &str, more: &[u8]) -> Result<()> {
+        let mut contents = match self.read(path) {
+            Ok(contents) => contents.to_vec(),
+            Err(TreeError::NotFound) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        contents.extend_from_slice(more);
+        self.write(path, contents, Parents::MustExist)
+    }
+
+    pub(crate) fn make_directory(&mut self, path: &str) -> Result<()> {
+        self.make(path, Node::Directory(Entries::new()))
+    }
+
+    pub(crate) fn make_fifo(&mut self, path: &str) -> Result<()> {
+        self.make(path, Node::Fifo)
+    }
+
+    pub(crate) fn make_symlink(&mut self, path: &str, target: &str, replace: bool) -> Result<()> {
+        let at = self.resolve(path, false)?;
+        if replace && matches!(self.node(&at), Some(Node::Symlink(_))) {
+            let (entries, name) = self.parent(&at, Parents::MustExist)?;
+            entries.insert(name.to_owned(), Node::Symlink(target.to_owned()));
+            return Ok(());
+        }
+        self.make(path, Node::Symlink(target.to_owned()))
+    }
+
+    fn make(&mut self, path: &str, node: Node) -> Result<()> {
+        let at = self.resolve(path, false)?;
+        if self.node(&at).is_some() {
+            return Err(TreeError::Exists);
+        }
+        let (entries, name) = self.parent(&at, Parents::MustExist)?;
+        entries.insert(name.to_owned(), node);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, path: &str) -> Result<()> {
+        let at = self.resolve(path, false)?;
+        let (entries, name) = self.parent(&at, Parents::MustExist)?;
+        let node = entries.remove(name).ok_or(TreeError::NotFound)?;
+        self.bytes -= size(&node);
+        Ok(())
+    }
+
+    pub(crate) fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
+        let Some(node) = self.node(&self.resolve(path, true)?) else { return Err(TreeError::NotFound) };
+        let Node::Directory(entries) = node else { return Err(TreeError::NotADirectory) };
+        let entry = |(name, node): (&String, &Node)| {
+            let (kind, size) = match node {
+                Node::File(contents) => (EntryKind::File, contents.len() as u64),
+                Node::Directory(_) => (EntryKind::Directory, 0),
+                Node::Symlink(_) => (EntryKind::Symlink, 0),
+                Node::Fifo => (EntryKind::Other, 0),
+            };
+            DirEntry { name: name.clone(), kind, size }
+        };
+        Ok(entries.iter().map(entry).collect())
+    }
+
+    pub(crate) fn is_directory(&self, path: &str) -> Result<bool> {
+        Ok(matches!(self.node(&self.resolve(path, true)?), Some(Node::Directory(_))))
+    }
+}
+
+/// What to do about directories above a new entry that are missing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Parents {
+    Make,
+    MustExist,
+}
+
+fn size(node: &Node) -> u64 {
+    match node {
+        Node::File(contents) => contents.len() as u64,
+        Node::Directory(entries) => entries.values().map(size).sum(),
+        Node::Symlink(_) | Node::Fifo => 0,
+    }
+}
+
+/// An absolute path relative to the workspace, if it is inside.
+pub(crate) fn inside(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix(WORKSPACE_PATH)?;
+    (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn links_lead_inside_or_are_refused() {
+        let mut tree = Tree::new(None);
+        tree.write("a/b", b"x".to_vec(), Parents::Make).unwrap();
+        for (link, target, expected) in [
+            ("1", "a/b", Ok(())),
+            ("a/2", "../a/b", Ok(())),
+            ("3", "/workspace/a/b", Ok(())),
+            ("4", "..", Err(TreeError::Escape)),
+            ("5", "a/../../a/b", Err(TreeError::Escape)),
+            ("6", "/etc/passwd", Err(TreeError::Escape)),
+            ("7", "/workspacex/a/b", Err(TreeError::Escape)),
+            ("8", "8", Err(TreeError::TooManyLinks)),
+            ("9", "a/b/c", Err(TreeError::NotADirectory)),
+            ("10", "gone", Err(TreeError::NotFound)),
+        ] {
+            tree.make_symlink(link, target, false).unwrap();
+            assert_eq!(tree.read(link).map(drop), expected, "{link} -> {target}");
+        }
+    }
+
+    #[test]
+    fn the_bound_counts_what_is_there() {
+        let mut tree = Tree::new(Some(10));
+        tree.write("a", vec![0; 8], Parents::Make).unwrap();
+        assert_eq!(tree.write("b", vec![0; 3], Parents::Make), Err(TreeError::Full));
+        tree.write("a", vec![0; 2], Parents::Make).unwrap();
+        tree.write("d/b", vec![0; 8], Parents::Make).unwrap();
+        assert_eq!(tree.room(), 0);
+        tree.remove("d").unwrap();
+        assert_eq!(tree.bytes(), 2);
+        assert!(tree.with_limit(Some(1)).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_and_no_links_lead_out(links in prop::collection::vec(("[ab]{1,2}", "(/|/workspace|\\.\\.|a|b|/){0,5}"), 0..8), path in "[ab./]{0,12}") {
+            let mut tree = Tree::new(None);
+            tree.write("a/a", b"x".to_vec(), Parents::Make).unwrap();
+            for (link, target) in links {
+                let _ = tree.make_symlink(&link, &target, true);
+            }
+            if let Ok(at) = tree.resolve(&path, true) {
+                prop_assert!(at.iter().all(|part| part != ".." && part != "." && !part.is_empty()));
+            }
+        }
+    }
+}

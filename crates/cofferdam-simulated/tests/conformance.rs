@@ -1,0 +1,78 @@
+//! The simulated backend passes the kit.
+
+use std::sync::Arc;
+
+use cofferdam_conformance::{Options, Outcome, Report, Target, run};
+use cofferdam_contract::Capability;
+use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
+
+async fn kit(config: Config, options: Options) -> Report {
+    let report = run(&Target::new(Arc::new(SimulatedBackend::new(config)), SimulatedPrograms), &options).await;
+    println!("{report}");
+    report
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_backend_passes() {
+    let report = kit(Config::default(), Options::default()).await;
+    assert!(report.is_success(), "{report}");
+    // What is skipped is known, so that a case cannot fall silent.
+    let skipped: Vec<&str> = report
+        .cases
+        .iter()
+        .filter(|case| matches!(case.outcome, Outcome::Skipped(_)))
+        .map(|case| case.name.as_str())
+        .collect();
+    assert_eq!(
+        skipped,
+        [
+            "environment/shell-and-script",
+            "isolation/no-network",
+            "sandbox/root-directory",
+            "sandbox/root-directory-missing",
+            "workspace/host-directory",
+            "workspace/host-directory-read-only",
+            "workspace/host-directory-outlives-the-sandbox",
+            "limits/disk-over-directories",
+            "limits/disk-in-a-host-directory",
+            "posture/agrees-with-the-kernel",
+            "posture/agrees-on-processes",
+            "posture/agrees-on-the-root",
+            "undeclared/multiple-execs",
+            "undeclared/streaming-stdin",
+            "undeclared/terminal",
+            "undeclared/files",
+            "undeclared/snapshot",
+            "undeclared/fork",
+            "host/nothing-left-behind",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_declares_nothing_passes_by_refusing() {
+    let report = kit(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
+    assert!(report.is_success(), "{report}");
+    for capability in ["multiple-execs", "streaming-stdin", "terminal", "files", "snapshot", "fork"] {
+        assert_eq!(report.get(&format!("undeclared/{capability}")).unwrap().outcome, Outcome::Passed, "{capability}");
+    }
+    assert!(matches!(report.get("files/round-trip").unwrap().outcome, Outcome::Skipped(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_single_capability_can_be_left_out() {
+    for left_out in Config::default().capabilities {
+        let capabilities = Config::default().capabilities.into_iter().filter(|known| *known != left_out).collect();
+        let options = Options { filter: Some("undeclared".into()), ..Options::default() };
+        let report = kit(Config { capabilities, ..Config::default() }, options).await;
+        assert!(report.is_success(), "without {left_out:?}: {report}");
+    }
+    assert!(Config::default().capabilities.contains(&Capability::Files));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cases_run_at_once_on_threads_and_a_running_clock() {
+    let options = Options { parallelism: 8, large_file: "4M".parse().unwrap(), ..Options::default() };
+    let report = kit(Config::default(), options).await;
+    assert!(report.is_success(), "{report}");
+}

@@ -1,0 +1,98 @@
+//! The kit can fail: each broken promise is caught by the case that is about it.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cofferdam_conformance::{Options, Target, run};
+use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
+use support::{Broken, Defect, failed};
+
+/// Runs the kit on a broken backend, and looks for the case that must fail.
+async fn caught(defect: Defect, case: &str) -> Result<(), String> {
+    let backend = Broken { inner: SimulatedBackend::default(), defect };
+    let group = case.split('/').next().unwrap_or_default();
+    let options =
+        Options { filter: Some(format!("{group}/")), large_file: "1M".parse().unwrap(), ..Options::default() };
+    let report = run(&Target::new(Arc::new(backend), SimulatedPrograms), &options).await;
+    match failed(&report).contains(case) {
+        true => Ok(()),
+        false => Err(format!("{defect:?} was not caught by {case}, but by {:?}", failed(&report))),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_defect_fails_its_case() {
+    use Defect as D;
+    let mut missed = Vec::new();
+    for (defect, case) in [
+        (D::IgnoresReadOnly, "workspace/read-only-rejects-writes"),
+        (D::DoesNotTruncate, "output/truncated-exactly"),
+        (D::SaysNothingOfTruncation, "output/truncated-exactly"),
+        (D::ForgetsTimedOut, "exit/timeout"),
+        (D::TimesOutWithCodeZero, "exit/timeout-although-term-ignored"),
+        (D::ExitCodeIsAlwaysZero, "exit/code-verbatim"),
+        (D::ForgetsCancelled, "cancel/idempotent-and-surfaces-as-a-signal"),
+        (D::CancelIsTermOnly, "cancel/kills-after-the-grace"),
+        (D::CancelIsKillAtOnce, "cancel/sends-term-first"),
+        (D::KillsNothing, "cancel/close-is-idempotent"),
+        (D::KillsNothing, "cancel/dropping-the-handle-kills"),
+        (D::SwapsStreams, "exit/success-with-full-output"),
+        (D::LosesTheLastByte, "output/binary"),
+        (D::OutputOnlyAtTheEnd, "output/live"),
+        (D::ReplaysToLateSubscribers, "output/late-subscriber"),
+        (D::InheritsAVariable, "environment/is-a-delta"),
+        (D::IgnoresWorkingDir, "environment/working-dir"),
+        (D::SharesStdin, "isolation/concurrent-execs"),
+        (D::FollowsLinksOutside, "hostile/read-through-a-link-outside"),
+        (D::FollowsLinksOutside, "hostile/link-swapped-during-the-call"),
+        (D::ReadsFifosForEver, "hostile/fifo"),
+        (D::WritesPiecemeal, "files/replaced-whole-or-not-at-all"),
+        (D::ListsUnsorted, "files/list"),
+        (D::RemovesNothing, "files/remove"),
+        (D::StartsAfterClose, "sandbox/closed-answers-closed"),
+        (D::CloseFailsTheSecondTime, "sandbox/close-is-idempotent"),
+        (D::LiesAboutTerminals, "terminal/is-one-of-the-size-asked"),
+        (D::DoesMoreThanDeclared, "undeclared/fork"),
+        (D::LosesLabels, "sandbox/spec-is-kept"),
+        (D::AcceptsUnknownAttributes, "sandbox/unknown-attribute"),
+        (D::SkipsValidation, "sandbox/invalid-spec"),
+        (D::HasNoMemoryLimit, "limits/memory"),
+        (D::HasNoCpuLimit, "limits/cpu"),
+        (D::HasNoProcessLimit, "limits/processes"),
+        (D::HasNoDiskLimit, "limits/disk"),
+        (D::HasNoDiskLimit, "files/disk-limit-holds"),
+        (D::HasAWeakPosture, "posture/no-shortfall-unless-allowed"),
+        (D::LeavesRowsOut, "posture/has-every-row"),
+        (D::ForksShareFiles, "snapshot/forks-are-independent"),
+        (D::RestoresAnything, "snapshot/of-another-backend"),
+        (D::Panics, "exit/success-with-full-output"),
+        (D::Hangs, "exit/success-with-full-output"),
+    ] {
+        missed.extend(caught(defect, case).await.err());
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wrapper_alone_fails_nothing() {
+    let backend = Broken { inner: SimulatedBackend::default(), defect: Defect::Sound };
+    let options = Options { large_file: "1M".parse().unwrap(), ..Options::default() };
+    let report = run(&Target::new(Arc::new(backend), SimulatedPrograms), &options).await;
+    assert!(report.is_success(), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_behind_is_found() {
+    let leaks = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&leaks);
+    let census = move || (0..count.fetch_add(1, Ordering::Relaxed)).map(|n| format!("process {n}")).collect();
+    let target = Target::new(Arc::new(SimulatedBackend::default()), SimulatedPrograms);
+    let options = Options { filter: Some("host/".into()), ..Options::default() };
+    let report = run(&target.clone().with_census(census), &options).await;
+    assert!(!report.is_success(), "{report}");
+    let report = run(&target.with_census(|| BTreeSet::from(["init".to_owned()])), &options).await;
+    assert!(report.is_success(), "{report}");
+}

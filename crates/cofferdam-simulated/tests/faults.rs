@@ -1,0 +1,90 @@
+//! Faults come when the plan says so, and the same ones each time.
+
+use std::time::Duration;
+
+use cofferdam_contract::{
+    Backend, ErrorKind, ExecRequest, OutputStream, Protection, ProtectionState, Sandbox, SandboxPath, Spec,
+};
+use cofferdam_simulated::{Config, ExecFault, FaultPlan, FaultPoint, Program, SimulatedBackend, Step};
+use std::sync::Arc;
+
+fn lines(count: u64) -> ExecRequest {
+    let line = Step::Print { stream: OutputStream::Stdout, text: "line\n".into() };
+    Program::new([Step::Repeat { times: Some(count), steps: vec![line] }]).request().build().unwrap()
+}
+
+async fn sandbox(plan: FaultPlan) -> Arc<dyn Sandbox> {
+    SimulatedBackend::with_faults(plan).create(Spec::default()).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_nth_create_and_start_fail() {
+    let plan = FaultPlan::none().fail(FaultPoint::Create, 2, ErrorKind::Unavailable).fail(
+        FaultPoint::Start,
+        1,
+        ErrorKind::ResourceExhausted,
+    );
+    let backend = SimulatedBackend::with_faults(plan);
+    let sandbox = backend.create(Spec::default()).await.unwrap();
+    assert_eq!(backend.create(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(backend.create(Spec::default()).await.is_ok());
+    assert_eq!(sandbox.exec(lines(1)).await.unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(sandbox.exec(lines(1)).await.unwrap().stdout, "line\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn execs_are_killed_cut_and_failed() {
+    let plan = FaultPlan::none()
+        .exec(1, ExecFault::KillAfterChunks(3))
+        .exec(2, ExecFault::DropOutputAfterChunks(2))
+        .exec(3, ExecFault::FailExit(ErrorKind::Io));
+    let sandbox = sandbox(plan).await;
+    let killed = sandbox.exec(lines(10)).await.unwrap();
+    assert_eq!((killed.exit.signal, killed.exit.cancelled, killed.stdout.len()), (Some(9), false, 15));
+    let cut = sandbox.exec(lines(10)).await.unwrap();
+    assert_eq!((cut.exit.code, cut.exit.truncated, cut.stdout.len()), (0, false, 10));
+    assert_eq!(sandbox.exec(lines(10)).await.unwrap_err().kind(), ErrorKind::Io);
+    assert!(sandbox.exec(lines(10)).await.unwrap().exit.success());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_sandbox_takes_its_execs_with_it() {
+    let sandbox = sandbox(FaultPlan::none().exec(2, ExecFault::LoseSandboxAfterChunks(1))).await;
+    let sleeper = sandbox.start(Program::new([Step::SleepForever]).request().build().unwrap()).await.unwrap();
+    assert_eq!(sandbox.exec(lines(5)).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(sleeper.exit().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(sandbox.usage().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delay_passes_on_the_paused_clock() {
+    let hour = Duration::from_secs(3600);
+    let sandbox = sandbox(FaultPlan::none().delay(FaultPoint::WriteFile, 1, hour)).await;
+    let start = tokio::time::Instant::now();
+    sandbox.write_bytes(&SandboxPath::new("a").unwrap(), "x").await.unwrap();
+    assert!(start.elapsed() >= hour);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_seed_gives_the_same_faults_again() {
+    let run = |seed| async move {
+        let backend = SimulatedBackend::with_faults(FaultPlan::seeded(seed, 300, ErrorKind::Io));
+        let mut failed = Vec::new();
+        for _ in 0..50 {
+            failed.push(backend.create(Spec::default()).await.is_err());
+        }
+        failed
+    };
+    assert_eq!(run(1).await, run(1).await);
+    assert_ne!(run(1).await, run(2).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pretended_shortfall_is_refused_unless_named() {
+    let shortfalls = [(Protection::Memory, ProtectionState::Absent)].into();
+    let backend = SimulatedBackend::new(Config { shortfalls, ..Config::default() });
+    assert_eq!(backend.create(Spec::default()).await.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
+    let spec = Spec::builder().allow_weaker(Protection::Memory).build().unwrap();
+    assert!(backend.create(spec).await.is_ok());
+}

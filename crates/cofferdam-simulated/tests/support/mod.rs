@@ -1,0 +1,370 @@
+//! A backend that wraps the simulated one and breaks a single promise.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cofferdam_contract::{
+    Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
+    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, OutputEvent, OutputStream, Posture, Protection, Result,
+    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize, Workspace,
+};
+use cofferdam_simulated::SimulatedBackend;
+
+/// The promise that is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Defect {
+    /// None: what the wrapper does by itself must not fail a case.
+    Sound,
+    IgnoresReadOnly,
+    DoesNotTruncate,
+    SaysNothingOfTruncation,
+    ForgetsTimedOut,
+    TimesOutWithCodeZero,
+    ExitCodeIsAlwaysZero,
+    ForgetsCancelled,
+    CancelIsTermOnly,
+    CancelIsKillAtOnce,
+    KillsNothing,
+    SwapsStreams,
+    LosesTheLastByte,
+    OutputOnlyAtTheEnd,
+    ReplaysToLateSubscribers,
+    InheritsAVariable,
+    IgnoresWorkingDir,
+    SharesStdin,
+    FollowsLinksOutside,
+    ReadsFifosForEver,
+    WritesPiecemeal,
+    ListsUnsorted,
+    RemovesNothing,
+    StartsAfterClose,
+    CloseFailsTheSecondTime,
+    LiesAboutTerminals,
+    DoesMoreThanDeclared,
+    LosesLabels,
+    AcceptsUnknownAttributes,
+    SkipsValidation,
+    HasNoMemoryLimit,
+    HasNoCpuLimit,
+    HasNoProcessLimit,
+    HasNoDiskLimit,
+    HasAWeakPosture,
+    LeavesRowsOut,
+    ForksShareFiles,
+    RestoresAnything,
+    Panics,
+    Hangs,
+}
+
+#[derive(Debug)]
+pub struct Broken {
+    pub inner: SimulatedBackend,
+    pub defect: Defect,
+}
+
+#[derive(Debug)]
+struct BrokenSandbox {
+    inner: Arc<dyn Sandbox>,
+    defect: Defect,
+    /// What the sandbox says that it was made from.
+    spec: Spec,
+    posture: Posture,
+    spare: Option<Arc<dyn Sandbox>>,
+    closes: AtomicU64,
+    last_input: Mutex<Bytes>,
+}
+
+fn loosened(spec: &Spec, defect: Defect) -> Spec {
+    let mut limits = spec.limits().clone();
+    let mut builder = spec.to_builder();
+    match defect {
+        Defect::IgnoresReadOnly => {
+            builder = builder.workspace(Workspace::Private { access: Access::ReadWrite });
+        }
+        Defect::HasNoMemoryLimit => limits.memory = None,
+        Defect::HasNoCpuLimit => limits.cpu_time = None,
+        Defect::HasNoProcessLimit => limits.processes = None,
+        Defect::HasNoDiskLimit => limits.disk = None,
+        Defect::SkipsValidation => return Spec::default(),
+        Defect::AcceptsUnknownAttributes => return Spec::builder().limits(limits).build().unwrap(),
+        _ => {}
+    }
+    // What a broken backend lets through may be invalid; the simulated one says so.
+    builder.limits(limits).build().unwrap_or_else(|_| spec.clone())
+}
+
+impl Broken {
+    async fn wrap(&self, inner: Arc<dyn Sandbox>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        let spare = match self.defect {
+            Defect::StartsAfterClose => Some(self.inner.create(Spec::default()).await?),
+            _ => None,
+        };
+        let spec = match self.defect {
+            Defect::LosesLabels => Spec::builder().limits(spec.limits().clone()).build()?,
+            _ => spec,
+        };
+        let mut items = inner.posture().items().to_vec();
+        match self.defect {
+            Defect::LeavesRowsOut => items.retain(|item| item.protection != Protection::Network),
+            Defect::HasAWeakPosture => items[0].state = cofferdam_contract::ProtectionState::Absent,
+            _ => {}
+        }
+        Ok(Arc::new(BrokenSandbox {
+            inner,
+            defect: self.defect,
+            spec,
+            posture: Posture::new(items),
+            spare,
+            closes: AtomicU64::new(0),
+            last_input: Mutex::default(),
+        }))
+    }
+}
+
+#[async_trait]
+impl Backend for Broken {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn level(&self) -> Level {
+        self.inner.level()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        if self.defect == Defect::DoesMoreThanDeclared {
+            capabilities.remove(&Capability::Fork);
+        }
+        capabilities
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        self.wrap(self.inner.create(loosened(&spec, self.defect)).await?, spec).await
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        let restored = self.inner.restore(snapshot, spec.clone()).await;
+        match (restored, self.defect) {
+            (Err(_), Defect::RestoresAnything) => self.inner.create(spec).await,
+            (restored, _) => self.wrap(restored?, spec).await,
+        }
+    }
+}
+
+/// Passes control on, or does not.
+struct Control {
+    inner: Arc<ExecHandle>,
+    defect: Defect,
+}
+
+impl ExecControl for Control {
+    fn cancel(&self, grace: Duration) {
+        match self.defect {
+            Defect::CancelIsTermOnly => self.inner.request_cancel(Duration::from_secs(1 << 30)),
+            Defect::CancelIsKillAtOnce => self.kill(),
+            _ => self.inner.request_cancel(grace),
+        }
+    }
+
+    fn kill(&self) {
+        if self.defect == Defect::KillsNothing {
+            return;
+        }
+        let inner = Arc::clone(&self.inner);
+        tokio::spawn(async move { inner.close().await });
+    }
+
+    fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.inner.resize(size)
+    }
+}
+
+fn changed(defect: Defect, mut exit: Exit) -> Exit {
+    match defect {
+        Defect::ForgetsTimedOut => exit.timed_out = false,
+        Defect::TimesOutWithCodeZero if exit.timed_out => exit.code = 0,
+        Defect::ExitCodeIsAlwaysZero => exit.code = 0,
+        Defect::ForgetsCancelled => exit.cancelled = false,
+        _ => {}
+    }
+    exit
+}
+
+impl BrokenSandbox {
+    fn request(&self, request: ExecRequest) -> Result<ExecRequest> {
+        let builder = match self.defect {
+            Defect::SaysNothingOfTruncation => request.to_builder(),
+            // The proxy cuts, so that it can also leave that.
+            _ => wide(&request),
+        };
+        match self.defect {
+            Defect::InheritsAVariable => builder.env("LEAKED", "from the host"),
+            Defect::IgnoresWorkingDir => builder.working_dir(SandboxPath::default()),
+            _ => builder,
+        }
+        .build()
+    }
+
+    /// A handle of our own in front of the inner one.
+    async fn proxy(&self, request: &ExecRequest, inner: ExecHandle) -> Result<ExecHandle> {
+        let defect = self.defect;
+        let mut output = inner.output();
+        let stdin = inner.stdin().map(StdinWriter::new);
+        let inner = Arc::new(inner);
+        let outer = match defect {
+            Defect::DoesNotTruncate | Defect::SaysNothingOfTruncation => wide(request).build()?,
+            _ => request.clone(),
+        };
+        let control = Arc::new(Control { inner: Arc::clone(&inner), defect });
+        let (handle, driver) = ExecHandle::new(inner.id(), &outer, stdin, control);
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            let mut first = true;
+            while let Some(event) = output.next().await {
+                let OutputEvent::Chunk(chunk) = event else { continue };
+                let stream = match (defect, chunk.stream) {
+                    (Defect::SwapsStreams, OutputStream::Stdout) => OutputStream::Stderr,
+                    (Defect::SwapsStreams, OutputStream::Stderr) => OutputStream::Stdout,
+                    (_, stream) => stream,
+                };
+                match defect {
+                    Defect::OutputOnlyAtTheEnd => held.push((stream, chunk.data)),
+                    Defect::LosesTheLastByte => {
+                        driver.publisher().publish(stream, chunk.data.slice(..chunk.data.len() - 1))
+                    }
+                    Defect::ReplaysToLateSubscribers => {
+                        // What was said before is said again with what comes later.
+                        if !first {
+                            for (stream, data) in held.clone() {
+                                driver.publisher().publish(stream, data);
+                            }
+                        }
+                        held.push((stream, chunk.data.clone()));
+                        driver.publisher().publish(stream, chunk.data);
+                    }
+                    _ => driver.publisher().publish(stream, chunk.data),
+                }
+                first = false;
+            }
+            if defect == Defect::OutputOnlyAtTheEnd {
+                for (stream, data) in held {
+                    driver.publisher().publish(stream, data);
+                }
+            }
+            let exit = inner.exit().await.map(|exit| changed(defect, exit));
+            driver.finish(exit);
+        });
+        Ok(handle)
+    }
+}
+
+#[async_trait]
+impl Sandbox for BrokenSandbox {
+    fn id(&self) -> &SandboxId {
+        self.inner.id()
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        &self.posture
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        match self.defect {
+            Defect::Panics => panic!("a deliberate panic"),
+            Defect::Hangs => std::future::pending().await,
+            Defect::LiesAboutTerminals if request.terminal().is_some() => {
+                return Err(Error::unsupported("start", "no terminals after all"));
+            }
+            _ => {}
+        }
+        let mut wanted = self.request(request.clone())?;
+        if self.defect == Defect::SharesStdin {
+            let mut last = self.last_input.lock().unwrap();
+            if let cofferdam_contract::Stdin::Bytes(bytes) = request.stdin() {
+                *last = [&last[..], bytes].concat().into();
+                wanted = wanted.to_builder().stdin(cofferdam_contract::Stdin::Bytes(last.clone())).build()?;
+            }
+        }
+        let inner = match (&self.spare, self.inner.start(wanted.clone()).await) {
+            (Some(spare), Err(error)) if error.kind() == ErrorKind::Closed => spare.start(wanted).await?,
+            (_, started) => started?,
+        };
+        self.proxy(&request, inner).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        match (self.defect, self.inner.read_file(path).await) {
+            (Defect::FollowsLinksOutside, Err(error)) if error.kind() == ErrorKind::PathEscape => {
+                Ok(Box::new(std::io::Cursor::new(b"secret of the host".to_vec())))
+            }
+            (Defect::ReadsFifosForEver, Err(error)) if error.kind() == ErrorKind::Conflict => {
+                std::future::pending().await
+            }
+            (_, read) => read,
+        }
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        if self.defect == Defect::WritesPiecemeal {
+            self.inner.write_file(path, Box::new(std::io::Cursor::new(b"half".to_vec()))).await?;
+        }
+        self.inner.write_file(path, contents).await
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        let mut entries = self.inner.list_dir(path).await?;
+        if self.defect == Defect::ListsUnsorted {
+            entries.reverse();
+        }
+        Ok(entries)
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        match self.defect {
+            Defect::RemovesNothing => Ok(()),
+            _ => self.inner.remove(path).await,
+        }
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.inner.snapshot().await
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        match self.defect {
+            Defect::ForksShareFiles => Ok(Arc::clone(&self.inner)),
+            _ => self.inner.fork().await,
+        }
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.inner.usage().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        if self.closes.fetch_add(1, Ordering::Relaxed) > 0 && self.defect == Defect::CloseFailsTheSecondTime {
+            return Err(Error::closed("close"));
+        }
+        self.inner.close().await
+    }
+}
+
+/// The request without a bound on its output.
+fn wide(request: &ExecRequest) -> ExecRequestBuilder {
+    let size = ByteSize::from_mebibytes(1024);
+    request.to_builder().max_output(size).output_buffer(size)
+}
+
+/// Names of the cases that failed.
+pub fn failed(report: &cofferdam_conformance::Report) -> BTreeSet<&str> {
+    report.failures().map(|case| case.name.as_str()).collect()
+}

@@ -1,0 +1,351 @@
+//! The command line's words, as clap parses them. What they mean together is decided in `plan` and `settings`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
+
+use crate::bound::{Bound, parse_bound};
+use crate::values::{parse_env, parse_label, parse_network};
+
+/// Run code that nobody vouches for behind a real wall.
+#[derive(Debug, Parser)]
+#[command(name = "cofferdam", version, after_help = AFTER_HELP, max_term_width = 100, subcommand_required = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Configuration file to read instead of the user's own
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  cofferdam run script.py              run a Python program; the extension picks the interpreter
+  cofferdam run --timeout 5s -- make   run a command
+  cofferdam doctor                     tell what this host can enforce and what is missing
+
+Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC), then the
+configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then defaults.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a file, a piece of code or a command in a new sandbox
+    Run(Box<RunArgs>),
+    /// Tell what each backend can enforce on this host, what is missing and how to get it
+    Doctor(DoctorArgs),
+    /// Run the conformance kit against a backend
+    Conformance(ConformanceArgs),
+    /// List the backends
+    Backends(BackendsArgs),
+    /// Print the JSON Schema of what goes in and comes out
+    Schema(SchemaArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  cofferdam run examples/primes.py
+  cofferdam run --lang python --code 'print(6 * 7)'
+  cofferdam run --memory 64M --timeout 5s -- sh -c 'echo hello'
+  cofferdam run --workspace . --net none -- make test
+  cofferdam run --workspace ~/project:ro --json script.js
+  printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
+  cofferdam run --tty -- bash
+
+Exit status: the command's own; 124 time-out; 125 Cofferdam failed; 126 not executable;
+127 not found; 128+n ended by signal n; 137 killed by a limit, with the reason on standard error;
+141 when the reader of the output went away; 130 or 143 after Ctrl-C or SIGTERM.
+Nothing of the environment is inherited.";
+
+/// `cofferdam run`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP, override_usage = RUN_USAGE)]
+pub struct RunArgs {
+    /// FILE and its arguments, or after `--` a command and its arguments
+    #[arg(trailing_var_arg = true, value_name = "FILE [ARGS] | -- COMMAND")]
+    pub words: Vec<String>,
+
+    /// Least thickness of the wall: wasm (1), process (2), container, vm (3)
+    #[arg(long)]
+    pub level: Option<Level>,
+
+    /// Backend that makes the sandbox; see `cofferdam backends`
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+
+    /// Language of the code, instead of the one that FILE's extension picks
+    #[arg(long, value_name = "LANG")]
+    pub lang: Option<String>,
+
+    /// Code to run, instead of FILE; needs --lang
+    #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
+    pub code: Option<String>,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub place: PlaceArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Whether `--` stood before the words; filled in after parsing.
+    #[arg(skip)]
+    pub separated: bool,
+}
+
+const RUN_USAGE: &str = "\
+cofferdam run [OPTIONS] FILE [ARGS]...
+       cofferdam run [OPTIONS] --lang LANG --code TEXT [ARGS]...
+       cofferdam run [OPTIONS] -- COMMAND [ARGS]...";
+
+/// What the code may use.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Limits (`none` lifts one where a bound is not required)")]
+pub struct LimitArgs {
+    /// Real time allowed [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+
+    /// Memory of all processes together [default: 512M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bound::<ByteSize>)]
+    pub memory: Option<Bound<ByteSize>>,
+
+    /// Processor time per real time, in processors, such as 1.5 [default: none]
+    #[arg(long, value_name = "N", value_parser = parse_bound::<Cpus>)]
+    pub cpus: Option<Bound<Cpus>>,
+
+    /// CPU seconds of all processes together [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = parse_bound::<Duration>)]
+    pub cpu_time: Option<Bound<Duration>>,
+
+    /// Processes and threads alive at once [default: 10]
+    #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
+    pub pids: Option<Bound<u32>>,
+
+    /// Bytes that may be stored [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bound::<ByteSize>)]
+    pub disk: Option<Bound<ByteSize>>,
+
+    /// Bytes of output passed on; the rest is dropped [default: 1M]
+    #[arg(long, value_name = "SIZE")]
+    pub max_output: Option<ByteSize>,
+
+    /// Accept these protections being weaker than asked, or absent
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub allow_weaker: Vec<Protection>,
+
+    /// Time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub cancel_grace: Option<Duration>,
+}
+
+/// Where the code runs and what it sees.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "What the code sees")]
+pub struct PlaceArgs {
+    /// Host directory to work in, at /workspace; `:ro` forbids writing [default: an empty private one]
+    #[arg(long, value_name = "DIR[:ro]")]
+    pub workspace: Option<String>,
+
+    /// Directory inside the workspace to start in
+    #[arg(long, value_name = "PATH", value_parser = |text: &str| SandboxPath::new(text))]
+    pub working_dir: Option<SandboxPath>,
+
+    /// Directory that holds another root file system
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+
+    /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+
+    /// Network: `none`, or the hosts that may be reached
+    #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
+    pub net: Option<NetworkPolicy>,
+
+    /// Whose work this is
+    #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+    pub tenant: Option<TenantId>,
+
+    /// Attach a label
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+}
+
+/// Input and output.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Input and output")]
+pub struct OutputArgs {
+    /// Pass standard input on; without it the code reads end-of-file at once
+    #[arg(long)]
+    pub stdin: bool,
+
+    /// Run in a terminal of its own, connected to this one; control sequences are passed through
+    #[arg(long, conflicts_with_all = ["stdin", "json", "events"])]
+    pub tty: bool,
+
+    /// Print one JSON document at the end, and nothing else
+    #[arg(long, conflicts_with = "events")]
+    pub json: bool,
+
+    /// Print JSON lines as things happen
+    #[arg(long)]
+    pub events: bool,
+
+    /// Do not make terminal control sequences in the output harmless
+    #[arg(long)]
+    pub raw_output: bool,
+
+    /// No remarks of Cofferdam's own on standard error, only errors
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// `cofferdam doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Only this backend
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `cofferdam conformance`.
+#[derive(Debug, Args)]
+pub struct ConformanceArgs {
+    /// The backend to examine
+    #[arg(long, value_name = "NAME")]
+    pub backend: String,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Only the cases whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+}
+
+/// `cofferdam backends`.
+#[derive(Debug, Args)]
+pub struct BackendsArgs {
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `cofferdam schema`.
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// Only this type; all of them without it
+    pub name: Option<SchemaName>,
+}
+
+/// A type of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SchemaName {
+    /// What sandbox to make
+    Spec,
+    /// What to run in it
+    Exec,
+    /// How it ended
+    Exit,
+    /// What was enforced
+    Posture,
+}
+
+/// `cofferdam completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Parses the command line, and notes whether a `--` stood before the words of `run`.
+pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
+    let mut cli = Cli::try_parse_from(raw)?;
+    if let Command::Run(run) = &mut cli.command {
+        // The words are the end of the line, so that what stands before them tells a command from a file.
+        run.separated = raw.len().checked_sub(run.words.len() + 1).is_some_and(|before| raw[before] == "--");
+    }
+    Ok(cli)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn run(line: &str) -> Result<RunArgs, clap::Error> {
+        let raw: Vec<_> = ["cofferdam", "run"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
+        parse(&raw).map(|cli| match cli.command {
+            Command::Run(run) => *run,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_separator_tells_a_command_from_a_file() {
+        for (line, words, separated) in [
+            ("a.py", vec!["a.py"], false),
+            ("a.py --json -- x", vec!["a.py", "--json", "--", "x"], false),
+            ("--json a.py x", vec!["a.py", "x"], false),
+            ("-- echo --json", vec!["echo", "--json"], true),
+            ("--timeout 5s -- echo -- x", vec!["echo", "--", "x"], true),
+            ("--lang sh --code -x -- a", vec!["a"], true),
+        ] {
+            let run = run(line).unwrap();
+            assert_eq!(
+                (run.words, run.separated),
+                (words.into_iter().map(str::to_owned).collect(), separated),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn values_are_parsed_once() {
+        let run = run("--memory none --pids 5 --allow-weaker memory,disk --env A=b=c --net a.b,c.d:443 x.py").unwrap();
+        assert_eq!(run.limits.memory, Some(Bound::None));
+        assert_eq!(run.limits.pids, Some(Bound::Of(5)));
+        assert_eq!(run.limits.allow_weaker, [Protection::Memory, Protection::Disk]);
+        assert_eq!(run.place.env, [("A".to_owned(), "b=c".to_owned())]);
+        assert_eq!(run.place.net, Some(NetworkPolicy::Allow { hosts: vec!["a.b".to_owned(), "c.d:443".to_owned()] }));
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for line in [
+            "--memroy 1M x.py",
+            "--memory lots x.py",
+            "--timeout 1d x.py",
+            "--pids -1 x.py",
+            "--env HOME x.py",
+            "--env =x x.py",
+            "--label a x.py",
+            "--net none,a x.py",
+            "--allow-weaker all x.py",
+            "--tty --json x.py",
+            "--json --events x.py",
+            "--code x",
+            "--level 9 x.py",
+            "--working-dir ../x x.py",
+            "--tenant ../x x.py",
+        ] {
+            assert!(run(line).is_err(), "{line}");
+        }
+    }
+}

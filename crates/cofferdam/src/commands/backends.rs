@@ -1,0 +1,30 @@
+//! `cofferdam backends`: which backends exist and which this version has.
+
+use std::fmt::Write;
+
+use cofferdam::registry::{DEFAULT_BACKEND, KNOWN};
+use serde_json::json;
+
+use crate::args::BackendsArgs;
+use crate::report::{document, print, printed};
+
+/// Lists the backends.
+pub fn main(args: &BackendsArgs) -> u8 {
+    let result =
+        if args.json { document(&json!({"default": DEFAULT_BACKEND, "backends": KNOWN})) } else { print(&table()) };
+    printed(result, 0)
+}
+
+fn table() -> String {
+    let mut out = String::new();
+    for info in KNOWN {
+        let state = match info.built_in {
+            _ if info.name == DEFAULT_BACKEND => "default",
+            true => "available",
+            false => "not in this version",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{:<12} {:<10} {:<20} {}", info.name, info.level.as_str(), state, info.summary);
+    }
+    out
+}

@@ -1,0 +1,38 @@
+//! The commands, one file each.
+
+mod backends;
+mod completions;
+mod conformance;
+mod doctor;
+mod run;
+mod schema;
+
+use std::time::Duration;
+
+use cofferdam::{Error, ErrorKind, Result};
+
+use crate::args::{Cli, Command};
+
+/// Does what the command line asks; gives the exit status.
+pub fn dispatch(cli: Cli) -> u8 {
+    match cli.command {
+        Command::Run(args) => run::main(&args, cli.config),
+        Command::Doctor(args) => doctor::main(&args, cli.config),
+        Command::Conformance(args) => conformance::main(&args),
+        Command::Backends(args) => backends::main(&args),
+        Command::Schema(args) => schema::main(&args),
+        Command::Completions(args) => completions::main(&args),
+    }
+}
+
+/// Runs a future to its end on this thread.
+fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(ErrorKind::Io, "start", "cannot set up the event loop").with_source(error))?;
+    let result = runtime.block_on(future);
+    // What still runs on other threads is cleaning up; it may not hold us for ever.
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    result
+}

@@ -1,0 +1,166 @@
+//! The configuration file: where it is, what it may say.
+//!
+//! It is never looked for in the current directory: that may be the untrusted repository one is about to run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::bound::{Bound, Human};
+use crate::languages::Language;
+
+/// What a configuration file may say; every key is optional, an unknown one is an error.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigFile {
+    /// The backend that makes sandboxes.
+    pub backend: Option<String>,
+    /// Least thickness of the wall.
+    #[serde(deserialize_with = "level")]
+    pub level: Option<Level>,
+    /// Whose work runs.
+    pub tenant: Option<TenantId>,
+    /// Protections that may be weaker than asked.
+    pub allow_weaker: Vec<Protection>,
+    /// Bytes of output passed on.
+    pub max_output: Option<Human<ByteSize>>,
+    /// Bounds.
+    pub limits: ConfigLimits,
+    /// The only languages that may run.
+    pub languages_allowed: Option<BTreeSet<String>>,
+    /// Languages added or changed.
+    pub languages: BTreeMap<String, Language>,
+}
+
+/// The table `[limits]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigLimits {
+    /// CPU seconds of one exec.
+    pub cpu_time: Option<Bound<Duration>>,
+    /// Memory of the sandbox.
+    pub memory: Option<Bound<ByteSize>>,
+    /// Bytes stored.
+    pub disk: Option<Bound<ByteSize>>,
+    /// Real time of one exec.
+    pub wall_time: Option<Human<Duration>>,
+    /// Processes alive at once.
+    pub processes: Option<Bound<u32>>,
+    /// Processor share.
+    pub cpus: Option<Bound<Cpus>>,
+}
+
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Level>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
+/// Reads the file that was named, or the user's own if there is one.
+///
+/// `named` is `--config`, else the variable `COFFERDAM_CONFIG`; a file that was named must exist.
+pub fn load(named: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>) -> Result<ConfigFile> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = named.or_else(|| set("COFFERDAM_CONFIG")) {
+        return parse(&path, &read(&path)?);
+    }
+    let Some(path) = default_path(set("XDG_CONFIG_HOME"), set("HOME")) else { return Ok(ConfigFile::default()) };
+    match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(ConfigFile::default()),
+        Err(error) => Err(unreadable(&path, error)),
+        Ok(text) => parse(&path, &text),
+    }
+}
+
+/// A relative path would be looked up in the current directory, so it does not count.
+fn default_path(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    let absolute = |path: &PathBuf| path.is_absolute();
+    let base = xdg.filter(absolute).or_else(|| home.filter(absolute).map(|home| home.join(".config")))?;
+    Some(base.join("cofferdam").join("config.toml"))
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| unreadable(path, error))
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> Error {
+    Error::invalid("read configuration", format!("cannot read '{}'", path.display()))
+        .with_source(error)
+        .with_remedy("name another file with --config, or make this one readable")
+}
+
+fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
+    toml::from_str(text).map_err(|error| {
+        let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
+        let message = error.message().lines().collect::<Vec<_>>().join(" ");
+        Error::invalid("read configuration", format!("{}{place}: {message}", path.display()))
+            .with_remedy("correct the file; docs/configuration.md lists what it may say")
+    })
+}
+
+/// `:LINE` and, where the line sets a key, its name.
+fn place(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = text[start..].lines().next().unwrap_or_default();
+    let number = before.matches('\n').count() + 1;
+    match line.split_once('=') {
+        Some((key, _)) => format!(":{number}: {}", key.trim()),
+        None => format!(":{number}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse(Path::new("/c.toml"), text).unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn the_documented_example_is_valid() {
+        let text = include_str!("../../../docs/configuration.md");
+        let example = text.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        let config = parse(Path::new("docs/configuration.md"), example).unwrap();
+        assert_eq!(config.backend.as_deref(), Some("process"));
+        assert_eq!(config.level, Some(Level::Process));
+        assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
+        assert_eq!(config.limits.cpu_time, Some(Bound::None));
+        assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
+        assert!(config.languages.contains_key("ruby"));
+        crate::languages::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
+    }
+
+    #[test]
+    fn errors_name_file_line_and_key() {
+        let message = error("[limits]\nmemroy = 1\n");
+        assert!(message.starts_with("/c.toml:2: memroy: unknown field `memroy`, expected one of"), "{message}");
+        let message = error("level = \"9\"\n");
+        assert!(message.starts_with("/c.toml:1: level: '9' is not a level"), "{message}");
+        let message = error("[limits]\n\nmemory = \"lots\"\n");
+        assert!(message.starts_with("/c.toml:3: memory: 'lots' is not a size"), "{message}");
+        assert!(error("allow_weaker = [\"all\"]").starts_with("/c.toml:1: allow_weaker: unknown variant `all`"));
+        assert!(error("backend = ").starts_with("/c.toml:1"));
+    }
+
+    #[test]
+    fn only_absolute_places_are_looked_at() {
+        let path = |xdg: Option<&str>, home: Option<&str>| {
+            default_path(xdg.map(PathBuf::from), home.map(PathBuf::from)).map(|path| path.display().to_string())
+        };
+        assert_eq!(path(Some("/x"), Some("/h")).as_deref(), Some("/x/cofferdam/config.toml"));
+        assert_eq!(path(Some("x"), Some("/h")).as_deref(), Some("/h/.config/cofferdam/config.toml"));
+        assert_eq!(path(None, Some("h")), None);
+        assert_eq!(path(None, None), None);
+    }
+
+    #[test]
+    fn a_named_file_must_exist() {
+        assert!(load(Some("/no/such.toml".into()), |_| None).is_err());
+        assert!(load(None, |name| (name == "COFFERDAM_CONFIG").then(|| "/no/such.toml".into())).is_err());
+        assert!(load(None, |name| (name == "HOME").then(|| "/no/such".into())).is_ok());
+    }
+}

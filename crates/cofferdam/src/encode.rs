@@ -1,0 +1,95 @@
+//! Output bytes in JSON: as text where they are UTF-8, else as base64.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use cofferdam::OutputStream;
+use serde_json::{Value, json};
+
+/// `{"text": …}` or, where the bytes are not UTF-8, `{"base64": …}`.
+pub fn text_or_base64(data: &[u8]) -> Value {
+    match std::str::from_utf8(data) {
+        Ok(text) => json!({"text": text}),
+        Err(_) => json!({"base64": STANDARD.encode(data)}),
+    }
+}
+
+/// Chunks of two streams as they come; a character that is cut in two is kept until the rest of it comes.
+#[derive(Debug, Default)]
+pub struct Lines {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Lines {
+    /// What to write for the next chunk; `None` if all of it is kept.
+    pub fn feed(&mut self, stream: OutputStream, chunk: &[u8]) -> Option<Value> {
+        let kept = self.kept(stream);
+        let mut data = std::mem::take(kept);
+        data.extend_from_slice(chunk);
+        if let Err(error) = std::str::from_utf8(&data)
+            && error.error_len().is_none()
+        {
+            *kept = data.split_off(error.valid_up_to());
+        }
+        (!data.is_empty()).then(|| text_or_base64(&data))
+    }
+
+    /// What is left of a stream at its end.
+    pub fn finish(&mut self, stream: OutputStream) -> Option<Value> {
+        let data = std::mem::take(self.kept(stream));
+        (!data.is_empty()).then(|| text_or_base64(&data))
+    }
+
+    fn kept(&mut self, stream: OutputStream) -> &mut Vec<u8> {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(value: &Value) -> Vec<u8> {
+        match (value["text"].as_str(), value["base64"].as_str()) {
+            (Some(text), None) => text.as_bytes().to_vec(),
+            (None, Some(text)) => STANDARD.decode(text).unwrap(),
+            _ => panic!("{value}"),
+        }
+    }
+
+    #[test]
+    fn a_character_cut_in_two_is_put_together() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.feed(OutputStream::Stdout, b"a\xe2\x82"), Some(json!({"text": "a"})));
+        assert_eq!(lines.feed(OutputStream::Stderr, b"\xac"), Some(json!({"base64": "rA=="})));
+        assert_eq!(lines.feed(OutputStream::Stdout, b""), None);
+        assert_eq!(lines.feed(OutputStream::Stdout, b"\xacb"), Some(json!({"text": "€b"})));
+        assert_eq!(lines.finish(OutputStream::Stdout), None);
+    }
+
+    #[test]
+    fn what_is_not_text_is_base64() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.feed(OutputStream::Stdout, b"a\xff"), Some(json!({"base64": "Yf8="})));
+        assert_eq!(lines.feed(OutputStream::Stdout, b"\xe2"), None);
+        assert_eq!(lines.finish(OutputStream::Stdout), Some(json!({"base64": "4g=="})));
+        assert_eq!(text_or_base64(b""), json!({"text": ""}));
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_is_lost_or_moved(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..20)) {
+            let mut lines = Lines::default();
+            let mut got = Vec::new();
+            for chunk in &chunks {
+                got.extend(lines.feed(OutputStream::Stdout, chunk).iter().flat_map(bytes));
+            }
+            got.extend(lines.finish(OutputStream::Stdout).iter().flat_map(bytes));
+            prop_assert_eq!(got, chunks.concat());
+        }
+    }
+}

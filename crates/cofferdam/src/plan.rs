@@ -1,0 +1,329 @@
+//! From words and settings to what the contract needs: a spec and a request. Reads FILE; starts nothing.
+
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use cofferdam::{
+    Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Result, RootFs, Script, Spec, Stdin, TerminalSize,
+    WORKSPACE_PATH, Workspace,
+};
+
+use crate::args::RunArgs;
+use crate::languages::Languages;
+use crate::settings::Settings;
+
+/// The largest FILE that is read, as the contract bounds a script.
+const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
+/// The most output kept for a terminal or pipe that is slower than the code; beyond it output can be lost.
+const MAX_BUFFER: ByteSize = ByteSize::from_mebibytes(256);
+
+/// What to make and what to run in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// What to make.
+    pub spec: Spec,
+    /// What to run.
+    pub request: ExecRequest,
+}
+
+impl Plan {
+    /// Plans a run; `terminal` is the size of our terminal when the code gets one of its own.
+    pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
+        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+        let command = command(args, &settings.languages, workspace.as_ref())?;
+        Ok(Self { spec: spec(args, settings, workspace)?, request: request(args, settings, command, terminal)? })
+    }
+}
+
+/// A workspace as named on the command line, and where it is.
+struct HostWorkspace {
+    named: PathBuf,
+    path: PathBuf,
+    access: Access,
+}
+
+fn workspace(text: &str) -> Result<HostWorkspace> {
+    let (named, access) = match (text.strip_suffix(":ro"), text.strip_suffix(":rw")) {
+        (Some(named), _) => (named, Access::ReadOnly),
+        (_, Some(named)) => (named, Access::ReadWrite),
+        _ => (text, Access::ReadWrite),
+    };
+    Ok(HostWorkspace { named: named.into(), path: directory("--workspace", Path::new(named))?, access })
+}
+
+fn directory(option: &str, named: &Path) -> Result<PathBuf> {
+    let shown = named.display().to_string();
+    let bad = |why: String| {
+        Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("name a directory that exists")
+    };
+    let path = named.canonicalize().map_err(|error| bad(format!("cannot be used: {}", reason(&error))))?;
+    if path.is_dir() { Ok(path) } else { Err(bad("is not a directory".to_owned())) }
+}
+
+fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
+    let mut builder = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
+    if let Some(HostWorkspace { path, access, .. }) = workspace {
+        builder = builder.workspace(Workspace::HostDir { path, access });
+    }
+    if let Some(root) = &args.place.root {
+        builder = builder.root(RootFs::Directory { path: directory("--root", root)? });
+    }
+    if let Some(network) = &args.place.net {
+        builder = builder.network(network.clone());
+    }
+    for (key, value) in &args.place.label {
+        builder = builder.label(key, value);
+    }
+    for protection in &settings.allow_weaker {
+        builder = builder.allow_weaker(*protection);
+    }
+    builder.build()
+}
+
+fn request(
+    args: &RunArgs,
+    settings: &Settings,
+    command: Command,
+    terminal: Option<TerminalSize>,
+) -> Result<ExecRequest> {
+    let mut builder = ExecRequest::builder(command)
+        .max_output(settings.max_output)
+        .output_buffer(settings.max_output.min(MAX_BUFFER))
+        .working_dir(args.place.working_dir.clone().unwrap_or_default());
+    if let Some(size) = terminal {
+        // Programs need to be told a terminal type; like everything else it is not inherited.
+        builder = builder.terminal(size).env("TERM", "xterm");
+    }
+    if args.output.stdin || terminal.is_some() {
+        builder = builder.stdin(Stdin::Stream);
+    }
+    for (key, value) in &args.place.env {
+        builder = builder.env(key, value);
+    }
+    builder.build()
+}
+
+fn command(args: &RunArgs, languages: &Languages, workspace: Option<&HostWorkspace>) -> Result<Command> {
+    if let (Some(code), Some(lang)) = (&args.code, &args.lang) {
+        return code_command(code, lang, &args.words, languages);
+    }
+    let Some((first, rest)) = args.words.split_first() else {
+        return Err(Error::invalid("run", "there is nothing to run")
+            .with_remedy("name a FILE, give --lang and --code, or put a command after --; see cofferdam run --help"));
+    };
+    if !args.separated {
+        return file_command(Path::new(first), rest, args.lang.as_deref(), languages, workspace);
+    }
+    if args.lang.is_some() {
+        return Err(Error::invalid("run", "--lang says how to run code, but what follows -- is a command")
+            .with_remedy("leave out --lang, or give the code with --code"));
+    }
+    Ok(Command::Argv(args.words.clone()))
+}
+
+fn code_command(code: &str, lang: &str, args: &[String], languages: &Languages) -> Result<Command> {
+    let language = languages.by_name(lang)?;
+    let extension = language.extensions.first().map_or(String::new(), |extension| format!(".{extension}"));
+    Ok(Command::Script(Script {
+        interpreter: language.interpreter.clone(),
+        name: format!("main{extension}"),
+        contents: code.as_bytes().to_vec().into(),
+        args: args.to_vec(),
+    }))
+}
+
+fn file_command(
+    file: &Path,
+    args: &[String],
+    lang: Option<&str>,
+    languages: &Languages,
+    workspace: Option<&HostWorkspace>,
+) -> Result<Command> {
+    let canonical = file.canonicalize().map_err(|error| file_error(file, &error))?;
+    let inside = workspace.map(|workspace| place_inside(file, &canonical, workspace)).transpose()?.flatten();
+    // The file must be one that can be read before its name is worth talking about.
+    let contents = read_file(file, &canonical)?;
+    let language = match lang {
+        Some(name) => languages.by_name(name)?,
+        None => languages.by_extension(file)?.1,
+    };
+    let interpreter = language.interpreter.clone();
+    if let Some(path) = inside {
+        return Ok(Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()));
+    }
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
+    Ok(Command::Script(Script { interpreter, name, contents: contents.into(), args: args.to_vec() }))
+}
+
+/// Where a file that lies in the workspace appears inside; `None` for one that lies elsewhere.
+///
+/// A file that is named as part of the workspace but leads out of it through a symlink is refused: the workspace may
+/// be an untrusted repository, and its links must not pick which of our files are read.
+fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Result<Option<String>> {
+    if let Ok(relative) = canonical.strip_prefix(&workspace.path) {
+        let text = relative.to_str().ok_or_else(|| {
+            Error::invalid("run", "the file's path inside the workspace is not UTF-8").with_remedy("rename it")
+        })?;
+        return Ok(Some(format!("{WORKSPACE_PATH}/{text}")));
+    }
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let named = absolute(file);
+    if named.starts_with(absolute(&workspace.named)) || named.starts_with(&workspace.path) {
+        return Err(Error::new(ErrorKind::PathEscape, "run", "the file is a symlink that leads out of the workspace")
+            .with_context("file", file.display().to_string())
+            .with_remedy("name the file that it leads to, if you trust it"));
+    }
+    Ok(None)
+}
+
+fn read_file(named: &Path, canonical: &Path) -> Result<Vec<u8>> {
+    // Not blocking, so that a fifo is refused below instead of waited for.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(canonical);
+    let file = file.map_err(|error| file_error(named, &error))?;
+    let metadata = file.metadata().map_err(|error| file_error(named, &error))?;
+    let shown = named.display();
+    if metadata.is_dir() {
+        return Err(Error::invalid("run", format!("'{shown}' is a directory, not a program"))
+            .with_remedy("name a file; --workspace DIR gives the code a directory to work in"));
+    }
+    if !metadata.is_file() {
+        return Err(Error::invalid("run", format!("'{shown}' is not a plain file"))
+            .with_remedy("name a plain file, or give the code with --lang and --code"));
+    }
+    let mut contents = Vec::new();
+    file.take(MAX_FILE.as_bytes() + 1).read_to_end(&mut contents).map_err(|error| file_error(named, &error))?;
+    if contents.len() as u64 > MAX_FILE.as_bytes() {
+        return Err(Error::invalid("run", format!("'{shown}' is larger than the {MAX_FILE} that a program may have"))
+            .with_remedy("put large data into a directory and pass that with --workspace"));
+    }
+    Ok(contents)
+}
+
+/// A missing FILE answers 127 as `sh missing.sh` does.
+fn file_error(file: &Path, error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::NotFound,
+        std::io::ErrorKind::PermissionDenied => ErrorKind::NotExecutable,
+        _ => ErrorKind::Io,
+    };
+    let found = Error::new(kind, "run", format!("cannot read '{}': {}", file.display(), reason(error)));
+    if kind == ErrorKind::NotFound {
+        return found.with_remedy("check the path; to run a command, put it after --: cofferdam run -- COMMAND");
+    }
+    found
+}
+
+/// What the system says, without the number that Rust adds.
+fn reason(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args;
+    use crate::config::ConfigFile;
+    use crate::settings::Environment;
+    use std::time::Duration;
+
+    fn plan(words: &[&str]) -> Result<Plan> {
+        let raw: Vec<_> = ["cofferdam", "run"].iter().chain(words).map(Into::into).collect();
+        let args::Command::Run(run) = args::parse(&raw).unwrap().command else { panic!("not a run") };
+        let settings = Settings::resolve(&run, &Environment::default(), &ConfigFile::default())?;
+        Plan::new(&run, &settings, None)
+    }
+
+    fn directory_with(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        directory
+    }
+
+    #[test]
+    fn a_file_becomes_a_script_of_its_language() {
+        let directory = directory_with(&[("a.py", "print(1)")]);
+        let file = directory.path().join("a.py");
+        let plan = plan(&[file.to_str().unwrap(), "--x"]).unwrap();
+        let expected = Script {
+            interpreter: vec!["python3".into(), "-u".into()],
+            name: "a.py".into(),
+            contents: "print(1)".into(),
+            args: vec!["--x".into()],
+        };
+        assert_eq!(plan.request.command(), &Command::Script(expected));
+        assert_eq!(plan.request.stdin(), &Stdin::Empty);
+    }
+
+    #[test]
+    fn a_file_of_the_workspace_runs_from_its_place() {
+        let directory = directory_with(&[("a.py", "")]);
+        let (place, file) = (directory.path().to_str().unwrap(), directory.path().join("a.py"));
+        let plan = plan(&["--workspace", &format!("{place}:ro"), file.to_str().unwrap(), "x"]).unwrap();
+        let argv = ["python3", "-u", "/workspace/a.py", "x"].map(str::to_owned).to_vec();
+        assert_eq!(plan.request.command(), &Command::Argv(argv));
+        let path = directory.path().canonicalize().unwrap();
+        assert_eq!(plan.spec.workspace(), &Workspace::HostDir { path, access: Access::ReadOnly });
+    }
+
+    #[test]
+    fn a_link_out_of_the_workspace_is_refused() {
+        let (outside, directory) = (directory_with(&[("secret.py", "")]), directory_with(&[]));
+        let link = directory.path().join("a.py");
+        std::os::unix::fs::symlink(outside.path().join("secret.py"), &link).unwrap();
+        let error = plan(&["--workspace", directory.path().to_str().unwrap(), link.to_str().unwrap()]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PathEscape);
+    }
+
+    #[test]
+    fn what_is_no_program_is_refused_with_its_reason() {
+        let directory = directory_with(&[("a.rb", ""), ("big.py", "")]);
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        std::fs::File::options().write(true).open(path("big.py")).unwrap().set_len((16 << 20) + 1).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo.py"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for (name, kind, text) in [
+            ("missing.py", ErrorKind::NotFound, "No such file or directory"),
+            ("a.rb/x.py", ErrorKind::NotFound, "Not a directory"),
+            ("", ErrorKind::InvalidInput, "is a directory"),
+            ("a.rb", ErrorKind::Denied, "no language runs files that end in '.rb'"),
+            ("big.py", ErrorKind::InvalidInput, "larger than the 16 MiB"),
+            ("fifo.py", ErrorKind::InvalidInput, "is not a plain file"),
+        ] {
+            let error = plan(&[&path(name)]).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.message().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn commands_and_code_are_taken_as_given() {
+        let argv = plan(&["--", "echo", "--json"]).unwrap();
+        assert_eq!(argv.request.command(), &Command::Argv(vec!["echo".into(), "--json".into()]));
+        let code = plan(&["--lang", "sh", "--code", "echo $1", "a"]).unwrap();
+        let Command::Script(script) = code.request.command() else { panic!("{code:?}") };
+        assert_eq!((script.name.as_str(), script.args.as_slice()), ("main.sh", &["a".to_owned()][..]));
+        for words in [&[][..], &["--lang", "sh"], &["--lang", "sh", "--", "x"], &["--lang", "cobol", "--code", "x"]] {
+            assert!(plan(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn options_reach_the_spec_and_the_request() {
+        let words = "--timeout 5s --memory none --env A=1 --label job=7 --tenant acme --working-dir sub --stdin \
+                     --max-output 1G --allow-weaker disk -- true";
+        let plan = plan(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+        assert_eq!(plan.spec.limits().wall_time, Duration::from_secs(5));
+        assert_eq!(plan.spec.limits().memory, None);
+        assert_eq!(plan.spec.tenant().as_str(), "acme");
+        assert_eq!(plan.spec.labels()["job"], "7");
+        assert!(plan.spec.allow_weaker().contains(&cofferdam::Protection::Disk));
+        assert_eq!(plan.request.env().iter().next(), Some(("A", Some("1"))));
+        assert_eq!(plan.request.working_dir().as_str(), "sub");
+        assert_eq!(plan.request.stdin(), &Stdin::Stream);
+        assert_eq!(plan.request.output_buffer(), MAX_BUFFER);
+    }
+}

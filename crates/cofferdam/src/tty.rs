@@ -1,0 +1,74 @@
+//! Our own terminal in raw mode while the code has a terminal of its own, given back on every way out.
+
+use std::sync::{Mutex, Once, PoisonError};
+
+use cofferdam::{Error, ErrorKind, Result, TerminalSize};
+use rustix::stdio::stdin;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// The terminal's modes from before, while it is raw. A static, because a panic hook has to reach it.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// The size of our terminal; an error if standard input is none.
+pub fn size() -> Result<TerminalSize> {
+    if !isatty(stdin()) {
+        return Err(Error::invalid("run", "--tty needs a terminal, but standard input is none")
+            .with_remedy("leave out --tty, or use --stdin to pass a file or pipe on"));
+    }
+    Ok(current_size().unwrap_or(TerminalSize { rows: 24, columns: 80 }))
+}
+
+/// The size of our terminal, if it can be told.
+pub fn current_size() -> Option<TerminalSize> {
+    let size = tcgetwinsize(stdin()).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// Our terminal in raw mode; dropping it, or a panic, gives the modes back.
+#[derive(Debug)]
+pub struct RawTerminal(());
+
+impl RawTerminal {
+    /// Goes into raw mode.
+    pub fn enter() -> Result<Self> {
+        let failed = |error: rustix::io::Errno| {
+            Error::new(ErrorKind::Io, "run", "cannot set up the terminal").with_source(std::io::Error::from(error))
+        };
+        let before = tcgetattr(stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        *lock() = Some(before);
+        let guard = Self(());
+        restore_on_panic();
+        tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(guard)
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn restore_on_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let inner = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            restore();
+            inner(info);
+        }));
+    });
+}
+
+fn restore() {
+    if let Some(before) = lock().take() {
+        // There is nobody left to tell if this fails.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<Termios>> {
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,51 @@
+//! The command line, driven as a person or a script drives it.
+
+mod configuration;
+mod forms;
+mod run;
+mod signals;
+mod terminals;
+mod usage;
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// Limits that an ordinary user's host may be unable to enforce. What is enforced is another module's business.
+const WEAKER: &str = "memory,cpu,cpus,pids,disk";
+
+/// The binary, with an environment in which nothing but the search path is set.
+fn cofferdam() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+    command
+}
+
+/// `cofferdam run` with these words, in the repository's directory.
+fn run<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>) -> Command {
+    let mut command = cofferdam();
+    command.args(["run", "--allow-weaker", WEAKER]).args(words).current_dir(repository());
+    command
+}
+
+fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Exit status, standard output, standard error.
+fn outcome(command: &mut Command) -> (i32, String, String) {
+    read(&command.output().expect("the binary starts"))
+}
+
+fn read(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+/// Starts with pipes for all three streams.
+fn start(command: &mut Command) -> Child {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}

@@ -1,0 +1,199 @@
+//! `cofferdam run`: what runs, what it sees, which status it ends with.
+
+use std::io::{BufRead, BufReader, Read, Write};
+
+use super::{outcome, run, start};
+
+fn ended(words: &[&str]) -> (i32, String, String) {
+    outcome(&mut run(words))
+}
+
+fn quietly(status: i32, stdout: &str) -> (i32, String, String) {
+    (status, stdout.to_owned(), String::new())
+}
+
+#[test]
+fn the_first_example_runs() {
+    let (code, stdout, stderr) = ended(&["examples/primes.py"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!((lines.len(), lines[0], lines[24]), (26, "2", "97"));
+    assert_eq!(lines[25], "25 primes below 100, their sum is 1060");
+}
+
+#[test]
+fn files_run_with_the_interpreter_of_their_extension() {
+    let (code, stdout, stderr) = ended(&["examples/hello.sh", "you"]);
+    assert!(code == 0 && stdout.starts_with("hello, you, from /workspace\n"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = ended(&["examples/hello.js", "you"]);
+    assert!(code == 0 && stdout.starts_with("hello, you, from Node v"), "{stdout}{stderr}");
+}
+
+#[test]
+fn code_on_the_command_line_runs() {
+    assert_eq!(
+        ended(&["--lang", "python", "--code", "import sys; print(sys.argv[1:])", "a", "-b"]),
+        quietly(0, "['a', '-b']\n")
+    );
+    assert_eq!(ended(&["--lang", "sh", "--code", "echo \"$1\"; exit 7", "x"]), quietly(7, "x\n"));
+}
+
+#[test]
+fn a_file_of_the_workspace_runs_in_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("lib")).unwrap();
+    std::fs::write(directory.path().join("lib/helper.py"), "WORD = 'helped'").unwrap();
+    std::fs::write(directory.path().join("lib/main.py"), "import helper; print(helper.WORD, __file__)").unwrap();
+    let (place, file) = (directory.path().to_str().unwrap(), directory.path().join("lib/main.py"));
+    let words = ["--workspace", &format!("{place}:ro"), file.to_str().unwrap()];
+    assert_eq!(ended(&words), quietly(0, "helped /workspace/lib/main.py\n"));
+}
+
+#[test]
+fn the_workspace_is_writable_only_as_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    assert_eq!(ended(&["--workspace", place, "--", "sh", "-c", "echo 1 > made; pwd"]), quietly(0, "/workspace\n"));
+    assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
+    let (code, _, _) = ended(&["--workspace", &format!("{place}:ro"), "--", "sh", "-c", "echo 2 > made"]);
+    assert_ne!(code, 0);
+    assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
+}
+
+#[test]
+fn statuses_are_those_of_the_command() {
+    for (words, status) in [
+        (&["--", "true"][..], 0),
+        (&["--", "sh", "-c", "exit 42"], 42),
+        (&["--", "sh", "-c", "kill -TERM $$"], 143),
+        (&["--", "no-such-program"], 127),
+        (&["--", "/etc/passwd"], 126),
+        (&["--timeout", "200ms", "--", "sleep", "60"], 124),
+    ] {
+        let (code, stdout, stderr) = ended(words);
+        assert_eq!(code, status, "{words:?}: {stdout}{stderr}");
+    }
+}
+
+#[test]
+fn a_time_out_says_so_unless_told_to_be_quiet() {
+    let (_, _, stderr) = ended(&["--timeout", "200ms", "--", "sleep", "60"]);
+    assert_eq!(stderr, "cofferdam: killed: time limit of 0.2 s reached (raise it with --timeout)\n");
+    assert_eq!(ended(&["--quiet", "--timeout", "200ms", "--", "sleep", "60"]), quietly(124, ""));
+}
+
+#[test]
+fn a_limit_that_killed_is_named() {
+    let (code, _, stderr) = ended(&["--cpu-time", "1s", "--", "sh", "-c", "while :; do :; done"]);
+    assert_eq!(code, 137);
+    assert_eq!(stderr, "cofferdam: killed: CPU time limit of 1 s reached (raise it with --cpu-time)\n");
+}
+
+#[test]
+fn nothing_is_inherited_from_the_environment() {
+    let mut command = run(["--env", "GIVEN=1", "--", "env"]);
+    let (code, stdout, _) = outcome(command.env("SECRET_TOKEN", "hunter2"));
+    assert_eq!(code, 0);
+    assert!(
+        stdout.contains("GIVEN=1\n") && !stdout.contains("SECRET_TOKEN") && !stdout.contains("hunter2"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn output_keeps_its_streams_and_its_bytes() {
+    let output = run(["--", "sh", "-c", "printf 'a\\000\\377\\033[2J'; printf b >&2"]).output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"a\0\xff\x1b[2J"[..], &b"b"[..]));
+}
+
+#[test]
+fn input_is_empty_unless_asked_for() {
+    let mut child = start(&mut run(["--", "wc", "-c"]));
+    child.stdin.take().unwrap().write_all(b"abc").unwrap();
+    assert_eq!(super::read(&child.wait_with_output().unwrap()), quietly(0, "0\n"));
+    let mut child = start(&mut run(["--stdin", "--", "wc", "-c"]));
+    child.stdin.take().unwrap().write_all(b"abc").unwrap();
+    assert_eq!(super::read(&child.wait_with_output().unwrap()), quietly(0, "3\n"));
+}
+
+#[test]
+fn output_is_live_and_input_answers_it() {
+    let mut child = start(&mut run(["--stdin", "--", "sh", "-c", "echo first; read word; echo \"second $word\""]));
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "first\n");
+    child.stdin.as_mut().unwrap().write_all(b"answer\n").unwrap();
+    line.clear();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "second answer\n");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn output_beyond_the_maximum_is_cut_and_told() {
+    let (code, stdout, stderr) = ended(&["--max-output", "1K", "--", "head", "-c", "1M", "/dev/zero"]);
+    assert_eq!((code, stdout.len()), (0, 1024));
+    assert_eq!(stderr, "cofferdam: output cut: 1 KiB of 1 MiB passed on (raise it with --max-output)\n");
+}
+
+#[test]
+fn a_reader_that_is_slow_loses_nothing() {
+    let mut child = start(&mut run(["--max-output", "32M", "--", "head", "-c", "20M", "/dev/zero"]));
+    let mut stdout = child.stdout.take().unwrap();
+    let mut piece = vec![0; 100_000];
+    let mut total = 0;
+    while let Ok(count @ 1..) = stdout.read(&mut piece) {
+        total += count;
+    }
+    assert_eq!((child.wait().unwrap().code(), total), (Some(0), 20 << 20));
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run_quietly() {
+    let mut child = start(&mut run(["--max-output", "1T", "--", "yes"]));
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    drop(stdout);
+    let (code, _, stderr) = super::read(&child.wait_with_output().unwrap());
+    assert_eq!((line.as_str(), code, stderr.as_str()), ("y\n", 141, ""));
+}
+
+#[test]
+fn the_time_limit_holds_while_the_reader_holds_output_back() {
+    let child = start(&mut run(["--quiet", "--max-output", "4M", "--timeout", "1s", "--", "yes"]));
+    // Nothing is read before the end of the run; only then is the pipe emptied.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let (code, stdout, _) = super::read(&child.wait_with_output().unwrap());
+    assert_eq!((code, stdout.len()), (124, 4 << 20));
+}
+
+#[test]
+fn a_full_disk_behind_our_output_is_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (code, _, stderr) = outcome_to(full);
+    assert_eq!(code, 125);
+    assert!(stderr.starts_with("cofferdam: run failed: cannot write the output: No space left on device"), "{stderr}");
+}
+
+fn outcome_to(stdout: std::fs::File) -> (i32, String, String) {
+    let mut command = run(["--", "echo", "hello"]);
+    command.stdout(stdout).stderr(std::process::Stdio::piped());
+    super::read(&command.spawn().unwrap().wait_with_output().unwrap())
+}
+
+#[test]
+fn a_network_other_than_none_is_answered_by_the_backend() {
+    assert_eq!(ended(&["--net", "none", "--", "true"]), quietly(0, ""));
+    let (code, stdout, stderr) = ended(&["--net", "example.com", "--", "true"]);
+    assert_eq!((code, stdout.as_str()), (125, ""), "{stderr}");
+}
+
+#[test]
+fn another_backend_is_chosen_by_name() {
+    let program = r#"[{"print":{"stream":"stdout","text":"simulated\n"}},{"exit":3}]"#;
+    assert_eq!(ended(&["--backend", "simulated", "--", "sim", program]), quietly(3, "simulated\n"));
+    let mut command = run(["--", "sim", program]);
+    assert_eq!(outcome(command.env("SANDBOX_TYPE", "simulated")), quietly(3, "simulated\n"));
+}

@@ -1,0 +1,164 @@
+//! Bait on the host: files, sockets, a server, a process and a secret that no guest may reach, and what must not change.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tempfile::{NamedTempFile, TempDir};
+
+use super::guests::open_temporary_directory;
+
+/// The variable whose value is the supervisor's secret; set by the test that starts this binary again.
+pub const SECRET_VARIABLE: &str = "HOSTILE_SUPERVISOR_SECRET";
+/// What marker files hold.
+pub const MARKER_TEXT: &str = "only the host may read this";
+
+/// The bait. Taken away when dropped.
+pub struct Host {
+    directory: TempDir,
+    markers: Vec<NamedTempFile>,
+    abstract_name: String,
+    server: TcpListener,
+    _listeners: [UnixListener; 2],
+    canary: Mutex<Child>,
+    victims: Mutex<Vec<Child>>,
+    state: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+impl Host {
+    /// Lays it out.
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let abstract_name = format!("hostile-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let directory = open_temporary_directory(0o777);
+        let address = SocketAddr::from_abstract_name(&abstract_name).expect("a short name");
+        let listeners = [
+            UnixListener::bind_addr(&address).expect("an abstract socket"),
+            UnixListener::bind(directory.path().join("socket")).expect("a socket"),
+        ];
+        let markers: Vec<_> = marker_directories().iter().filter_map(|parent| marker(parent)).collect();
+        assert!(!markers.is_empty(), "no directory for a marker file");
+        let state = watched_files(&markers);
+        Self {
+            server: TcpListener::bind("127.0.0.1:0").expect("a loopback port"),
+            directory,
+            markers,
+            abstract_name,
+            _listeners: listeners,
+            canary: Mutex::new(sleeper()),
+            victims: Mutex::default(),
+            state,
+        }
+    }
+
+    /// Files of the host in the temporary directories and the home directory.
+    pub fn markers(&self) -> Vec<String> {
+        self.markers.iter().map(|file| file.path().display().to_string()).collect()
+    }
+
+    /// A Unix socket that accepts, by path.
+    pub fn socket(&self) -> String {
+        self.directory.path().join("socket").display().to_string()
+    }
+
+    /// A Unix socket that accepts, by abstract name.
+    pub fn abstract_name(&self) -> String {
+        self.abstract_name.clone()
+    }
+
+    /// A port on the loopback that accepts.
+    pub fn port(&self) -> String {
+        self.server.local_addr().expect("it is bound").port().to_string()
+    }
+
+    /// A process that must live on.
+    pub fn canary(&self) -> String {
+        self.canary.lock().expect("no panic while held").id().to_string()
+    }
+
+    /// A new process that a control may kill.
+    pub fn victim(&self) -> String {
+        let child = sleeper();
+        let id = child.id().to_string();
+        self.victims.lock().expect("no panic while held").push(child);
+        id
+    }
+
+    /// This test process, whose `/proc` entries a control reads.
+    pub fn supervisor(&self) -> String {
+        std::process::id().to_string()
+    }
+
+    /// The secret of this process's environment, backwards, so that the guest's own command line does not hold it.
+    pub fn secret_backwards(&self) -> String {
+        std::env::var(SECRET_VARIABLE).unwrap_or_default().chars().rev().collect()
+    }
+
+    /// What an attack has done to the host, in words; empty when nothing.
+    pub fn damage(&self) -> Vec<String> {
+        let mut damage = Vec::new();
+        if !matches!(self.canary.lock().expect("no panic while held").try_wait(), Ok(None)) {
+            damage.push("the host's process was killed".to_owned());
+        }
+        for (path, before) in &self.state {
+            if fs::read(path).unwrap_or_default() != *before {
+                damage.push(format!("{} was changed", path.display()));
+            }
+        }
+        damage
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let canary = self.canary.get_mut().into_iter();
+        for child in canary.chain(self.victims.get_mut().into_iter().flatten()) {
+            // It may have ended already; nothing else can be done here.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn sleeper() -> Child {
+    Command::new("sleep").arg("900").stdin(Stdio::null()).spawn().expect("sleep is part of every system")
+}
+
+fn marker_directories() -> Vec<PathBuf> {
+    let mut directories = vec![PathBuf::from("/tmp"), PathBuf::from("/var/tmp"), std::env::temp_dir()];
+    directories.extend(std::env::var_os("HOME").map(PathBuf::from));
+    directories.sort();
+    directories.dedup();
+    directories
+}
+
+fn marker(parent: &Path) -> Option<NamedTempFile> {
+    let mut file = tempfile::Builder::new().prefix("hostile-marker-").tempfile_in(parent).ok()?;
+    file.write_all(MARKER_TEXT.as_bytes()).ok()?;
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).ok()?;
+    Some(file)
+}
+
+/// Files that an attack would like to change, with what they hold now.
+fn watched_files(markers: &[NamedTempFile]) -> BTreeMap<PathBuf, Vec<u8>> {
+    let fixed = [
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/domainname",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/modprobe",
+        "/proc/sys/kernel/sysrq",
+        "/etc/passwd",
+        "/etc/group",
+        "/etc/hosts",
+    ];
+    let paths = fixed.iter().map(PathBuf::from).chain(markers.iter().map(|file| file.path().to_owned()));
+    paths.map(|path| (path.clone(), fs::read(&path).unwrap_or_default())).collect()
+}

@@ -1,0 +1,149 @@
+//! Hostile programs against the process backend: each row of the table tries one way out, and fails when it works.
+//!
+//! The programs are `tests/guests/*.c`; `docs/past-escapes.md` says which known escape each stands for. Harmless ones are
+//! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
+//! would harm the machine is never run outside; its row says why.
+
+mod guests;
+mod host;
+mod races;
+mod row;
+mod run;
+mod table;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use cofferdam_contract::{Access, Workspace};
+
+use self::host::SECRET_VARIABLE;
+
+/// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a process of its own.
+const INNER: &str = "hostile::inner_with_a_secret";
+
+#[test]
+fn files_of_the_host_stay_outside() {
+    run::run(table::files::rows());
+}
+
+#[test]
+fn sockets_of_the_host_stay_outside() {
+    run::run(table::network::rows());
+}
+
+#[test]
+fn processes_and_namespaces_of_the_host_stay_outside() {
+    run::run(table::processes::rows());
+}
+
+#[test]
+fn the_kernel_stays_out_of_reach() {
+    run::run(table::kernel::rows());
+}
+
+#[test]
+fn no_privilege_is_gained() {
+    run::run(table::privileges::rows());
+}
+
+#[test]
+fn terminals_stay_outside() {
+    run::run(table::terminals());
+}
+
+#[test]
+fn processes_descriptors_and_output_are_limited() {
+    run::run(table::bombs::counts());
+}
+
+#[test]
+fn memory_is_limited_in_every_form() {
+    run::run(table::bombs::memory_rows());
+}
+
+#[test]
+fn disk_and_inodes_are_limited() {
+    run::run(table::bombs::disk_rows());
+}
+
+#[test]
+fn processor_time_is_limited() {
+    run::run(table::bombs::cpu_rows());
+}
+
+#[test]
+fn secrets_of_the_supervisor_stay_outside() {
+    // The kernel shows the environment that a process was started with, so this binary starts again with the secret.
+    let status = Command::new(std::env::current_exe().expect("this binary has a path"))
+        .args(["--exact", INNER, "--ignored", "--nocapture", "--test-threads=1"])
+        .env(SECRET_VARIABLE, format!("secret-{}-of-the-supervisor", std::process::id()))
+        .status()
+        .expect("this binary starts again");
+    assert!(status.success(), "see the output above");
+}
+
+#[test]
+#[ignore = "started by secrets_of_the_supervisor_stay_outside, with a secret in its environment"]
+fn inner_with_a_secret() {
+    if std::env::var_os(SECRET_VARIABLE).is_some() {
+        run::run(table::files::secrets());
+    }
+}
+
+#[test]
+fn file_api_is_not_fooled_by_swapped_links_in_a_private_workspace() {
+    races::symlink_race(Workspace::default());
+}
+
+#[test]
+fn file_api_is_not_fooled_by_swapped_links_in_a_host_directory() {
+    let directory = guests::open_temporary_directory(0o777);
+    races::symlink_race(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
+}
+
+#[test]
+fn file_api_is_not_fooled_by_links_in_a_private_workspace() {
+    races::resting_links(Workspace::default());
+}
+
+#[test]
+fn file_api_is_not_fooled_by_links_in_a_host_directory() {
+    let directory = guests::open_temporary_directory(0o777);
+    races::resting_links(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
+}
+
+#[test]
+fn the_runtime_is_not_executed_as_the_guest() {
+    races::runtime_is_not_executed_as_the_guest();
+}
+
+#[test]
+fn the_host_sees_the_guest_as_an_ordinary_confined_process() {
+    races::identity_on_the_host();
+}
+
+#[test]
+fn daemons_do_not_outlive_the_sandbox() {
+    races::daemons_die();
+}
+
+#[test]
+fn every_guest_program_has_a_row_and_a_line_in_past_escapes() {
+    let mut used: BTreeSet<String> = table::all().iter().map(|row| row.guest.to_owned()).collect();
+    used.extend(table::files::secrets().iter().map(|row| row.guest.to_owned()));
+    used.extend(races::GUESTS.map(str::to_owned));
+    assert_eq!(used, guests::all_names(), "rows and tests/guests/*.c differ");
+
+    let document = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/past-escapes.md");
+    let text = std::fs::read_to_string(&document).expect("docs/past-escapes.md is part of the repository");
+    let missing: Vec<_> = used.iter().filter(|name| !text.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "docs/past-escapes.md does not name {missing:?}");
+}
+
+#[test]
+fn rows_without_a_control_say_why_and_names_are_unique() {
+    let rows = table::all();
+    let names: BTreeSet<_> = rows.iter().map(|row| row.name).collect();
+    assert_eq!(names.len(), rows.len(), "two rows have the same name");
+    assert!(rows.iter().all(|row| !matches!(row.control, row::Control::None(""))));
+}

@@ -1,0 +1,284 @@
+//! Attacks in which the guest and the supervisor act at the same time, so that a row is not enough.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{
+    Access, ByteSize, ExecHandle, ExecRequest, OutputEvent, Protection, Sandbox, SandboxPath, Spec, Workspace,
+};
+use tempfile::TempDir;
+
+use super::guests::{Guests, open_temporary_directory};
+use super::run::{backend, block_on, install};
+use crate::census::numbered_entries;
+
+/// Guest programs that are used here and in no row.
+pub const GUESTS: [&str; 3] = ["symlink_swap", "daemonize", "idle"];
+
+const SECRET: &str = "the host's secret";
+const SECRET_FILE: &str = "secret";
+const HOST_ONLY: &str = "only-on-the-host";
+const WRITTEN: &str = "written by the file API";
+
+/// A directory of the host that the guest points its links at.
+struct Target(TempDir);
+
+impl Target {
+    fn new() -> Self {
+        let directory = open_temporary_directory(0o777);
+        for (name, text) in [(SECRET_FILE, SECRET), (HOST_ONLY, HOST_ONLY)] {
+            let path = directory.path().join(name);
+            fs::write(&path, text).expect("the directory is ours");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("the file is ours");
+        }
+        Self(directory)
+    }
+
+    fn assert_untouched(&self) {
+        let names: BTreeSet<String> = fs::read_dir(self.0.path())
+            .expect("the directory is still there")
+            .map(|entry| entry.expect("it can be listed").file_name().to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(
+            names,
+            BTreeSet::from([SECRET_FILE.to_owned(), HOST_ONLY.to_owned()]),
+            "the host's directory changed"
+        );
+        let text = fs::read_to_string(self.0.path().join(SECRET_FILE)).expect("the file is still there");
+        assert_eq!(text, SECRET, "the host's file changed");
+    }
+}
+
+/// The file API against a guest that swaps files and directories for links to the host, for two seconds.
+pub fn symlink_race(workspace: Workspace) {
+    block_on(async {
+        let target = Target::new();
+        let guests = Guests::compile(&BTreeSet::from(["symlink_swap"]));
+        let naive = match &workspace {
+            Workspace::HostDir { path, .. } => Some(path.clone()),
+            Workspace::Private { .. } => None,
+        };
+        let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("a valid spec");
+        let sandbox = backend().create(spec).await.expect("a sandbox");
+        install(&sandbox, &guests, "symlink_swap").await.expect("the guest is installed");
+
+        let directory = target.0.path().display().to_string();
+        let arguments = ["/workspace/symlink_swap", "/workspace", &directory, SECRET_FILE, "3"];
+        let handle = sandbox
+            .start(ExecRequest::argv(arguments).build().expect("a valid request"))
+            .await
+            .expect("the guest starts");
+        wait_for_output(&handle).await;
+
+        let (mut calls, mut caught) = (0u32, naive.is_none());
+        while handle.try_exit().is_none() {
+            calls += call_file_api(&sandbox, calls).await;
+            caught |= naive.as_deref().is_some_and(naive_read_is_caught);
+            // Gives the guest's exit a chance to be seen.
+            tokio::task::yield_now().await;
+        }
+        let exit = handle.exit().await.expect("it ended");
+        assert!(exit.success(), "the race was not run: {exit:?}");
+        assert!(calls > 20, "only {calls} calls of the file API met the race");
+        assert!(caught, "the control, a naive read of the same path, was never caught: the race is not tight enough");
+        sandbox.close().await.expect("it closes");
+        target.assert_untouched();
+    });
+}
+
+/// One call of each kind. Any may fail, none may reach the host. Gives the number of calls.
+async fn call_file_api(sandbox: &Arc<dyn Sandbox>, round: u32) -> u32 {
+    let path = |text: &str| SandboxPath::new(text).expect("a plain path");
+    let limit = ByteSize::from_mebibytes(1);
+    for file in ["file", "dir/secret"] {
+        if let Ok(data) = sandbox.read_file_to_end(&path(file), limit).await {
+            assert_ne!(data, SECRET.as_bytes(), "the file API read the host's file through {file}");
+        }
+    }
+    if let Ok(entries) = sandbox.list_dir(&path("dir")).await {
+        assert!(entries.iter().all(|entry| entry.name != HOST_ONLY), "the file API listed the host's directory");
+    }
+    for file in ["file", "dir/secret", "dir/new"] {
+        // Refused or inside; the host's directory is looked at in the end.
+        let _ = sandbox.write_bytes(&path(file), WRITTEN).await;
+    }
+    let mut calls = 6;
+    if round.is_multiple_of(4) {
+        for name in ["file", "dir/secret", "dir"] {
+            let _ = sandbox.remove(&path(name)).await;
+            calls += 1;
+        }
+    }
+    calls
+}
+
+/// The control: what a supervisor gets that looks first and then opens.
+fn naive_read_is_caught(workspace: &Path) -> bool {
+    (0..200).any(|_| {
+        let path = workspace.join("file");
+        fs::symlink_metadata(&path).is_ok_and(|info| info.is_file())
+            && fs::read(&path).is_ok_and(|data| data == SECRET.as_bytes())
+    }) || (0..200)
+        .any(|_| fs::read(workspace.join("dir").join(SECRET_FILE)).is_ok_and(|data| data == SECRET.as_bytes()))
+}
+
+/// Links that are there before the call: CVE-2019-11246 and its like need no race.
+pub fn resting_links(workspace: Workspace) {
+    block_on(async {
+        let target = Target::new();
+        let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("a valid spec");
+        let sandbox = backend().create(spec).await.expect("a sandbox");
+        let host = target.0.path().display();
+        let up = "../".repeat(24);
+        let script = format!(
+            "ln -s {host} absolute; ln -s {up}{host} relative; ln -s absolute chain; ln -s {host}/{SECRET_FILE} file; \
+             ln -s /proc/self/root{host} proc; ln -s /proc/1/root{host} init; ln -s /proc/self/cwd cwd; ln -s loop loop; \
+             mkfifo fifo; ln -s {host}/made dangling; ln -s /etc/shadow shadow; mkdir -p deep/er; ln -s {up}{host} deep/er/up"
+        );
+        let done = sandbox.exec(ExecRequest::shell(script).build().expect("valid")).await.expect("the shell runs");
+        assert!(done.exit.success(), "{done:?}");
+        let directories = ["absolute", "relative", "chain", "proc", "init", "deep/er/up"];
+        let mut paths: Vec<String> = directories.iter().map(|name| format!("{name}/{SECRET_FILE}")).collect();
+        paths.extend(directories.iter().map(|name| format!("{name}/made")));
+        paths.extend(["file", "loop", "fifo", "dangling", "shadow"].map(str::to_owned));
+        for text in &paths {
+            let path = SandboxPath::new(text).expect("a plain path");
+            let read = sandbox.read_file_to_end(&path, ByteSize::from_mebibytes(1)).await;
+            assert!(read.is_err(), "the file API read {text}");
+            let _ = sandbox.write_bytes(&path, WRITTEN).await;
+        }
+        for name in directories {
+            let path = SandboxPath::new(name).expect("a plain path");
+            assert!(sandbox.list_dir(&path).await.is_err(), "the file API listed {name}");
+            let _ = sandbox.remove(&SandboxPath::new(format!("{name}/{SECRET_FILE}")).expect("a plain path")).await;
+            let _ = sandbox.remove(&path).await;
+        }
+        sandbox.close().await.expect("it closes");
+        target.assert_untouched();
+    });
+}
+
+/// CVE-2019-5736: scripts whose interpreter is `/proc/self/exe` make the init execute its own program as the guest,
+/// while a guest waits for that program to appear under `/proc`.
+pub fn runtime_is_not_executed_as_the_guest() {
+    block_on(async {
+        let guests = Guests::compile(&BTreeSet::from(["exe_overwrite"]));
+        let sandbox = backend().create(Spec::builder().build().expect("defaults are valid")).await.expect("a sandbox");
+        install(&sandbox, &guests, "exe_overwrite").await.expect("the guest is installed");
+        let script = "printf '#!/proc/self/exe\\n' >self; printf '#!/proc/1/exe\\n' >init; chmod 755 self init";
+        sandbox.exec(ExecRequest::shell(script).build().expect("valid")).await.expect("the shell runs");
+        let watcher = sandbox
+            .start(ExecRequest::argv(["/workspace/exe_overwrite", "3"]).build().expect("valid"))
+            .await
+            .expect("the guest starts");
+        let mut output = watcher.output();
+        for trap in ["/workspace/self", "/workspace/init"].iter().cycle().take(20) {
+            let request = ExecRequest::argv([*trap]).timeout(Duration::from_secs(2)).build().expect("valid");
+            // Refused, or it runs something: the watcher says whether that was the runtime.
+            let _ = sandbox.exec(request).await;
+        }
+        let exit = watcher.exit().await.expect("it ended");
+        let text = drain(&mut output).await;
+        sandbox.close().await.expect("it closes");
+        assert!(exit.success(), "{exit:?}\n{text}");
+    });
+}
+
+/// How the host sees a guest: not as root, without a capability, filtered, in namespaces of its own.
+pub fn identity_on_the_host() {
+    block_on(async {
+        let guests = Guests::compile(&BTreeSet::from(["idle"]));
+        let spec = Spec::builder()
+            .workspace(Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly })
+            .build()
+            .expect("a valid spec");
+        let sandbox = backend().create(spec).await.expect("a sandbox");
+        let token = token("idle");
+        let handle = sandbox
+            .start(ExecRequest::argv(["/workspace/idle", "20", &token]).build().expect("valid"))
+            .await
+            .expect("the guest starts");
+        wait_for_output(&handle).await;
+        let pid = find(&token).expect("the host sees the guest's process");
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it is alive");
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {status}")).split_whitespace().collect::<Vec<_>>()
+        };
+        assert!(field("Uid:").iter().all(|id| *id != "0"), "the guest is the host's root: {status}");
+        assert!(field("Gid:").iter().all(|id| *id != "0"), "the guest has the host's root group: {status}");
+        assert!(!field("Groups:").contains(&"0"), "the guest has the host's root group: {status}");
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+            assert!(field(set).iter().all(|mask| mask.chars().all(|digit| digit == '0')), "{set} {status}");
+        }
+        assert_eq!(field("NoNewPrivs:"), ["1"]);
+        assert_eq!(field("Seccomp:"), ["2"]);
+        assert!(field("NSpid:").len() > 1, "the guest is in the host's process-id namespace: {status}");
+        for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+            // Only root may look; an ordinary user's own tests see it from inside.
+            let Ok(inside) = fs::read_link(format!("/proc/{pid}/ns/{kind}")) else { continue };
+            assert_ne!(
+                Some(inside),
+                fs::read_link(format!("/proc/self/ns/{kind}")).ok(),
+                "the guest shares the {kind} namespace"
+            );
+        }
+        handle.close().await.expect("it closes");
+        sandbox.close().await.expect("it closes");
+    });
+}
+
+/// A daemon with a session of its own does not outlive the sandbox.
+pub fn daemons_die() {
+    block_on(async {
+        let guests = Guests::compile(&BTreeSet::from(["daemonize"]));
+        let spec = Spec::builder()
+            .workspace(Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly })
+            .build()
+            .expect("a valid spec");
+        let sandbox = backend().create(spec).await.expect("a sandbox");
+        let token = token("daemon");
+        let request = ExecRequest::argv(["/workspace/daemonize", &token]).build().expect("valid");
+        let done = sandbox.exec(request).await.expect("the guest runs");
+        assert!(done.exit.success(), "{done:?}");
+        sandbox.close().await.expect("it closes");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while find(&token).is_some() {
+            assert!(Instant::now() < deadline, "the daemon outlived its sandbox");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+}
+
+/// A word by which a guest's process is found on the host.
+fn token(what: &str) -> String {
+    format!("hostile-{what}-{}", std::process::id())
+}
+
+/// The host's number of the process that has `token` as its last argument.
+fn find(token: &str) -> Option<u32> {
+    let end = format!("\0{token}\0");
+    numbered_entries()
+        .find(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(end.as_bytes())))
+}
+
+/// Waits for the guest's first words.
+async fn wait_for_output(handle: &ExecHandle) {
+    let mut output = handle.output();
+    let first = tokio::time::timeout(Duration::from_secs(10), output.next()).await;
+    assert!(matches!(first, Ok(Some(_))), "the guest says nothing");
+}
+
+async fn drain(output: &mut cofferdam_contract::OutputSubscription) -> String {
+    let mut text = Vec::new();
+    while let Some(event) = output.next().await {
+        if let OutputEvent::Chunk(chunk) = event {
+            text.extend_from_slice(&chunk.data);
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

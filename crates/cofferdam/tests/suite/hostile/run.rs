@@ -1,0 +1,216 @@
+//! Runs rows: the attack inside a sandbox, its control outside, and what it did to the host.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::future::Future;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cofferdam_contract::{
+    Access, Backend, ByteSize, Completed, ExecRequest, Protection, Result, Sandbox, SandboxPath, Spec, TerminalSize,
+    Workspace,
+};
+use cofferdam_process::{ProcessBackend, ProcessConfig};
+
+use super::guests::{Guests, open_temporary_directory};
+use super::host::{Host, SECRET_VARIABLE};
+use super::row::{Control, Expect, Place, Row};
+use crate::census::{census, left_behind};
+
+/// The exit codes of `tests/guests/guest.h`.
+const ESCAPED: i32 = 42;
+const COULD_NOT_TRY: i32 = 43;
+/// Output kept of an attack; the output bomb must stay under it.
+const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(1);
+/// How long teardown may go on after a close, other tests' sandboxes included.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How one row ended, when not in failure.
+enum Outcome {
+    Held,
+    NotTried(String),
+}
+
+/// The backend under attack.
+pub fn backend() -> Arc<dyn Backend> {
+    Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the process backend starts on this host"))
+}
+
+/// Runs an async test on one thread.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+/// Runs all rows and fails with every row that did not hold, its output below it; then looks for what was left behind.
+///
+/// One group at a time: bombs would starve the others, and their sandboxes would look left behind.
+pub fn run(rows: Vec<Row>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A group that failed has poisoned it; the next has its turn all the same.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // The backend keeps a launcher for the life of the process; it must not count as left behind by this group.
+    block_on(warm_up());
+    let before = census();
+    let names: BTreeSet<&str> = rows.iter().map(|row| row.guest).collect();
+    let guests = Guests::compile(&names);
+    let host = Host::new();
+    let mut failures = Vec::new();
+    block_on(async {
+        let backend = backend();
+        for row in &rows {
+            match attack(backend.as_ref(), &guests, &host, row).await {
+                Ok(Outcome::Held) => {}
+                Ok(Outcome::NotTried(why)) => println!("SKIP hostile: {}: {why}", row.name),
+                Err(why) => failures.push(format!("{}: {why}", row.name)),
+            }
+            if let Err(why) = control(&guests, &host, row) {
+                failures.push(format!("{}: control: {why}", row.name));
+            }
+        }
+    });
+    drop(host);
+    drop(guests);
+    failures.extend(left_behind(&before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
+    assert!(failures.is_empty(), "{} of {} rows failed\n\n{}", failures.len(), rows.len(), failures.join("\n\n"));
+}
+
+async fn warm_up() {
+    let sandbox = backend().create(Spec::builder().build().expect("defaults are valid")).await.expect("a sandbox");
+    sandbox.close().await.expect("it closes");
+}
+
+async fn attack(
+    backend: &dyn Backend,
+    guests: &Guests,
+    host: &Host,
+    row: &Row,
+) -> std::result::Result<Outcome, String> {
+    let shared = open_temporary_directory(0o777);
+    let workspace = match row.place {
+        Place::Lent => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
+        Place::Private => Workspace::default(),
+        Place::Shared => Workspace::HostDir { path: shared.path().to_owned(), access: Access::ReadWrite },
+    };
+    // A writable host directory cannot be sized; the other rows take nothing weaker.
+    let spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
+    let spec = if row.place == Place::Shared { spec.allow_weaker(Protection::Disk) } else { spec }.build();
+    let sandbox = async { backend.create(spec?).await }.await.map_err(|error| format!("cannot create: {error}"))?;
+    let result = attack_in(&sandbox, guests, host, row, shared.path()).await;
+    let usable = still_usable(&sandbox, row).await;
+    let closed = sandbox.close().await;
+
+    let completed = result.map_err(|error| format!("cannot run: {error}"))?;
+    let outcome = judge(row, &completed)?;
+    let damage = host.damage();
+    if !damage.is_empty() {
+        return Err(format!("{}\n{}", damage.join(", "), output(&completed)));
+    }
+    usable.map_err(|why| format!("{why}\n{}", output(&completed)))?;
+    closed.map_err(|error| format!("cannot close: {error}"))?;
+    Ok(outcome)
+}
+
+async fn attack_in(
+    sandbox: &Arc<dyn Sandbox>,
+    guests: &Guests,
+    host: &Host,
+    row: &Row,
+    shared: &Path,
+) -> Result<Completed> {
+    match row.place {
+        Place::Lent => {}
+        Place::Private => install(sandbox, guests, row.guest).await?,
+        Place::Shared => {
+            fs::copy(guests.path(row.guest), shared.join(row.guest)).expect("the shared workspace is ours");
+        }
+    }
+    let argv = std::iter::once(format!("/workspace/{}", row.guest)).chain((row.args)(host));
+    let mut request = ExecRequest::argv(argv).timeout(row.timeout).max_output(MAX_OUTPUT);
+    if row.terminal {
+        request = request.terminal(TerminalSize { rows: 25, columns: 80 });
+    }
+    sandbox.exec(request.build()?).await
+}
+
+/// Puts a program into a workspace by the file API and makes it executable.
+pub async fn install(sandbox: &Arc<dyn Sandbox>, guests: &Guests, name: &str) -> Result<()> {
+    let program = fs::read(guests.path(name)).expect("it was compiled");
+    sandbox.write_bytes(&SandboxPath::new(name)?, program).await?;
+    sandbox.exec(ExecRequest::shell(format!("chmod 755 {name}")).build()?).await?;
+    Ok(())
+}
+
+/// An attack on the sandbox's own init must not succeed either. A limit may end the whole sandbox.
+async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
+    if matches!(row.expect, Expect::ContainedOrLimit(_) | Expect::Limit(_)) {
+        return Ok(());
+    }
+    let request = ExecRequest::shell("echo alive").build().expect("a valid request");
+    match sandbox.exec(request).await {
+        Ok(done) if done.exit.success() && done.stdout.starts_with(b"alive") => Ok(()),
+        Ok(done) => Err(format!("the sandbox is broken afterwards: {:?}", done.exit)),
+        Err(error) => Err(format!("the sandbox is dead afterwards: {error}")),
+    }
+}
+
+fn judge(row: &Row, completed: &Completed) -> std::result::Result<Outcome, String> {
+    let exit = &completed.exit;
+    let text = String::from_utf8_lossy(&completed.stdout);
+    let failed = |why: &str| Err(format!("{why}: {exit:?}\n{}", output(completed)));
+    if exit.code == ESCAPED || text.contains("ESCAPED: ") {
+        return failed("the attack worked");
+    }
+    if exit.code == COULD_NOT_TRY {
+        return Ok(Outcome::NotTried(text.lines().last().unwrap_or("no reason given").to_owned()));
+    }
+    let killed_by = exit.killed_by;
+    let held = match row.expect {
+        Expect::Contained => exit.success(),
+        Expect::ContainedOrSignal(signal) => exit.success() || exit.signal == Some(signal),
+        Expect::ContainedOrLimit(limit) => exit.success() || killed_by == Some(limit),
+        Expect::Limit(limit) => killed_by == Some(limit),
+        Expect::Truncated => {
+            let kept = (completed.stdout.len() + completed.stderr.len()) as u64;
+            exit.success() && exit.truncated && kept <= MAX_OUTPUT.as_bytes()
+        }
+    };
+    if held { Ok(Outcome::Held) } else { failed("it did not end as it must") }
+}
+
+/// Runs the same program outside, where it must say that it escaped.
+fn control(guests: &Guests, host: &Host, row: &Row) -> std::result::Result<(), String> {
+    if let Control::None(_) = row.control {
+        return Ok(());
+    }
+    let mut command = Command::new(guests.path(row.guest));
+    command.args((row.control_args)(host)).env_clear().current_dir(guests.directory()).stdin(Stdio::null());
+    if let Ok(secret) = std::env::var(SECRET_VARIABLE) {
+        command.env(SECRET_VARIABLE, secret);
+    }
+    if row.control_in_root {
+        command.stdin(fs::File::open("/").expect("the root directory opens"));
+    }
+    let result = command.output().map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&result.stdout);
+    match (result.status.code(), &row.control) {
+        (Some(ESCAPED), _) => Ok(()),
+        (_, Control::SucceedsWhereAllowed) => {
+            let last = text.lines().last().unwrap_or("no output");
+            println!("NOTE hostile: {}: this host refuses it outside as well: {last}", row.name);
+            Ok(())
+        }
+        (code, _) => Err(format!("outside the sandbox it must succeed, but ended with {code:?}\n{text}")),
+    }
+}
+
+fn output(completed: &Completed) -> String {
+    const SHOWN: usize = 4000;
+    let text = [&completed.stdout[..], &completed.stderr[..]].concat();
+    let text = String::from_utf8_lossy(&text).escape_debug().to_string().replace("\\n", "\n    ");
+    // Escapes come last as well as first; the end is where the verdict stands.
+    let skipped = text.chars().count().saturating_sub(SHOWN);
+    let tail: String = text.chars().skip(skipped).collect();
+    format!("    {}{tail}", if skipped > 0 { "...\n    " } else { "" })
+}

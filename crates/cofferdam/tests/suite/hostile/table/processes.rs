@@ -1,0 +1,30 @@
+//! Attacks on processes outside and on the sandbox's own init.
+
+use super::super::row::{Control, Expect, Place, Row, SIGSYS, row};
+
+pub fn rows() -> Vec<Row> {
+    vec![
+        row("signals to a process of the host", "host_signal", Control::Succeeds)
+            .args(|host| vec![host.canary()])
+            .control_args(|host| vec![host.victim()]),
+        row("signals to everything", "kill_all", Control::None("it would kill everything")).expect(Expect::Contained),
+        row("tracing a process of the host", "ptrace_host", Control::SucceedsWhereAllowed)
+            .args(|host| vec![host.canary()])
+            .control_args(|host| vec![host.victim()]),
+        row("changing a call after the filter", "ptrace_bypass", Control::SucceedsWhereAllowed),
+        row("entering another namespace", "setns", Control::None("succeeds only for root"))
+            .args(|host| vec![host.canary()]),
+        row("new namespaces", "namespaces", Control::SucceedsWhereAllowed),
+        row("mount calls", "mount_calls", Control::None("it would change the host's mounts")).place(Place::Private),
+        row("mount calls in a shared workspace", "mount_calls", Control::None("as the row before"))
+            .place(Place::Shared),
+        row("leaving the control group", "cgroup_escape", Control::None("it would mount and write control groups"))
+            .place(Place::Private),
+        row("seeing the host's control group", "cgroup_view", Control::SucceedsWhereAllowed),
+        row("foreign system calls", "foreign_abi", Control::SucceedsWhereAllowed),
+        row("a foreign system call without a child", "foreign_abi_direct", Control::SucceedsWhereAllowed)
+            .expect(Expect::ContainedOrSignal(SIGSYS)),
+        row("a program in no file system", "memfd_exec", Control::Succeeds),
+        row("a crash", "core_dump", Control::None("the host's core handler would get it")).place(Place::Private),
+    ]
+}

@@ -1,0 +1,6 @@
+//! Everything that is tested by running the built binary or a whole sandbox, in one program.
+#![forbid(unsafe_code)]
+
+mod census;
+mod cli;
+mod hostile;
