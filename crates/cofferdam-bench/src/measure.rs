@@ -1,4 +1,5 @@
-//! Rounds: every contestant runs in each, in turning order, so that what disturbs the machine disturbs all alike.
+//! Rounds: every contestant runs in each, in an order that changes from round to round, so that what disturbs the machine
+//! disturbs all alike: the teardown that one leaves to the kernel, too.
 
 use std::time::{Duration, Instant};
 
@@ -46,9 +47,9 @@ pub async fn one_at_a_time(contestants: &Contestants, rounds: usize) -> Result<V
     let all = contestants.all();
     let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); all.len()];
     let mut phases: Vec<Vec<Phases>> = vec![Vec::new(); all.len()];
-    for round in 0..rounds {
-        for turn in 0..all.len() {
-            let index = (round + turn) % all.len();
+    let mut orders = Orders::new(all.len());
+    for _ in 0..rounds {
+        for index in orders.next() {
             let (time, parts) = contestants.run(all[index]).await?;
             times[index].push(time);
             phases[index].extend(parts);
@@ -71,9 +72,9 @@ pub async fn at_once(contestants: Contestants, tasks: usize, rounds: usize) -> R
     let all = contestants.all();
     let mut times: Vec<Vec<Duration>> = vec![Vec::new(); all.len()];
     let mut busy = vec![Duration::ZERO; all.len()];
-    for round in 0..rounds.div_ceil(tasks * BATCH) {
-        for turn in 0..all.len() {
-            let index = (round + turn) % all.len();
+    let mut orders = Orders::new(all.len());
+    for _ in 0..rounds.div_ceil(tasks * BATCH) {
+        for index in orders.next() {
             let start = Instant::now();
             let batch: Vec<_> = (0..tasks).map(|_| tokio::spawn(batch(contestants.clone(), all[index]))).collect();
             for task in batch {
@@ -96,4 +97,47 @@ async fn batch(contestants: Contestants, contestant: Contestant) -> Result<Vec<D
         times.push(contestants.run(contestant).await?.0);
     }
     Ok(times)
+}
+
+/// Orders of the contestants, the same in every run of the benchmark.
+struct Orders {
+    count: usize,
+    state: u64,
+}
+
+impl Orders {
+    fn new(count: usize) -> Self {
+        Self { count, state: 0x2545_f491_4f6c_dd1d }
+    }
+
+    /// A shuffled order (Fisher and Yates, with numbers by xorshift).
+    fn next(&mut self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.count).collect();
+        for last in (1..self.count).rev() {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            order.swap(last, (self.state % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_and_everybody_is_first_at_times() {
+        let mut orders = Orders::new(4);
+        let mut firsts = [0; 4];
+        for _ in 0..400 {
+            let order = orders.next();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+            firsts[order[0]] += 1;
+        }
+        assert!(firsts.iter().all(|count| (50..150).contains(count)), "{firsts:?}");
+    }
 }

@@ -17,10 +17,18 @@ async fn main() {
         let t3 = Instant::now();
         std::process::Command::new("/bin/true").status().unwrap();
         let t4 = Instant::now();
-        let (done, _) = backend.run(Spec::builder().build().unwrap(), ExecRequest::argv(["/bin/true"]).build().unwrap()).await.unwrap();
+        let (done, _) = backend
+            .run(Spec::builder().build().unwrap(), ExecRequest::argv(["/bin/true"]).build().unwrap())
+            .await
+            .unwrap();
         assert!(done.exit.success());
         let t5 = Instant::now();
-        for (i, d) in [t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4, t3 - t0].into_iter().enumerate() { v[i].push(d); }
+        for (i, d) in [t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4, t3 - t0].into_iter().enumerate() {
+            v[i].push(d);
+        }
     }
-    for (name, v) in ["create", "exec", "close", "bare", "run", "c+e+c"].iter().zip(&mut v) { v.sort(); println!("{name:8} p10 {:?} p50 {:?} p99 {:?}", v[n/10], v[n / 2], v[n * 99 / 100]); }
+    for (name, v) in ["create", "exec", "close", "bare", "run", "c+e+c"].iter().zip(&mut v) {
+        v.sort();
+        println!("{name:8} p10 {:?} p50 {:?} p99 {:?}", v[n / 10], v[n / 2], v[n * 99 / 100]);
+    }
 }

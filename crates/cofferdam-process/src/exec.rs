@@ -379,12 +379,13 @@ impl Run {
     fn exit(&self, ended: Option<Ended>, reasons: Reasons) -> Result<Exit> {
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
+        let cancelled = reasons.cancelled || (ended.is_none() && self.core.is_closed_by_owner() && !reasons.timed_out);
         let Some(ended) = ended.or_else(|| self.stand_in(reasons)) else { return Err(died(&self.core, "exit")) };
         let (code, signal) =
             if ended.status & 0x7f == 0 { ((ended.status >> 8) & 0xff, None) } else { (-1, Some(ended.status & 0x7f)) };
         let kills = || stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills;
         let killed_by = match signal {
-            _ if reasons.timed_out || reasons.cancelled => None,
+            _ if reasons.timed_out || cancelled => None,
             Some(_) if reasons.over_cpu || watched_cpu => Some(LimitKind::Cpu),
             Some(SIGXCPU) => Some(LimitKind::Cpu),
             Some(SIGKILL) if watched_memory || kills() => Some(LimitKind::Memory),
@@ -404,7 +405,7 @@ impl Run {
             code: if reasons.timed_out { -1 } else { code },
             signal,
             timed_out: reasons.timed_out,
-            cancelled: reasons.cancelled,
+            cancelled,
             truncated: false,
             killed_by,
             limits_hit,

@@ -99,6 +99,8 @@ pub struct Core {
     slots: Mutex<HashMap<u64, Slot>>,
     next_exec: AtomicU64,
     closed: AtomicBool,
+    /// Whether its owner ended it, rather than that it ended by itself.
+    closed_by_owner: AtomicBool,
     over_memory: AtomicBool,
     over_cpu: AtomicBool,
     // Last: the launcher may only be waited for once nothing above needs it.
@@ -214,6 +216,7 @@ impl ProcessSandbox {
             slots: Mutex::new(HashMap::new()),
             next_exec: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
             over_cpu: AtomicBool::new(false),
             launcher,
@@ -328,6 +331,11 @@ impl Core {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether its owner closed or dropped it.
+    pub fn is_closed_by_owner(&self) -> bool {
+        self.closed_by_owner.load(Ordering::Acquire)
+    }
+
     /// Kills the init, and with it everything in the sandbox.
     pub fn kill_all(&self) {
         let _ = process::kill_by_pidfd(self.init.as_fd());
@@ -341,8 +349,16 @@ impl Core {
         }
     }
 
-    async fn close(&self) -> Result<()> {
+    /// The owner's wish to end it.
+    pub fn end(&self) {
+        if !self.is_closed() {
+            self.closed_by_owner.store(true, Ordering::Release);
+        }
         self.shut();
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.end();
         // The launcher never writes to this socket: it becomes readable when the launcher closes it.
         match tokio::time::timeout(GONE_LIMIT, self.gone.readable()).await {
             Ok(Ok(mut ready)) => {
@@ -362,7 +378,7 @@ impl Core {
 
 impl Drop for ProcessSandbox {
     fn drop(&mut self) {
-        self.core.shut();
+        self.core.end();
     }
 }
 

@@ -229,6 +229,9 @@ pub struct ConformanceArgs {
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,
+    /// A directory with a root file system, for the case of another root
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
     /// Only the cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,

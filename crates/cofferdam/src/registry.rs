@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use cofferdam_conformance::{Target, UnixPrograms};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
-use cofferdam_simulated::SimulatedBackend;
+use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
 use serde::Serialize;
 
 /// The backend used when nothing else is asked for.
@@ -69,6 +70,15 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
         let have: Vec<String> = built_in().map(|info| format!("{} (level {})", info.name, info.level)).collect();
         Error::unsupported("select backend", format!("no backend of this version reaches level {level}"))
             .with_remedy(format!("ask for a level that one of these has: {}", have.join(", ")))
+    })
+}
+
+/// The backend of this name, with programs that its guests can run, for the conformance kit.
+pub fn conformance_target(name: &str) -> Result<Target> {
+    let backend = backend(name)?;
+    Ok(match find(name)?.name {
+        "simulated" => Target::new(backend, SimulatedPrograms::default()),
+        _ => Target::new(backend, UnixPrograms::default()),
     })
 }
 

@@ -247,10 +247,6 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
     if let Some(bytes) = create.memory {
         process::cap_limit(Resource::DATA, bytes).step("limit memory")?;
     }
-    if let Some(tasks) = create.tasks {
-        // The init counts as well. The kernel counts by user and user namespace, and each sandbox has its own.
-        process::cap_limit(Resource::TASKS, tasks + 1).step("limit processes")?;
-    }
     let processors = create.cpu_millis.filter(|millis| millis % 1000 == 0).map(|millis| millis / 1000);
     if let Some(count) = processors {
         process::pin_to(count as usize).step("limit processors")?;
@@ -266,6 +262,11 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     namespace::unshare(namespace::kind::USER).step("make the sandbox's user namespace")?;
     namespace::map_ids(proc.as_fd(), "self", (INSIDE_ID, INSIDE_ID), ids).step("map the sandbox's user")?;
     process::become_user_inside(INSIDE_ID).step("take the sandbox's user")?;
+    if let Some(tasks) = setup.create.tasks.filter(|_| setup.groups.is_empty()) {
+        // The init counts as well. The kernel counts by user and user namespace, and each sandbox has its own; set any
+        // earlier, the limit would also hold for what the user runs outside of this namespace.
+        process::cap_limit(Resource::TASKS, tasks + 1).step("limit processes")?;
+    }
     process::set_dumpable(DumpableState::No).step("hide the init's memory")?;
     process::die_with_parent().step("die with the launcher")?;
     caps::drop_all().step("drop capabilities")?;
@@ -302,7 +303,7 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
 
 /// Tells the host what was measured, and gives whether it is what was expected.
 fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<bool> {
-    let mut evidence = evidence::collect(watching, setup.create.probe);
+    let mut evidence = evidence::collect(watching, setup.create.probe, setup.template.has_own_root());
     let base = setup.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
     let expected = setup.create.expected.as_ref();

@@ -27,7 +27,7 @@ pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
 }
 
 /// Measures the calling process. What cannot be read counts as not enforced.
-pub fn collect(watching: bool, probe: bool) -> Evidence {
+pub fn collect(watching: bool, probe: bool, own_root: bool) -> Evidence {
     let sets = caps::read();
     let disk = rustix::fs::statvfs("/tmp");
     let limit = |resource| process::limit_of(0, resource).unwrap_or(u64::MAX);
@@ -41,7 +41,7 @@ pub fn collect(watching: bool, probe: bool) -> Evidence {
             .unwrap_or([u64::MAX; 4]),
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
-        walls: probe.then(walls),
+        walls: probe.then(|| walls(own_root)),
         workspace_read_only: refuses_writes("/workspace"),
         disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
         disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
@@ -57,12 +57,14 @@ pub fn collect(watching: bool, probe: bool) -> Evidence {
     }
 }
 
-fn walls() -> Walls {
+fn walls(own_root: bool) -> Walls {
+    // What another root shows is its maker's choice.
+    let forbidden = if own_root { &[] } else { FORBIDDEN };
     Walls {
         calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
         landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
         root_read_only: refuses_writes("/") && refuses_writes("/usr") && refuses_writes("/etc"),
-        paths_visible: FORBIDDEN.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
+        paths_visible: forbidden.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
         interfaces: interfaces(),
     }
 }

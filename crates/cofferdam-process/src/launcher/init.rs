@@ -189,15 +189,13 @@ impl Init<'_> {
         while rustix::io::read(&self.children, &mut buffer).is_ok() {}
         while let Ok(Some(reaped)) = process::reap() {
             if let Some(exec) = self.running.remove(&reaped.pid) {
-                self.tell(
-                    &Event::Ended {
-                        exec,
-                        status: reaped.status,
-                        peak_bytes: reaped.peak_bytes,
-                        cpu_micros: reaped.cpu_micros,
-                    },
-                    &[],
-                )?;
+                let cpu_micros = match &self.watch {
+                    // Others of the exec may still be there, or were reaped by nobody but this process.
+                    Some(watch) => total().cpu_micros.saturating_sub(watch.base_cpu_micros).max(reaped.cpu_micros),
+                    None => reaped.cpu_micros,
+                };
+                let peak_bytes = reaped.peak_bytes;
+                self.tell(&Event::Ended { exec, status: reaped.status, peak_bytes, cpu_micros }, &[])?;
             }
         }
         Ok(())

@@ -370,10 +370,11 @@ impl Launcher {
         for live in self.live.iter().filter(|live| !live.reaped) {
             let _ = process::kill(live.pid, libc::SIGKILL);
         }
-        // Everything is killed; what remains is the kernel's work.
+        self.networks.stop();
+        // Everything is killed or ends by itself; what remains is the kernel's work.
         for _ in 0..10_000 {
             self.collect();
-            if self.live.is_empty() {
+            if self.live.is_empty() && !process::has_children() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -67,6 +67,11 @@ impl Networks {
         make(proc)
     }
 
+    /// Ends the maker; the caller reaps it.
+    pub fn stop(&mut self) {
+        self.maker = None;
+    }
+
     /// When to restock, if there is anything to make: a moment after the last was taken. Making one right away would
     /// hold up the very sandbox that took it, since the kernel's work on it cannot be interrupted.
     pub fn restock_after(&self) -> Option<Duration> {

@@ -66,6 +66,7 @@ pub struct Template {
     /// Files and directories of `/proc` that exist on this kernel and are to be covered.
     masked_files: Vec<CString>,
     masked_dirs: Vec<CString>,
+    own_root: bool,
 }
 
 impl Template {
@@ -112,12 +113,18 @@ impl Template {
         mount::pivot_into(root.as_fd()).step("enter the template")?;
         let template_mounts = namespace::open_own(host_proc.as_fd(), "mnt").step("open the template's namespace")?;
         mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
-        Ok(Self { host_proc, host_mounts, template_mounts, programs, masked_files, masked_dirs })
+        let own_root = configure.root.is_some();
+        Ok(Self { host_proc, host_mounts, template_mounts, programs, masked_files, masked_dirs, own_root })
     }
 
     /// The proc file system of the host.
     pub fn host_proc(&self) -> BorrowedFd<'_> {
         self.host_proc.as_fd()
+    }
+
+    /// Whether the root is a directory that the caller named.
+    pub fn has_own_root(&self) -> bool {
+        self.own_root
     }
 
     /// Paths that hold programs.
