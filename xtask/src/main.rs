@@ -1,1 +1,51 @@
-fn main() {}
+//! The repository's own tasks. It knows how to build, test and check the workspace; it is no part of the product, and no
+//! crate of the product depends on it.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod census;
+mod check;
+mod command;
+mod packages;
+mod repository;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use repository::Repository;
+
+const USAGE: &str = "\
+cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
+cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
+cargo xtask tidy                              the rules of the house that no other tool checks
+cargo xtask bench spawn [--quick] [--n N]     compare with bare posix_spawn and bubblewrap, in one run";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words.iter().map(String::as_str).collect::<Vec<_>>()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> Result<()> {
+    let repository = Repository::this();
+    match words {
+        ["test"] => test::run(&repository, None),
+        ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
+        ["check"] => check::run(&repository),
+        ["tidy"] => tidy::run(&repository),
+        ["bench", "spawn", options @ ..] => bench::spawn(&repository, options),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("unknown task '{}'; the tasks are\n{USAGE}", words.join(" ")),
+    }
+}

@@ -58,6 +58,8 @@ pub struct Owner {
     hierarchies: Vec<Hierarchy>,
     /// Groups that stand empty and may be used again (version 1, where making one means many steps).
     spare: Vec<Group>,
+    /// Groups that were given back and not yet looked at.
+    used: Vec<Group>,
     made: u64,
 }
 
@@ -78,6 +80,8 @@ pub struct Group {
     version: Version,
     dirs: Vec<(usize, OwnedFd)>,
     base: Base,
+    /// What was written last: nobody else writes there.
+    bounds: Option<Bounds>,
 }
 
 /// What a group that is used again had counted before.
@@ -121,6 +125,11 @@ impl Owner {
         self.version == Version::V1
     }
 
+    /// The controllers of each hierarchy, in the order of a group's directories.
+    pub fn layout(&self) -> Vec<Vec<String>> {
+        self.hierarchies.iter().map(|hierarchy| hierarchy.controllers.clone()).collect()
+    }
+
     /// Whether processor shares can be bounded.
     pub fn has_cpu(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpu"))
@@ -129,9 +138,18 @@ impl Owner {
     /// A group with these bounds, all written and accepted, in which nothing is and of which nobody else knows.
     pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
         if bounds.cpu_millis.is_none() {
-            while let Some(group) = self.spare.pop() {
+            if self.spare.is_empty() {
+                self.tidy();
+            }
+            while let Some(mut group) = self.spare.pop() {
+                if group.bounds == Some(bounds) {
+                    return Ok(group);
+                }
                 match self.bound(&group, bounds) {
-                    Ok(()) => return Ok(group),
+                    Ok(()) => {
+                        group.bounds = Some(bounds);
+                        return Ok(group);
+                    }
                     Err(_) => self.remove(&group)?,
                 }
             }
@@ -142,10 +160,14 @@ impl Owner {
             version: self.version,
             dirs: Vec::with_capacity(4),
             base: Base::default(),
+            bounds: None,
         };
         let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
         match made {
-            Ok(()) => Ok(group),
+            Ok(()) => {
+                group.bounds = Some(bounds);
+                Ok(group)
+            }
             Err(error) => {
                 self.remove(&group)?;
                 Err(error)
@@ -166,23 +188,31 @@ impl Owner {
         group.dirs.iter().try_for_each(|(index, dir)| self.hierarchies[*index].bound(self.version, dir.as_fd(), bounds))
     }
 
-    /// Takes a group back once nothing is in it: keeps it for use again, or removes it. Gives it back, to be tried
-    /// again later, while tasks are still leaving it.
-    pub fn release(&mut self, mut group: Group) -> Result<(), Group> {
-        let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
-        if self.keeps_groups() && !has_cpu_bound && self.spare.len() < MOST_SPARE {
-            match group.reset() {
-                Ok(true) => {
-                    self.spare.push(group);
-                    return Ok(());
-                }
-                Ok(false) => {}
-                Err(_) => return Err(group),
-            }
+    /// Takes a group back whose processes have ended: keeps it to be used again, or removes it. Gives it back, to be
+    /// tried again later, while tasks are still leaving it.
+    pub fn release(&mut self, group: Box<Group>) -> Result<(), Box<Group>> {
+        if self.keeps_groups() && self.used.len() + self.spare.len() < MOST_SPARE {
+            self.used.push(*group);
+            return Ok(());
         }
-        match self.remove(&group) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(group),
+        self.remove(&group).map_err(|_| group)
+    }
+
+    /// Whether [`Self::tidy`] has something to do.
+    pub fn is_untidy(&self) -> bool {
+        !self.used.is_empty()
+    }
+
+    /// Makes groups that were given back as good as new, or removes them. For when nothing else is to be done.
+    pub fn tidy(&mut self) {
+        for mut group in std::mem::take(&mut self.used) {
+            let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
+            let layout = self.layout();
+            match if has_cpu_bound { Ok(false) } else { group.reset(&layout) } {
+                Ok(true) => self.spare.push(group),
+                Ok(false) if self.remove(&group).is_ok() => {}
+                Ok(false) | Err(_) => self.used.push(group),
+            }
         }
     }
 
@@ -205,7 +235,7 @@ impl Owner {
 
     /// Removes the owner's group, and the base when no other owner is left in it.
     pub fn close(mut self) {
-        for group in std::mem::take(&mut self.spare) {
+        for group in std::mem::take(&mut self.spare).into_iter().chain(std::mem::take(&mut self.used)) {
             let _ = self.remove(&group);
         }
         for hierarchy in &self.hierarchies {
@@ -280,24 +310,25 @@ impl Group {
 
     /// Makes an empty version 1 group as good as new; `false` when too much is left of it. An error while it is not
     /// empty.
-    fn reset(&mut self) -> io::Result<bool> {
-        for dir in self.dirs() {
-            if !read(dir, "tasks")?.is_empty() {
-                return Err(io::Error::from(io::ErrorKind::ResourceBusy));
-            }
+    fn reset(&mut self, layout: &[Vec<String>]) -> io::Result<bool> {
+        let place = |name: &str| {
+            let found = self.dirs.iter().find(|(index, _)| has_file(&layout[*index], name));
+            found.map(|(_, dir)| dir.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+        };
+        let number = |name: &str| -> io::Result<u64> {
+            read(place(name)?, name)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        };
+        let event = |file: &str, name: &str| field(&read(place(file).ok()?, file).ok()?, name);
+        if number("pids.current")? > 0 {
+            return Err(io::Error::from(io::ErrorKind::ResourceBusy));
         }
-        for dir in self.dirs() {
-            for counter in ["memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes", "cpuacct.usage"] {
-                write_if_present(dir, counter, "0")?;
-            }
+        for counter in ["memory.max_usage_in_bytes", "cpuacct.usage"] {
+            write_if_present(place(counter)?, counter, "0")?;
         }
-        let number = |name: &str| self.dirs().find_map(|dir| read(dir, name).ok()?.trim().parse().ok());
-        let event = |file: &str, name: &str| self.dirs().find_map(|dir| field(&read(dir, file).ok()?, name));
-        let memory: Option<u64> = number("memory.usage_in_bytes");
         let base = Base {
             memory_kills: event("memory.oom_control", "oom_kill").unwrap_or(0),
             forks_refused: event("pids.events", "max").unwrap_or(0),
-            memory: memory.unwrap_or(u64::MAX),
+            memory: number("memory.usage_in_bytes")?,
         };
         self.base = base;
         Ok(base.memory <= MOST_LEFT)
@@ -333,13 +364,14 @@ impl Group {
 #[derive(Debug)]
 pub struct Stats {
     version: Version,
-    dirs: Vec<OwnedFd>,
+    /// A directory of each hierarchy, and the controllers there.
+    dirs: Vec<(OwnedFd, Vec<String>)>,
 }
 
 impl Stats {
-    /// Reads through these directories, as [`Group::dirs`] gave them.
-    pub fn new(version: Version, dirs: Vec<OwnedFd>) -> Self {
-        Self { version, dirs }
+    /// Reads through these directories, as [`Group::dirs`] gave them, in hierarchies as [`Owner::layout`] gave them.
+    pub fn new(version: Version, dirs: Vec<OwnedFd>, layout: &[Vec<String>]) -> Self {
+        Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect() }
     }
 
     fn read(&self, v1: &str, v2: &str) -> Option<String> {
@@ -347,7 +379,11 @@ impl Stats {
             Version::V1 => v1,
             Version::V2 => v2,
         };
-        self.dirs.iter().find_map(|dir| read(dir.as_fd(), name).ok())
+        let (dir, _) = match self.version {
+            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, name))?,
+            Version::V2 => self.dirs.first()?,
+        };
+        read(dir.as_fd(), name).ok()
     }
 
     fn number(&self, v1: &str, v2: &str) -> Option<u64> {
@@ -421,6 +457,11 @@ impl Stats {
     }
 }
 
+/// Whether a file of version 1, named after its controller, belongs to a hierarchy of these.
+fn has_file(controllers: &[String], name: &str) -> bool {
+    name.split('.').next().is_some_and(|prefix| controllers.iter().any(|controller| controller == prefix))
+}
+
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(' ')?;
@@ -459,7 +500,8 @@ struct Parents {
 
 impl Parents {
     fn open(self, name: &str) -> Result<Owner, String> {
-        let mut owner = Owner { version: self.version, hierarchies: Vec::new(), spare: Vec::new(), made: 0 };
+        let mut owner =
+            Owner { version: self.version, hierarchies: Vec::new(), spare: Vec::new(), used: Vec::new(), made: 0 };
         for (controllers, parent) in self.dirs {
             match open_hierarchy(self.version, controllers, &parent, name) {
                 Ok(hierarchy) => owner.hierarchies.push(hierarchy),
@@ -670,6 +712,8 @@ fn v1_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents> {
         };
         dirs.push((controllers, place));
     }
+    // Groups without a bound on processors leave this one out; what a group has must be the front of the layout.
+    dirs.sort_by_key(|(controllers, _)| *controllers == ["cpu"]);
     if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs }] }
 }
 

@@ -169,6 +169,7 @@ impl HostFacts {
     fn none() -> Self {
         Self {
             cgroup_version: 0,
+            cgroup_layout: Vec::new(),
             cgroup_reason: String::new(),
             cgroup_cpu: false,
             landlock_abi: 0,

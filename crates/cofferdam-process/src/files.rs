@@ -19,7 +19,7 @@ const MOST_ENTRIES: usize = 100_000;
 /// Links followed for one path, as the kernel does it.
 const MOST_LINKS: usize = 40;
 /// Passes over a directory that is being removed while somebody fills it.
-const MOST_PASSES: usize = 1_000;
+const MOST_PASSES: usize = 200_000;
 const COPY_BUFFER: usize = 256 * 1024;
 const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 

@@ -47,6 +47,8 @@ pub enum Hello {
 pub struct HostFacts {
     /// The version of control groups in use: 1 or 2; 0 for none.
     pub cgroup_version: u8,
+    /// The controllers of each hierarchy.
+    pub cgroup_layout: Vec<Vec<String>>,
     /// Why there are no control groups.
     pub cgroup_reason: String,
     /// Whether processor shares can be bounded.

@@ -189,7 +189,7 @@ impl ProcessSandbox {
             2 => Some(Version::V2),
             _ => None,
         };
-        let stats = version.map(|version| Stats::new(version, groups));
+        let stats = version.map(|version| Stats::new(version, groups, &facts.cgroup_layout));
         let bounds = version
             .zip(stats.as_ref())
             .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), made.spec.limits()));

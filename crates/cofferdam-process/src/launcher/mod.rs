@@ -30,6 +30,8 @@ use template::Template;
 
 /// How long the launcher waits for its owner's socket to drain.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A launcher that nobody asked for anything for this long has time for chores.
+const IDLE: Duration = Duration::from_millis(3);
 /// Makes the kernel choose sandboxes first when the machine runs out of memory: inherited by all of them. The launcher
 /// itself is smaller than any guest worth choosing.
 const OOM_SCORE: &str = "800";
@@ -102,7 +104,7 @@ impl Filters {
 /// A sandbox that is not yet wholly gone.
 struct Live {
     pid: i32,
-    group: Option<Group>,
+    group: Option<Box<Group>>,
     reaped: bool,
     /// Closing it tells the owner that nothing is left.
     gone: Option<OwnedFd>,
@@ -212,6 +214,7 @@ impl Launcher {
                 Version::V1 => 1,
                 Version::V2 => 2,
             }),
+            cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
             cgroup_reason,
             cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
             landlock_abi: landlock::abi(),
@@ -232,10 +235,11 @@ impl Launcher {
         loop {
             let leaving = self.live.iter().any(|live| live.reaped);
             let leave = leaving.then_some(Duration::from_millis(1));
-            let timeout = leave.into_iter().chain(self.networks.restock_after()).min();
+            let chores = self.chores_after();
+            let timeout = leave.into_iter().chain(chores).min();
             let Ok((requests, ended)) = self.wait(timeout) else { break };
-            if !requests && !ended {
-                self.networks.restock();
+            if !requests && !ended && chores.is_some() {
+                self.do_chores();
             }
             if ended || leaving {
                 self.collect();
@@ -249,6 +253,19 @@ impl Launcher {
             }
         }
         self.end()
+    }
+
+    /// When to do what can wait, if there is anything.
+    fn chores_after(&self) -> Option<Duration> {
+        let untidy = self.owner.as_ref().is_some_and(Owner::is_untidy);
+        (self.networks.is_short() || untidy).then_some(IDLE)
+    }
+
+    fn do_chores(&mut self) {
+        self.networks.restock();
+        if let Some(owner) = &mut self.owner {
+            owner.tidy();
+        }
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<(bool, bool)> {
@@ -277,11 +294,11 @@ impl Launcher {
                     tasks: create.tasks.map(|tasks| tasks + 1),
                     cpu_millis: create.cpu_millis.filter(|_| owner.has_cpu()),
                 };
-                Some(owner.make(bounds).step("make a control group")?)
+                Some(Box::new(owner.make(bounds).step("make a control group")?))
             }
             None => None,
         };
-        let result = self.fork_init(create, control, workspace, &network, group.as_ref());
+        let result = self.fork_init(create, control, workspace, &network, group.as_deref());
         match result {
             Ok(pid) => {
                 self.live.push(Live { pid, group, reaped: false, gone: Some(gone) });

@@ -15,9 +15,7 @@ use cofferdam_linux::spawn::{self, Fork};
 use cofferdam_linux::{message, namespace, process};
 
 /// Namespaces kept ready.
-const STOCK: usize = 8;
-/// About the time that a sandbox needs until its program runs.
-const PAUSE: Duration = Duration::from_micros(900);
+const STOCK: usize = 16;
 /// Time to wait for one that is being made.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -56,7 +54,7 @@ impl Networks {
             match from_stock(maker.as_fd()) {
                 Ok(network) => {
                     self.owed += 1;
-                    if self.owed == STOCK {
+                    if self.owed >= STOCK / 2 {
                         self.restock();
                     }
                     return Ok(network);
@@ -72,10 +70,10 @@ impl Networks {
         self.maker = None;
     }
 
-    /// When to restock, if there is anything to make: a moment after the last was taken. Making one right away would
-    /// hold up the very sandbox that took it, since the kernel's work on it cannot be interrupted.
-    pub fn restock_after(&self) -> Option<Duration> {
-        (self.owed > 0).then_some(PAUSE)
+    /// Whether there is anything to make. It waits until nothing else is wanted: making one right away would hold up the
+    /// very sandbox that took it.
+    pub fn is_short(&self) -> bool {
+        self.owed > 0
     }
 
     /// Asks the maker for what was taken.

@@ -51,7 +51,9 @@ const MASKED_FILES: &[&str] =
     &["interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats", "kallsyms"];
 /// Directories of `/proc` that are covered.
 const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi"];
-const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+/// Device nodes, with their numbers.
+const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 /// What another root's own top level must not provide, because the sandbox does.
 const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
 
@@ -312,10 +314,7 @@ impl Build {
         for directory in ["proc", "sys", "dev/pts", "dev/shm", "tmp", "workspace", "code", "run"] {
             self.directory(Path::new(directory))?;
         }
-        for device in DEVICES {
-            let path = Path::new("/dev").join(device);
-            self.bind(&path, &path, attr::NOSUID | attr::NOEXEC)?;
-        }
+        let dev = self.devices()?;
         for (target, name) in [
             ("pts/ptmx", "dev/ptmx"),
             ("/proc/self/fd", "dev/fd"),
@@ -325,9 +324,46 @@ impl Build {
         ] {
             self.symlink(Path::new(target), Path::new(name))?;
         }
+        if let Some(dev) = dev {
+            mount::add_attributes(dev.as_fd(), Depth::Single, attr::RDONLY).step("make /dev read-only")?;
+        }
         self.file(LANDLOCK_PROBE.trim_start_matches('/'), b"")?;
         self.programs.push((c"/etc".into(), true));
         Ok(())
+    }
+}
+
+impl Build {
+    /// Device nodes: made anew where that is allowed, on one mount for all; else each is bound from the host.
+    fn devices(&self) -> Step<Option<OwnedFd>> {
+        let numbers = DEVICES.map(|(name, major, minor)| (name, rustix::fs::makedev(major, minor)));
+        let options = [(c"size", c"64k"), (c"mode", c"0755")];
+        let dev =
+            mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NOEXEC).step("make a tmpfs for /dev")?;
+        let made = numbers.iter().try_for_each(|(name, number)| {
+            let kind = rustix::fs::FileType::CharacterDevice;
+            rustix::fs::mknodat(&dev, *name, kind, Mode::from_raw_mode(0o666), *number)?;
+            // The mask of the caller must not narrow it; a file system that forbids devices makes them all the same.
+            rustix::fs::chmodat(&dev, *name, Mode::from_raw_mode(0o666), rustix::fs::AtFlags::empty())?;
+            rustix::fs::openat(&dev, *name, OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
+                .map(drop)
+                .or_else(
+                    // Nobody's controlling terminal.
+                    |error| if error == rustix::io::Errno::NXIO { Ok(()) } else { Err(error) },
+                )
+        });
+        if made.is_ok() {
+            for directory in ["pts", "shm"] {
+                rustix::fs::mkdirat(&dev, directory, Mode::from_raw_mode(0o755)).step("make a directory in /dev")?;
+            }
+            mount::attach(dev.as_fd(), self.root.as_fd(), c"dev").step("attach /dev")?;
+            return Ok(Some(dev));
+        }
+        for (device, _) in numbers {
+            let path = Path::new("/dev").join(device);
+            self.bind(&path, &path, attr::NOSUID | attr::NOEXEC)?;
+        }
+        Ok(None)
     }
 }
 

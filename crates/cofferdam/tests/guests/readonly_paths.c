@@ -37,7 +37,7 @@ static void spoil_file(const char *file)
 int main(int argc, char **argv)
 {
     const char *directories[] = {"/", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/bin", "/lib", "/sbin", "/etc", "/code",
-                                 "/proc", "/proc/self", "/proc/sys/kernel", "/sys", "/dev", "/dev/pts", "/run", "/var", "/var/tmp",
+                                 "/proc", "/proc/self", "/proc/sys/kernel", "/sys", "/dev", "/run", "/var", "/var/tmp",
                                  "/opt", "/home", "/root", "/srv", "/mnt"};
     const char *files[] = {"/usr/bin/env", "/bin/sh", "/usr/bin/python3", "/etc/passwd", "/etc/group", "/etc/hosts",
                            "/etc/resolv.conf", "/etc/ld.so.cache", "/etc/nsswitch.conf", "/lib64/ld-linux-x86-64.so.2",

@@ -48,7 +48,9 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
     let low = call.arguments.map(|argument| argument as u32);
     match name {
         "setrlimit" if options.allow_mark && low[0] == 15 => return ALLOW,
-        "prlimit64" if options.allow_mark && low[1] == 15 && (call.arguments[0] == 0 || call.arguments[2] == 0) => return ALLOW,
+        "prlimit64" if options.allow_mark && low[1] == 15 && (call.arguments[0] == 0 || call.arguments[2] == 0) => {
+            return ALLOW;
+        }
         "memfd_create" if options.deny_memfd => return EPERM,
         "shmget" if options.deny_shared_memory => return EPERM,
         "sched_setaffinity" if options.deny_affinity => return EPERM,

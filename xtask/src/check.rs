@@ -1,0 +1,28 @@
+//! What a change must pass, in the order of what fails soonest.
+
+use anyhow::Result;
+
+use crate::command::{exists, step};
+use crate::repository::Repository;
+use crate::{test, tidy};
+
+/// Runs everything.
+pub fn run(repository: &Repository) -> Result<()> {
+    step("fmt", repository.cargo().args(["fmt", "--all", "--check"]))?;
+    step(
+        "clippy",
+        repository.cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    )?;
+    tidy::run(repository)?;
+    test::run(repository, None)?;
+    step(
+        "doc",
+        repository.cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"),
+    )?;
+    if exists("cargo-deny") {
+        step("deny", repository.cargo().args(["deny", "--workspace", "check"]))
+    } else {
+        println!("SKIP deny: cargo-deny is not installed (`cargo install cargo-deny` does that)");
+        Ok(())
+    }
+}

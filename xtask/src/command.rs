@@ -1,0 +1,107 @@
+//! Commands that are run to their end.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How often a running command is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often one is told that a command still runs.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
+
+/// Says what is run, runs it, and fails if it fails.
+pub fn step(title: &str, command: &mut Command) -> Result<()> {
+    println!("== {title}");
+    let start = Instant::now();
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {title}"))?;
+    if !status.success() {
+        bail!("{title} failed: {status}");
+    }
+    println!("   {title}: ok, {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Whether a program of this name is in the search path.
+pub fn exists(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+/// Whether this process is root.
+pub fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    Path::new("/proc/self").metadata().is_ok_and(|meta| meta.uid() == 0)
+}
+
+/// Waits for a child. Past the deadline it and its descendants are killed, and nothing else; then there is no status.
+pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    let mut reminder = REMIND_EVERY;
+    loop {
+        if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {name}"))? {
+            return Ok(Some(status));
+        }
+        if start.elapsed() >= limit {
+            kill_tree(child);
+            child.wait().with_context(|| format!("cannot wait for {name}"))?;
+            return Ok(None);
+        }
+        if start.elapsed() >= reminder {
+            println!("   {name} still runs after {} s", reminder.as_secs());
+            reminder += REMIND_EVERY;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn kill_tree(child: &mut Child) {
+    let table = parents();
+    let mut tree = vec![child.id()];
+    let mut next = 0;
+    while let Some(parent) = tree.get(next).copied() {
+        tree.extend(table.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    // The child is not reaped yet, so its number is still its own; the others are killed before it can let go of them.
+    let others: Vec<String> = tree[1..].iter().map(u32::to_string).collect();
+    if !others.is_empty() {
+        let line = format!("kill -KILL {}", others.join(" "));
+        let _ = Command::new("sh").args(["-c", &line]).stderr(Stdio::null()).status();
+    }
+    let _ = child.kill();
+}
+
+/// The parent of each process.
+fn parents() -> BTreeMap<u32, u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?))
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_kills_the_whole_tree() {
+        let mut child = Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
+        let start = Instant::now();
+        assert!(wait_until(&mut child, "sleep", Duration::from_millis(300)).unwrap().is_none());
+        assert!(start.elapsed() < Duration::from_secs(300));
+        assert!(!parents().values().any(|parent| *parent == child.id()));
+    }
+
+    #[test]
+    fn an_end_in_time_gives_the_status() {
+        let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
+        let status = wait_until(&mut child, "sh", Duration::from_secs(60)).unwrap();
+        assert_eq!(status.and_then(|status| status.code()), Some(3));
+    }
+}

@@ -1,0 +1,85 @@
+//! System packages that tests and benchmarks need, and how they are had.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::command;
+
+/// Something a test needs of the system.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// What it is called.
+    pub name: &'static str,
+    /// Debian's package.
+    pub package: &'static str,
+    /// What cannot be tested without it.
+    pub without: &'static str,
+    present: fn() -> bool,
+}
+
+/// What `cargo xtask test` needs.
+pub const FOR_TESTS: &[Need] = &[
+    Need {
+        name: "gcc",
+        package: "gcc",
+        without: "the hostile programs (cofferdam, suite hostile::) fail to compile",
+        present: || command::exists("gcc"),
+    },
+    Need {
+        name: "a static C library",
+        package: "libc6-dev",
+        without: "the hostile programs (cofferdam, suite hostile::) fail to link",
+        present: static_libc,
+    },
+    Need {
+        name: "python3 in /usr/bin",
+        package: "python3",
+        without: "conformance cases whose guest is a Python program are skipped, examples/primes.py does not run",
+        present: || Path::new("/usr/bin/python3").exists(),
+    },
+];
+
+/// What `cargo xtask bench spawn` needs.
+pub const FOR_BENCHMARKS: &[Need] = &[Need {
+    name: "bubblewrap",
+    package: "bubblewrap",
+    without: "the comparison with bwrap is left out",
+    present: || command::exists("bwrap"),
+}];
+
+fn static_libc() -> bool {
+    let Ok(output) = Command::new("gcc").arg("-print-file-name=libc.a").output() else { return false };
+    Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute()
+}
+
+/// Installs what is missing where that is possible, else says which command does, and what will not be tested.
+pub fn ensure(needs: &[Need]) {
+    let missing: Vec<Need> = needs.iter().copied().filter(|need| !(need.present)()).collect();
+    if missing.is_empty() {
+        return;
+    }
+    if command::is_root() && command::exists("apt-get") {
+        install(&missing);
+    }
+    let missing: Vec<Need> = missing.into_iter().filter(|need| !(need.present)()).collect();
+    if missing.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    println!("missing; on Debian and Ubuntu this installs it:\n\n    sudo apt-get install -y {}\n", names.join(" "));
+    for need in missing {
+        println!("SKIP without {}: {}", need.name, need.without);
+    }
+}
+
+/// A failure is not fatal: what is then still missing is told.
+fn install(missing: &[Need]) {
+    let apt = || {
+        let mut apt = Command::new("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive").arg("-q");
+        apt
+    };
+    let packages = missing.iter().map(|need| need.package);
+    let _ = command::step("apt-get update", apt().arg("update"));
+    let _ = command::step("apt-get install", apt().args(["install", "-y", "--no-install-recommends"]).args(packages));
+}

@@ -1,0 +1,157 @@
+//! `cargo xtask test`: every test, as every kind of user that this process can be.
+//!
+//! ```text
+//! packages -> (root: copy of the sources that every user can read) -> build once -> run as root -> run as a user -> census
+//! ```
+//!
+//! Paths are compiled into tests, so that both runs must find the same files in the same place; a checkout below
+//! `/root` would be closed to the second. It builds nothing twice and measures no time.
+
+mod build;
+mod outcome;
+mod shared;
+mod user;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::census::{census, left_behind};
+use crate::command::{is_root, wait_until};
+use crate::packages;
+use crate::repository::Repository;
+use build::{Built, Program};
+use outcome::{Outcome, Printed};
+use user::User;
+
+/// What one test program may take.
+const DEADLINE: Duration = Duration::from_secs(20 * 60);
+
+/// Runs all tests whose name contains `filter`.
+pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
+    let start = Instant::now();
+    packages::ensure(packages::FOR_TESTS);
+    let (sources, target) = if is_root() {
+        let copy = shared::copy(repository)?;
+        let target = copy.root().join("target");
+        (copy, Some(target))
+    } else {
+        (repository.clone(), None)
+    };
+    let built = build::build(&sources, target.clone())?;
+    let before = census(&built.target);
+    let mut totals = Vec::new();
+    let mut users = vec![User::current()];
+    if is_root() {
+        users.push(User::ordinary().context("cannot prepare a run as an ordinary user")?);
+    } else {
+        println!("SKIP the run as root: this is an ordinary user; `sudo` cargo xtask test runs as both");
+    }
+    for user in &users {
+        println!("== tests as {}", user.name());
+        let mut total = Outcome::default();
+        for program in &built.programs {
+            total.add(run_program(program, &built, &sources, user, filter)?);
+        }
+        if user.is_current() {
+            total.add(doc_tests(&sources, target.clone(), filter)?);
+        }
+        totals.push((user.name(), total));
+    }
+    drop(users);
+    let left = left_behind(&before, &built.target);
+    for what in &left {
+        println!("left behind: {what}");
+    }
+    summarise(&totals, start.elapsed());
+    let all = totals.into_iter().fold(Outcome::default(), |mut all, (_, total)| {
+        all.add(total);
+        all
+    });
+    if filter.is_some() && all.passed + all.failed() == 0 {
+        bail!("no test's name contains '{}'", filter.unwrap_or_default());
+    }
+    if all.failed() > 0 || !left.is_empty() {
+        bail!("{} tests failed, {} things were left behind", all.failed(), left.len());
+    }
+    Ok(())
+}
+
+fn summarise(totals: &[(String, Outcome)], took: Duration) {
+    println!("== summary, {:.0} s", took.as_secs_f64());
+    for (name, total) in totals {
+        println!("as {name}: {}", total.line());
+        for failure in &total.failures {
+            println!("   FAILED {failure}");
+        }
+    }
+    let sum = |count: fn(&Outcome) -> usize| totals.iter().map(|(_, total)| count(total)).sum::<usize>();
+    println!(
+        "{} passed, {} failed, {} skipped",
+        sum(|total| total.passed),
+        sum(Outcome::failed),
+        sum(|total| total.skips.len())
+    );
+}
+
+fn run_program(
+    program: &Program,
+    built: &Built,
+    sources: &Repository,
+    user: &User,
+    filter: Option<&str>,
+) -> Result<Outcome> {
+    let mut command = user.command(&program.path);
+    command
+        .args(["--show-output", "--color", "never"])
+        .args(filter)
+        .current_dir(&program.directory)
+        .env("CARGO_MANIFEST_DIR", &program.directory)
+        .env("INSTA_WORKSPACE_ROOT", sources.root())
+        .env("INSTA_UPDATE", "no");
+    for (name, path) in &built.binaries {
+        command.env(format!("CARGO_BIN_EXE_{name}"), path);
+    }
+    finish(command, &program.name, user, Printed::ByOne)
+}
+
+/// Tests in documentation are compiled by rustdoc, and so run only as the user who may do that.
+fn doc_tests(sources: &Repository, target: Option<PathBuf>, filter: Option<&str>) -> Result<Outcome> {
+    let mut command = build::cargo(sources, target.as_deref());
+    command.args(["test", "--quiet", "--workspace", "--doc", "--no-fail-fast", "--", "--color", "never"]).args(filter);
+    finish(command, "documentation", &User::current(), Printed::BySeveral)
+}
+
+/// Runs a command whose output is that of test programs. It goes to a file: a daemon that a broken test leaves would
+/// hold a pipe open.
+fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Result<Outcome> {
+    let start = Instant::now();
+    let log = user.log()?;
+    command.stdin(std::process::Stdio::null()).stdout(log.writer()?).stderr(log.writer()?);
+    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    let status = wait_until(&mut child, name, DEADLINE)?;
+    let text = log.read()?;
+    let ended = status.map(|status| status.to_string());
+    let mut outcome = Outcome::parse(name, &text, printed);
+    match status {
+        Some(status) if status.success() => {}
+        _ if outcome.failed() > 0 && status.is_some() => {}
+        _ => outcome.failures.push(match ended {
+            Some(ended) => format!("{name}: ended with {ended}"),
+            None => format!("{name}: killed after {} minutes", DEADLINE.as_secs() / 60),
+        }),
+    }
+    if outcome.failed() > 0 {
+        // What failed comes last, with its output; what passed needs no telling then.
+        println!("{}", text.find("\nfailures:\n\n----").map_or(&*text, |at| &text[at..]).trim_end());
+    }
+    if outcome.ran() {
+        println!("   {name}: {}, {:.0} s", outcome.line(), start.elapsed().as_secs_f64());
+    }
+    for (skip, times) in outcome.distinct_skips() {
+        println!("      {skip}{}", if times > 1 { format!(" ({times} times)") } else { String::new() });
+    }
+    Ok(outcome)
+}

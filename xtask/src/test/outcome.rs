@@ -1,0 +1,147 @@
+//! What test programs print, understood: the lines of Rust's own harness, `SKIP …` lines of our tests, and the lines of
+//! the conformance kit for skipped cases.
+
+/// A reason with which a test is ignored that another test starts by itself: no skip.
+const HELPER: &str = "started by ";
+
+/// What happened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Tests that passed.
+    pub passed: usize,
+    /// One line a failure.
+    pub failures: Vec<String>,
+    /// One line a skip, with its reason.
+    pub skips: Vec<String>,
+}
+
+/// Whose output it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Printed {
+    /// One test program's. It may have started itself again, whose result then comes before its own.
+    ByOne,
+    /// That of several programs, one after the other.
+    BySeveral,
+}
+
+impl Outcome {
+    /// Reads the output of the program `name`.
+    pub fn parse(name: &str, text: &str, printed: Printed) -> Self {
+        let mut outcome = Self::default();
+        for line in text.lines() {
+            if let Some((test, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
+                outcome.test(name, test, result);
+            } else if let Some(skip) = line.trim_start().strip_prefix("SKIP ") {
+                outcome.skips.push(format!("SKIP {skip}"));
+            } else if let Some(case) = line.strip_prefix("skipped ").filter(|case| case.contains(" ms  ")) {
+                outcome.skips.push(format!("SKIP conformance: {}", kit(case)));
+            } else if let Some(counts) = line.strip_prefix("test result: ") {
+                // Quiet runs print no line for each test.
+                let passed = counts.split_whitespace().nth(1).and_then(|count| count.parse().ok()).unwrap_or(0);
+                outcome.passed = if printed == Printed::ByOne { passed } else { outcome.passed + passed };
+            }
+        }
+        outcome
+    }
+
+    fn test(&mut self, program: &str, test: &str, result: &str) {
+        match result.split_once(", ") {
+            Some(("ignored", reason)) if reason.starts_with(HELPER) => {}
+            Some(("ignored", reason)) => self.skips.push(format!("SKIP {program}: {test}: {reason}")),
+            None if result == "ignored" => self.skips.push(format!("SKIP {program}: {test}: no reason given")),
+            None if result == "FAILED" => self.failures.push(format!("{program}: {test}")),
+            _ => {}
+        }
+    }
+
+    /// How many failed.
+    pub fn failed(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Every skip, and how often it came: one case may be skipped for several configurations.
+    pub fn distinct_skips(&self) -> Vec<(&str, usize)> {
+        let mut distinct: Vec<(&str, usize)> = Vec::new();
+        for skip in &self.skips {
+            match distinct.iter_mut().find(|(known, _)| known == skip) {
+                Some((_, times)) => *times += 1,
+                None => distinct.push((skip, 1)),
+            }
+        }
+        distinct
+    }
+
+    /// Whether there is anything to tell.
+    pub fn ran(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Puts another's results to these.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failures.extend(other.failures);
+        self.skips.extend(other.skips);
+    }
+
+    /// `N passed, N failed, N skipped`.
+    pub fn line(&self) -> String {
+        format!("{} passed, {} failed, {} skipped", self.passed, self.failures.len(), self.skips.len())
+    }
+}
+
+/// `K6  exit/timeout      12 ms  reason` without the padding.
+fn kit(case: &str) -> String {
+    let (left, reason) = case.split_once(" ms  ").unwrap_or((case, ""));
+    format!("{}: {reason}", left.split_whitespace().nth(1).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_harness_and_the_kit_are_understood() {
+        let text = "\
+test inner ... ok
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+running 5 tests
+test a::works ... ok
+test a::is_broken ... FAILED
+test a::needs_more ... ignored, needs a second machine
+test a::inner ... ignored, started by outer
+test a::forgotten ... ignored
+
+successes:
+
+---- a::works stdout ----
+SKIP hostile: a keyring of the host: the kernel has none
+skipped K6  undeclared/files                                          0 ms  files is declared, its own cases test it
+skipped parts of the report
+
+test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        let outcome = Outcome::parse("demo", text, Printed::ByOne);
+        assert_eq!(outcome.line(), "1 passed, 1 failed, 4 skipped");
+        assert_eq!(outcome.failures, ["demo: a::is_broken"]);
+        assert_eq!(
+            outcome.skips,
+            [
+                "SKIP demo: a::needs_more: needs a second machine",
+                "SKIP demo: a::forgotten: no reason given",
+                "SKIP hostile: a keyring of the host: the kernel has none",
+                "SKIP conformance: undeclared/files: files is declared, its own cases test it",
+            ]
+        );
+    }
+
+    #[test]
+    fn results_add_up() {
+        let result = "test result: ok. 1 passed; 0 failed; 0 ignored\n";
+        let mut total = Outcome::parse("a", &result.repeat(2), Printed::BySeveral);
+        assert!(!Outcome::default().ran());
+        total.add(Outcome { passed: 3, failures: vec!["x".into()], skips: Vec::new() });
+        total.skips = vec!["SKIP b".into(), "SKIP c".into(), "SKIP b".into()];
+        assert_eq!(total.line(), "5 passed, 1 failed, 3 skipped");
+        assert_eq!(total.distinct_skips(), [("SKIP b", 2), ("SKIP c", 1)]);
+    }
+}

@@ -1,0 +1,127 @@
+//! A copy of the sources that every user of the machine can read, for builds that are run as several users.
+//!
+//! It is kept from run to run, so that only what changed is built again.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::repository::Repository;
+
+/// Where copies are kept: it survives a restart, and every user can enter it.
+const PLACE: &str = "/var/tmp";
+
+/// Brings the copy up to date.
+pub fn copy(repository: &Repository) -> Result<Repository> {
+    let mut hasher = DefaultHasher::new();
+    repository.root().hash(&mut hasher);
+    let place = Path::new(PLACE).join(format!("cofferdam-test-{:016x}", hasher.finish()));
+    claim(&place)?;
+    println!("== copy the sources to {}, which every user can read", place.display());
+    let files: BTreeSet<PathBuf> = repository.files()?.into_iter().collect();
+    for file in &files {
+        update(&repository.root().join(file), &place, file)
+            .with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    remove_others(&place, &place, &files)?;
+    Ok(Repository::at(place))
+}
+
+/// Anybody may have made a directory of this name there; only one of our own will do.
+fn claim(place: &Path) -> Result<()> {
+    match fs::DirBuilder::new().mode(0o755).create(place) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        other => other.with_context(|| format!("cannot make {}", place.display()))?,
+    }
+    let meta = place.symlink_metadata()?;
+    if !meta.is_dir() || meta.uid() != Path::new("/proc/self").metadata()?.uid() {
+        bail!("{} belongs to somebody else: remove it", place.display());
+    }
+    fs::set_permissions(place, Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// Writes a file only where it differs: its time of change decides what is built again.
+fn update(from: &Path, place: &Path, file: &Path) -> Result<()> {
+    let to = place.join(file);
+    let meta = from.symlink_metadata()?;
+    for parent in file.ancestors().skip(1).filter(|parent| *parent != Path::new("")).collect::<Vec<_>>().iter().rev() {
+        let directory = place.join(parent);
+        if !directory.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            let _ = fs::remove_file(&directory);
+            fs::create_dir(&directory)?;
+        }
+        fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+    }
+    if to.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        fs::remove_dir_all(&to)?;
+    }
+    if meta.is_symlink() {
+        let target = fs::read_link(from)?;
+        if fs::read_link(&to).ok().as_ref() != Some(&target) {
+            let _ = fs::remove_file(&to);
+            std::os::unix::fs::symlink(target, &to)?;
+        }
+        return Ok(());
+    }
+    let contents = fs::read(from)?;
+    if to.is_symlink() || fs::read(&to).ok().as_deref() != Some(&contents) {
+        let _ = fs::remove_file(&to);
+        fs::write(&to, contents)?;
+    }
+    let mode = if meta.mode() & 0o100 == 0 { 0o644 } else { 0o755 };
+    fs::set_permissions(&to, Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+/// Removes what is no longer a source, the build's own directory excepted.
+fn remove_others(place: &Path, directory: &Path, files: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in directory.read_dir()? {
+        let path = entry?.path();
+        let name = path.strip_prefix(place).unwrap_or(&path);
+        if name == Path::new("target") || files.contains(name) {
+            continue;
+        }
+        let real_directory = path.symlink_metadata()?.is_dir();
+        if real_directory && files.range(name.to_owned()..).next().is_some_and(|next| next.starts_with(name)) {
+            remove_others(place, &path, files)?;
+        } else if real_directory {
+            fs::remove_dir_all(&path)?;
+        } else {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_follows_its_sources() {
+        let base = std::env::temp_dir().join(format!("xtask-shared-{}", std::process::id()));
+        let (from, place) = (base.join("from"), base.join("place"));
+        fs::create_dir_all(from.join("a/b")).unwrap();
+        fs::create_dir_all(place.join("target")).unwrap();
+        fs::create_dir_all(place.join("gone/deep")).unwrap();
+        fs::write(from.join("a/b/c"), "1").unwrap();
+        fs::write(place.join("old"), "x").unwrap();
+        let files = BTreeSet::from([PathBuf::from("a/b/c")]);
+        for contents in ["1", "2"] {
+            fs::write(from.join("a/b/c"), contents).unwrap();
+            update(&from.join("a/b/c"), &place, Path::new("a/b/c")).unwrap();
+            remove_others(&place, &place, &files).unwrap();
+            assert_eq!(fs::read_to_string(place.join("a/b/c")).unwrap(), contents);
+        }
+        assert_eq!(fs::metadata(place.join("a/b/c")).unwrap().mode() & 0o777, 0o644);
+        let mut left: Vec<_> = place.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["a", "target"]);
+        fs::remove_dir_all(base).unwrap();
+    }
+}

@@ -1,0 +1,109 @@
+//! Who runs the tests.
+
+use std::fs::{File, Permissions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// The ordinary user's number: no distribution gives it to anybody.
+const ORDINARY: u32 = 65_533;
+/// Where an ordinary user finds programs.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// A user, with a directory of its own if it is not the one that started this program.
+#[derive(Debug)]
+pub struct User {
+    home: Option<PathBuf>,
+}
+
+impl User {
+    /// Whoever started this program.
+    pub fn current() -> Self {
+        Self { home: None }
+    }
+
+    /// A user without any rights. Requires root.
+    pub fn ordinary() -> Result<Self> {
+        // Not named after us: tests look for directories that are, to see what was left behind.
+        let home = Path::new("/tmp").join(format!("xtask-user-{}", std::process::id()));
+        std::fs::create_dir(&home).with_context(|| format!("cannot make {}", home.display()))?;
+        let user = Self { home: Some(home.clone()) };
+        for directory in [home.clone(), home.join("tmp")] {
+            if directory != home {
+                std::fs::create_dir(&directory)?;
+            }
+            std::fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+            std::os::unix::fs::chown(&directory, Some(ORDINARY), Some(ORDINARY))?;
+        }
+        Ok(user)
+    }
+
+    /// For people.
+    pub fn name(&self) -> String {
+        match (&self.home, crate::command::is_root()) {
+            (Some(_), _) => format!("an ordinary user (uid {ORDINARY})"),
+            (None, true) => "root".to_owned(),
+            (None, false) => "the current user".to_owned(),
+        }
+    }
+
+    /// Whether it is the one that started this program.
+    pub fn is_current(&self) -> bool {
+        self.home.is_none()
+    }
+
+    /// A command of this user. Setting the user id also drops root's supplementary groups.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        if let Some(home) = &self.home {
+            command.uid(ORDINARY).gid(ORDINARY).env_clear();
+            command.env("PATH", PATH).env("LANG", "C.UTF-8").env("HOME", home).env("TMPDIR", home.join("tmp"));
+            for name in ["RUST_BACKTRACE", "RUST_TEST_THREADS", "TERM"] {
+                command.envs(std::env::var_os(name).map(|value| (name, value)));
+            }
+        }
+        command
+    }
+
+    /// A file for output, without a name.
+    pub fn log(&self) -> Result<Log> {
+        let path = std::env::temp_dir().join(format!("xtask-log-{}", std::process::id()));
+        let options = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = options.with_context(|| format!("cannot make {}", path.display()))?;
+        std::fs::remove_file(&path)?;
+        Ok(Log(file))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        if let Some(home) = &self.home
+            && let Err(error) = std::fs::remove_dir_all(home)
+        {
+            println!("cannot remove {}: {error}", home.display());
+        }
+    }
+}
+
+/// Output of one command.
+#[derive(Debug)]
+pub struct Log(File);
+
+impl Log {
+    /// An end to write to.
+    pub fn writer(&self) -> Result<Stdio> {
+        Ok(Stdio::from(self.0.try_clone()?))
+    }
+
+    /// Everything written.
+    pub fn read(mut self) -> Result<String> {
+        let mut bytes = Vec::new();
+        self.0.seek(SeekFrom::Start(0))?;
+        self.0.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}

@@ -1,0 +1,99 @@
+//! Which crate may depend on which: one way down, as `ARCHITECTURE.md` draws it.
+
+use serde_json::Value;
+
+/// What one of our crates may know of the others.
+struct Layer {
+    name: &'static str,
+    /// Crates of ours that it may depend on.
+    uses: &'static [&'static str],
+    /// Those that its tests may use besides.
+    tests_use: &'static [&'static str],
+}
+
+const ANY: &[&str] = &["*"];
+
+const fn layer(name: &'static str, uses: &'static [&'static str], tests_use: &'static [&'static str]) -> Layer {
+    Layer { name, uses, tests_use }
+}
+
+/// Every crate of the workspace. One that is missing here is a breach: somebody has to decide where it belongs.
+const LAYERS: &[Layer] = &[
+    layer("cofferdam-contract", &[], &[]),
+    layer("cofferdam-linux", &[], &[]),
+    layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
+    layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
+    layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
+    layer("cofferdam", ANY, ANY),
+    layer("cofferdam-bench", ANY, ANY),
+    layer("xtask", &[], &[]),
+];
+
+/// The arrows that point the wrong way, and packages without our licence.
+pub fn check(packages: &[Value]) -> Vec<String> {
+    let names: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    packages.iter().flat_map(|package| package_breaches(package, &names)).collect()
+}
+
+fn package_breaches(package: &Value, ours: &[&str]) -> Vec<String> {
+    let name = package["name"].as_str().unwrap_or_default();
+    let mut breaches = Vec::new();
+    if package["license"] != "Apache-2.0" {
+        breaches.push(format!("{name}: needs `license.workspace = true` in its Cargo.toml"));
+    }
+    let Some(layer) = LAYERS.iter().find(|layer| layer.name == name) else {
+        breaches.push(format!("{name}: is in no layer; decide in xtask/src/tidy/layers.rs what it may depend on"));
+        return breaches;
+    };
+    for dependency in package["dependencies"].as_array().into_iter().flatten() {
+        let on = dependency["name"].as_str().unwrap_or_default();
+        if !ours.contains(&on) || on == name {
+            continue;
+        }
+        let for_tests = dependency["kind"] == "dev";
+        let may = allowed(layer.uses, on) || (for_tests && allowed(layer.tests_use, on));
+        if !may {
+            let whose = if for_tests { "its tests" } else { "it" };
+            breaches.push(format!("{name}: {whose} must not depend on {on} (ARCHITECTURE.md, code map)"));
+        }
+    }
+    breaches
+}
+
+fn allowed(list: &[&str], name: &str) -> bool {
+    list == ANY || list.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn package(name: &str, on: &str, kind: Option<&str>) -> Value {
+        json!({ "name": name, "license": "Apache-2.0", "dependencies": [{ "name": on, "kind": kind }] })
+    }
+
+    #[test]
+    fn arrows_point_one_way() {
+        for (name, on, kind, good) in [
+            ("cofferdam-process", "cofferdam-contract", None, true),
+            ("cofferdam-process", "cofferdam-simulated", None, false),
+            ("cofferdam-process", "cofferdam-conformance", None, false),
+            ("cofferdam-process", "cofferdam-conformance", Some("dev"), true),
+            ("cofferdam-process", "cofferdam", Some("dev"), false),
+            ("cofferdam-contract", "cofferdam-linux", None, false),
+            ("cofferdam-contract", "serde", None, true),
+            ("cofferdam", "cofferdam-process", None, true),
+            ("xtask", "cofferdam-process", None, false),
+        ] {
+            let others = ["cofferdam-contract", "cofferdam-linux", "cofferdam-simulated", "cofferdam-conformance"];
+            let ours: Vec<&str> = others.into_iter().chain(["cofferdam-process", "cofferdam"]).collect();
+            assert_eq!(package_breaches(&package(name, on, kind), &ours).is_empty(), good, "{name} on {on} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_crate_without_a_layer_or_a_licence_is_a_breach() {
+        assert_eq!(check(&[json!({ "name": "cofferdam-new", "license": null, "dependencies": [] })]).len(), 2);
+    }
+}
