@@ -9,6 +9,7 @@
 //! a socket of its own. `ARCHITECTURE.md` has the whole picture.
 //!
 //! A program that uses this crate becomes its own launcher: see [`ProcessConfig::launcher`].
+#![deny(unsafe_code)]
 
 mod backend;
 mod client;
@@ -23,6 +24,7 @@ mod posture;
 mod protocol;
 mod sandbox;
 mod stdio;
+#[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
 
 pub use backend::ProcessBackend;

@@ -1,4 +1,5 @@
 //! The simulated backend passes the kit.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! The kit can fail: each broken promise is caught by the case that is about it.
+#![forbid(unsafe_code)]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Faults come when the plan says so, and the same ones each time.
+#![forbid(unsafe_code)]
 
 use std::time::Duration;
 

@@ -77,7 +77,7 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
 pub fn conformance_target(name: &str) -> Result<Target> {
     let backend = backend(name)?;
     Ok(match find(name)?.name {
-        "simulated" => Target::new(backend, SimulatedPrograms::default()),
+        "simulated" => Target::new(backend, SimulatedPrograms),
         _ => Target::new(backend, UnixPrograms::default()),
     })
 }

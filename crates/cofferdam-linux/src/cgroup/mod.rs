@@ -1,0 +1,388 @@
+//! Control groups, version 2 where controllers are delegated to us, else version 1.
+//!
+//! All groups lie under one group named [`BASE`], in it one group for each owner (a process that makes sandboxes), in
+//! that one group a sandbox. An owner's name says which process it is, so that a later owner can tell what a killed
+//! one left and sweep exactly that. Groups that others made are never touched.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, openat};
+
+mod place;
+mod stats;
+
+use place::{owner_name, v1_parents, v2_parents};
+pub use stats::Stats;
+use stats::{field, has_file};
+
+/// The name of the group that holds all of ours.
+pub const BASE: &str = "cofferdam";
+/// Empty groups kept for use again.
+const MOST_SPARE: usize = 16;
+/// A group to which more than this is still charged is not used again.
+const MOST_LEFT: u64 = 16 << 20;
+const CPU_PERIOD_MICROS: u64 = 100_000;
+
+/// Which version of control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy a controller.
+    V1,
+    /// The unified hierarchy.
+    V2,
+}
+
+impl Version {
+    /// As used in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V1 => "cgroup v1",
+            Self::V2 => "cgroup v2",
+        }
+    }
+}
+
+/// Values for one group; `None` sets no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bounds {
+    /// Bytes.
+    pub memory: Option<u64>,
+    /// Tasks.
+    pub tasks: Option<u64>,
+    /// Thousandths of a processor.
+    pub cpu_millis: Option<u64>,
+}
+
+/// Where groups can be made, for one owner.
+#[derive(Debug)]
+pub struct Owner {
+    version: Version,
+    hierarchies: Vec<Hierarchy>,
+    /// Groups that stand empty and may be used again (version 1, where making one means many steps).
+    spare: Vec<Group>,
+    /// Groups that were given back and not yet looked at.
+    used: Vec<Group>,
+    made: u64,
+}
+
+#[derive(Debug)]
+struct Hierarchy {
+    controllers: Vec<String>,
+    /// The group that holds the base. Descriptors work on after the owner has left the host's mounts.
+    parent: OwnedFd,
+    /// `cofferdam/<owner>` under the parent.
+    name: String,
+    dir: OwnedFd,
+}
+
+/// One sandbox's group: a directory in each hierarchy.
+#[derive(Debug)]
+pub struct Group {
+    name: String,
+    version: Version,
+    dirs: Vec<(usize, OwnedFd)>,
+    base: Base,
+    /// What was written last: nobody else writes there.
+    bounds: Option<Bounds>,
+}
+
+/// What a group that is used again had counted before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Base {
+    /// Kills for memory.
+    pub memory_kills: u64,
+    /// Forks refused.
+    pub forks_refused: u64,
+    /// Bytes in use: cached files that the last user read first.
+    pub memory: u64,
+}
+
+impl Owner {
+    /// Makes this process's own group, or says for each way why it does not work.
+    pub fn new() -> Result<Self, String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let name = owner_name().map_err(|error| error.to_string())?;
+        let root = rustix::process::geteuid().is_root();
+        let mut reasons = Vec::new();
+        for candidate in v2_parents(&mounts, &own, root).into_iter().chain(v1_parents(&mounts, &own, root)) {
+            match candidate.open(&name) {
+                Ok(owner) => return Ok(owner),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push("no cgroup file system with memory and pids controllers is mounted".to_owned());
+        }
+        Err(reasons.join("; "))
+    }
+
+    /// Which version the groups have.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Whether groups that were released are used again rather than removed.
+    pub fn keeps_groups(&self) -> bool {
+        self.version == Version::V1
+    }
+
+    /// The controllers of each hierarchy, in the order of a group's directories.
+    pub fn layout(&self) -> Vec<Vec<String>> {
+        self.hierarchies.iter().map(|hierarchy| hierarchy.controllers.clone()).collect()
+    }
+
+    /// Whether processor shares can be bounded.
+    pub fn has_cpu(&self) -> bool {
+        self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpu"))
+    }
+
+    /// A group with these bounds, all written and accepted, in which nothing is and of which nobody else knows.
+    pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
+        if bounds.cpu_millis.is_none() {
+            if self.spare.is_empty() {
+                self.tidy();
+            }
+            while let Some(mut group) = self.spare.pop() {
+                if group.bounds == Some(bounds) {
+                    return Ok(group);
+                }
+                match self.bound(&group, bounds) {
+                    Ok(()) => {
+                        group.bounds = Some(bounds);
+                        return Ok(group);
+                    }
+                    Err(_) => self.remove(&group)?,
+                }
+            }
+        }
+        self.made += 1;
+        let mut group = Group {
+            name: format!("s{}", self.made),
+            version: self.version,
+            dirs: Vec::with_capacity(4),
+            base: Base::default(),
+            bounds: None,
+        };
+        let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
+        match made {
+            Ok(()) => {
+                group.bounds = Some(bounds);
+                Ok(group)
+            }
+            Err(error) => {
+                self.remove(&group)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
+        for (index, hierarchy) in self.hierarchies.iter().enumerate() {
+            if hierarchy.controllers != ["cpu"] || bounds.cpu_millis.is_some() {
+                group.dirs.push((index, hierarchy.make(&group.name)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn bound(&self, group: &Group, bounds: Bounds) -> io::Result<()> {
+        group.dirs.iter().try_for_each(|(index, dir)| self.hierarchies[*index].bound(self.version, dir.as_fd(), bounds))
+    }
+
+    /// Takes a group back whose processes have ended: keeps it to be used again, or removes it. Gives it back, to be
+    /// tried again later, while tasks are still leaving it.
+    pub fn release(&mut self, group: Box<Group>) -> Result<(), Box<Group>> {
+        if self.keeps_groups() && self.used.len() + self.spare.len() < MOST_SPARE {
+            self.used.push(*group);
+            return Ok(());
+        }
+        self.remove(&group).map_err(|_| group)
+    }
+
+    /// Whether [`Self::tidy`] has something to do.
+    pub fn is_untidy(&self) -> bool {
+        !self.used.is_empty()
+    }
+
+    /// Makes groups that were given back as good as new, or removes them. For when nothing else is to be done.
+    pub fn tidy(&mut self) {
+        for mut group in std::mem::take(&mut self.used) {
+            let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
+            let layout = self.layout();
+            match if has_cpu_bound { Ok(false) } else { group.reset(&layout) } {
+                Ok(true) => self.spare.push(group),
+                Ok(false) if self.remove(&group).is_ok() => {}
+                Ok(false) | Err(_) => self.used.push(group),
+            }
+        }
+    }
+
+    /// Removes an empty group. Fails with `ResourceBusy` while tasks are still leaving it.
+    fn remove(&self, group: &Group) -> io::Result<()> {
+        let mut result = Ok(());
+        for (index, _) in &group.dirs {
+            let removed = rustix::fs::unlinkat(
+                &self.hierarchies[*index].dir,
+                group.name.as_str(),
+                rustix::fs::AtFlags::REMOVEDIR,
+            );
+            match removed {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => result = Err(error.into()),
+            }
+        }
+        result
+    }
+
+    /// Removes the owner's group, and the base when no other owner is left in it.
+    pub fn close(mut self) {
+        for group in std::mem::take(&mut self.spare).into_iter().chain(std::mem::take(&mut self.used)) {
+            let _ = self.remove(&group);
+        }
+        for hierarchy in &self.hierarchies {
+            for name in [hierarchy.name.as_str(), BASE] {
+                let _ = rustix::fs::unlinkat(&hierarchy.parent, name, rustix::fs::AtFlags::REMOVEDIR);
+            }
+        }
+    }
+}
+
+impl Hierarchy {
+    fn has(&self, controller: &str) -> bool {
+        self.controllers.iter().any(|known| known == controller)
+    }
+
+    fn make(&self, name: &str) -> io::Result<OwnedFd> {
+        rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.dir, name, flags, Mode::empty())?)
+    }
+
+    fn bound(&self, version: Version, dir: BorrowedFd<'_>, bounds: Bounds) -> io::Result<()> {
+        let controller = |name| self.has(name).then_some(());
+        if controller("memory").is_some() {
+            match version {
+                Version::V1 => bound_memory_v1(dir, bounds.memory)?,
+                Version::V2 => {
+                    write_text(dir, "memory.max", &or_max(bounds.memory))?;
+                    if bounds.memory.is_some() {
+                        write_if_present(dir, "memory.swap.max", "0")?;
+                    }
+                }
+            }
+        }
+        if controller("pids").is_some() {
+            write_text(dir, "pids.max", &or_max(bounds.tasks))?;
+        }
+        if let (Some(()), Some(millis)) = (controller("cpu"), bounds.cpu_millis) {
+            let quota = (CPU_PERIOD_MICROS * millis / 1000).max(1000);
+            match version {
+                Version::V1 => {
+                    write(dir, "cpu.cfs_period_us", CPU_PERIOD_MICROS)?;
+                    write(dir, "cpu.cfs_quota_us", quota)?;
+                }
+                Version::V2 => write_text(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_MICROS}"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes memory, and memory with swap where the kernel counts it. The first may never be above the second, so that
+/// their order depends on what stood there.
+fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
+    let text = bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
+    if write_text(dir, "memory.limit_in_bytes", &text).is_ok() {
+        return write_if_present(dir, "memory.memsw.limit_in_bytes", &text);
+    }
+    write_if_present(dir, "memory.memsw.limit_in_bytes", &text)?;
+    write_text(dir, "memory.limit_in_bytes", &text)
+}
+
+fn or_max(value: Option<u64>) -> String {
+    value.map_or_else(|| "max".to_owned(), |value| value.to_string())
+}
+
+impl Group {
+    /// What it had counted before.
+    pub fn base(&self) -> Base {
+        self.base
+    }
+
+    /// Makes an empty version 1 group as good as new; `false` when too much is left of it. An error while it is not
+    /// empty.
+    fn reset(&mut self, layout: &[Vec<String>]) -> io::Result<bool> {
+        let place = |name: &str| {
+            let found = self.dirs.iter().find(|(index, _)| has_file(&layout[*index], name));
+            found.map(|(_, dir)| dir.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+        };
+        let number = |name: &str| -> io::Result<u64> {
+            read(place(name)?, name)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        };
+        let event = |file: &str, name: &str| field(&read(place(file).ok()?, file).ok()?, name);
+        if number("pids.current")? > 0 {
+            return Err(io::Error::from(io::ErrorKind::ResourceBusy));
+        }
+        for counter in ["memory.max_usage_in_bytes", "cpuacct.usage"] {
+            write_if_present(place(counter)?, counter, "0")?;
+        }
+        let base = Base {
+            memory_kills: event("memory.oom_control", "oom_kill").unwrap_or(0),
+            forks_refused: event("pids.events", "max").unwrap_or(0),
+            memory: number("memory.usage_in_bytes")?,
+        };
+        self.base = base;
+        Ok(base.memory <= MOST_LEFT)
+    }
+
+    /// The directories, to be read by [`Stats`].
+    pub fn dirs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.dirs.iter().map(|(_, dir)| dir.as_fd())
+    }
+
+    /// For version 2: the descriptor that makes `clone3` start a child inside the group.
+    pub fn clone_target(&self) -> Option<BorrowedFd<'_>> {
+        match self.version {
+            Version::V1 => None,
+            Version::V2 => self.dirs().next(),
+        }
+    }
+
+    /// For version 1: descriptors to which a single-threaded process writes `0` to move itself. Moving another
+    /// process, or a process with threads, costs milliseconds.
+    pub fn join_files(&self) -> io::Result<Vec<OwnedFd>> {
+        match self.version {
+            Version::V1 => self
+                .dirs()
+                .map(|dir| Ok(openat(dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?))
+                .collect(),
+            Version::V2 => Ok(Vec::new()),
+        }
+    }
+}
+
+fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+    let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = String::new();
+    fs::File::from(file).take(64 * 1024).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn write(dir: BorrowedFd<'_>, name: &str, value: u64) -> io::Result<()> {
+    write_text(dir, name, &value.to_string())
+}
+
+fn write_text(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
+    let file = openat(dir, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    fs::File::from(file).write_all(value.as_bytes())
+}
+
+fn write_if_present(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
+    match write_text(dir, name, value) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,275 @@
+//! Where groups can be made: which hierarchies there are, which part of them is ours, what killed owners left there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{BASE, Hierarchy, Owner, Version};
+
+/// A place where the owner's group may be made: one directory a hierarchy.
+pub(super) struct Parents {
+    version: Version,
+    dirs: Vec<(Vec<String>, PathBuf)>,
+}
+
+impl Parents {
+    pub(super) fn open(self, name: &str) -> Result<Owner, String> {
+        let mut owner =
+            Owner { version: self.version, hierarchies: Vec::new(), spare: Vec::new(), used: Vec::new(), made: 0 };
+        for (controllers, parent) in self.dirs {
+            match open_hierarchy(self.version, controllers, &parent, name) {
+                Ok(hierarchy) => owner.hierarchies.push(hierarchy),
+                Err(error) => {
+                    let reason = format!("{} at {}: {error}", self.version.as_str(), parent.display());
+                    owner.close();
+                    return Err(reason);
+                }
+            }
+        }
+        let missing = ["memory", "pids"].into_iter().find(|name| !owner.hierarchies.iter().any(|h| h.has(name)));
+        match missing {
+            None => Ok(owner),
+            Some(controller) => {
+                let reason = format!("{}: no {controller} controller", self.version.as_str());
+                owner.close();
+                Err(reason)
+            }
+        }
+    }
+}
+
+fn open_hierarchy(version: Version, controllers: Vec<String>, parent: &Path, name: &str) -> io::Result<Hierarchy> {
+    let base = parent.join(BASE);
+    let path = base.join(name);
+    if version == Version::V2 {
+        enable(parent, &controllers)?;
+    }
+    // Another owner may remove an empty base between the two steps.
+    for _ in 0..100 {
+        make_dir(&base)?;
+        if version == Version::V2 {
+            match enable(&base, &controllers) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            }
+        }
+        match make_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        }
+        if version == Version::V2 {
+            enable(&path, &controllers)?;
+        }
+        sweep(&base);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(&path, flags, Mode::empty())?;
+        let parent = rustix::fs::open(parent, flags, Mode::empty())?;
+        return Ok(Hierarchy { controllers, parent, name: format!("{BASE}/{name}"), dir });
+    }
+    Err(io::Error::from(io::ErrorKind::NotFound))
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Lets the groups below `dir` use these controllers (version 2).
+fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
+    let path = dir.join("cgroup.subtree_control");
+    let enabled = fs::read_to_string(&path)?;
+    let missing: Vec<String> = controllers
+        .iter()
+        .filter(|controller| !enabled.split_whitespace().any(|known| known == controller.as_str()))
+        .map(|controller| format!("+{controller}"))
+        .collect();
+    if missing.is_empty() { Ok(()) } else { fs::write(path, missing.join(" ")) }
+}
+
+/// `<pid namespace>-<pid>-<start time>` of this process.
+pub(super) fn owner_name() -> io::Result<String> {
+    let pid = std::process::id();
+    Ok(format!("{}-{pid}-{}", pid_namespace()?, start_time(pid)?))
+}
+
+fn pid_namespace() -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(fs::metadata("/proc/self/ns/pid")?.ino())
+}
+
+fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let bad = || io::Error::from(io::ErrorKind::InvalidData);
+    after_name.split_whitespace().nth(19).ok_or_else(bad)?.parse().map_err(|_| bad())
+}
+
+/// Removes what owners left that were killed. Only those of this pid namespace can be judged, so only those are.
+fn sweep(base: &Path) {
+    let (Ok(namespace), Ok(entries)) = (pid_namespace(), fs::read_dir(base)) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let numbers: Vec<u64> = name.to_string_lossy().split('-').map_while(|part| part.parse().ok()).collect();
+        let [owner_namespace, pid, started] = numbers[..] else { continue };
+        let alive = u32::try_from(pid).is_ok_and(|pid| start_time(pid).is_ok_and(|time| time == started));
+        if owner_namespace == namespace && !alive {
+            sweep_owner(&entry.path());
+        }
+    }
+}
+
+fn sweep_owner(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        let group = entry.path();
+        // Its processes died with their owner; should one be left, it is in a group that only we make.
+        for _ in 0..50 {
+            if fs::remove_dir(&group).is_ok() {
+                break;
+            }
+            let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1) {
+                let _ = crate::process::kill(pid, libc::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let _ = fs::remove_dir(path);
+}
+
+struct Mounted {
+    point: PathBuf,
+    unified: bool,
+    options: Vec<String>,
+}
+
+fn mounted(mountinfo: &str) -> Vec<Mounted> {
+    let parse = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let point = PathBuf::from(left.split(' ').nth(4)?);
+        let mut right = right.split(' ');
+        let unified = match right.next()? {
+            "cgroup2" => true,
+            "cgroup" => false,
+            _ => return None,
+        };
+        let options = right.nth(1)?.split(',').map(str::to_owned).collect();
+        Some(Mounted { point, unified, options })
+    };
+    mountinfo.lines().filter_map(parse).collect()
+}
+
+/// This process's own group in each hierarchy: controllers (empty for version 2) to path.
+fn own_groups(own: &str) -> BTreeMap<String, String> {
+    let parse = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+    };
+    let mut groups = BTreeMap::new();
+    for (controllers, path) in own.lines().filter_map(parse) {
+        for controller in controllers.split(',') {
+            groups.insert(controller.to_owned(), path.clone());
+        }
+    }
+    groups
+}
+
+pub(super) fn v2_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents> {
+    let Some(mount) = mounted(mountinfo).into_iter().find(|mount| mount.unified) else { return Vec::new() };
+    let own = own_groups(own).remove("").unwrap_or_default();
+    let own_path = mount.point.join(own.trim_start_matches('/'));
+    let mut places = Vec::new();
+    if root {
+        places.push(mount.point.clone());
+    }
+    // From the highest group that is ours downwards: the caller itself sits in a leaf, where nothing can be enabled.
+    let mut ancestors: Vec<&Path> = own_path.ancestors().take_while(|path| path.starts_with(&mount.point)).collect();
+    ancestors.reverse();
+    places.extend(ancestors.into_iter().filter(|path| writable(path)).map(Path::to_owned));
+    places
+        .into_iter()
+        .filter_map(|place| {
+            let text = fs::read_to_string(place.join("cgroup.controllers")).ok()?;
+            let offered: Vec<String> = ["memory", "pids", "cpu"]
+                .into_iter()
+                .filter(|name| text.split_whitespace().any(|known| known == *name))
+                .map(str::to_owned)
+                .collect();
+            Some(Parents { version: Version::V2, dirs: vec![(offered, place)] })
+        })
+        .filter(|parents| ["memory", "pids"].iter().all(|name| parents.dirs[0].0.iter().any(|known| known == name)))
+        .collect()
+}
+
+fn writable(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
+        && rustix::fs::access(path.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+pub(super) fn v1_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents> {
+    const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
+    let groups = own_groups(own);
+    let mut dirs = Vec::new();
+    for mount in mounted(mountinfo).into_iter().filter(|mount| !mount.unified) {
+        let controllers: Vec<String> =
+            mount.options.iter().filter(|option| WANTED.contains(&option.as_str())).cloned().collect();
+        let Some(first) = controllers.first() else { continue };
+        if dirs.iter().any(|(known, _): &(Vec<String>, PathBuf)| known.contains(first)) {
+            continue;
+        }
+        let place = if root {
+            mount.point
+        } else {
+            mount.point.join(groups.get(first).map_or("", |path| path.trim_start_matches('/')))
+        };
+        dirs.push((controllers, place));
+    }
+    // Groups without a bound on processors leave this one out; what a group has must be the front of the layout.
+    dirs.sort_by_key(|(controllers, _)| *controllers == ["cpu"]);
+    if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs }] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stats::field;
+    use super::*;
+
+    const V1_HOST: &str = "\
+30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 30 0:29 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+34 30 0:30 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+";
+
+    #[test]
+    fn v1_controllers_mounted_together_are_one_hierarchy() {
+        let own = "3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
+        let dirs = |root| v1_parents(V1_HOST, own, root).remove(0).dirs;
+        assert_eq!(dirs(true).len(), 3);
+        assert_eq!(dirs(true)[0].0, ["cpu", "cpuacct"]);
+        assert_eq!(dirs(false)[0].1, Path::new("/sys/fs/cgroup/cpu,cpuacct/user"));
+        assert_eq!(dirs(false)[1].1, Path::new("/sys/fs/cgroup/memory/user/x"));
+        assert_eq!(dirs(false)[2].1, Path::new("/sys/fs/cgroup/pids"));
+    }
+
+    #[test]
+    fn fields_of_flat_files_are_found() {
+        assert_eq!(field("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill"), Some(3));
+        assert_eq!(field("usage_usec 12\n", "oom_kill"), None);
+    }
+
+    #[test]
+    fn a_name_says_which_process() {
+        let name = owner_name().unwrap();
+        let parts: Vec<u64> = name.split('-').map(|part| part.parse().unwrap()).collect();
+        assert_eq!(parts.len(), 3);
+        assert_eq!(parts[1], u64::from(std::process::id()));
+        assert!(start_time(u32::MAX).is_err());
+    }
+}

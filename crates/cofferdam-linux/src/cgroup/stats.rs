@@ -1,0 +1,114 @@
+//! What a group has used and what bounds it, read back from the kernel.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{Version, read};
+
+/// What a group has used, read through its directories.
+#[derive(Debug)]
+pub struct Stats {
+    version: Version,
+    /// A directory of each hierarchy, and the controllers there.
+    dirs: Vec<(OwnedFd, Vec<String>)>,
+}
+
+impl Stats {
+    /// Reads through these directories, as [`Group::dirs`] gave them, in hierarchies as [`Owner::layout`] gave them.
+    pub fn new(version: Version, dirs: Vec<OwnedFd>, layout: &[Vec<String>]) -> Self {
+        Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect() }
+    }
+
+    fn read(&self, v1: &str, v2: &str) -> Option<String> {
+        let name = match self.version {
+            Version::V1 => v1,
+            Version::V2 => v2,
+        };
+        let (dir, _) = match self.version {
+            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, name))?,
+            Version::V2 => self.dirs.first()?,
+        };
+        read(dir.as_fd(), name).ok()
+    }
+
+    fn number(&self, v1: &str, v2: &str) -> Option<u64> {
+        self.read(v1, v2)?.trim().parse().ok()
+    }
+
+    /// CPU microseconds used.
+    pub fn cpu_micros(&self) -> Option<u64> {
+        match self.version {
+            Version::V1 => Some(self.number("cpuacct.usage", "")? / 1000),
+            Version::V2 => field(&self.read("", "cpu.stat")?, "usage_usec"),
+        }
+    }
+
+    /// Bytes in use.
+    pub fn memory(&self) -> Option<u64> {
+        self.number("memory.usage_in_bytes", "memory.current")
+    }
+
+    /// The most bytes used at once.
+    pub fn peak_memory(&self) -> Option<u64> {
+        self.number("memory.max_usage_in_bytes", "memory.peak")
+    }
+
+    /// The bound on memory, in bytes.
+    pub fn memory_bound(&self) -> Option<u64> {
+        self.number("memory.limit_in_bytes", "memory.max")
+    }
+
+    /// The bound on memory and swap together (version 1) or on swap (version 2), where the kernel counts swap.
+    pub fn swap_bound(&self) -> Option<u64> {
+        self.number("memory.memsw.limit_in_bytes", "memory.swap.max")
+    }
+
+    /// How often the kernel killed a process for memory.
+    pub fn memory_kills(&self) -> u64 {
+        let text = self.read("memory.oom_control", "memory.events");
+        text.and_then(|text| field(&text, "oom_kill")).unwrap_or(0)
+    }
+
+    /// Tasks alive.
+    pub fn tasks(&self) -> Option<u64> {
+        self.number("pids.current", "pids.current")
+    }
+
+    /// The bound on tasks.
+    pub fn tasks_bound(&self) -> Option<u64> {
+        self.number("pids.max", "pids.max")
+    }
+
+    /// How often a fork was refused.
+    pub fn forks_refused(&self) -> u64 {
+        let text = self.read("pids.events", "pids.events");
+        text.and_then(|text| field(&text, "max")).unwrap_or(0)
+    }
+
+    /// The bound on processor share, in thousandths.
+    pub fn cpu_millis(&self) -> Option<u64> {
+        match self.version {
+            Version::V1 => {
+                let quota = self.number("cpu.cfs_quota_us", "")?;
+                Some(quota * 1000 / self.number("cpu.cfs_period_us", "")?.max(1))
+            }
+            Version::V2 => {
+                let text = self.read("", "cpu.max")?;
+                let mut parts = text.split_whitespace().map(str::parse::<u64>);
+                let quota = parts.next()?.ok()?;
+                Some(quota * 1000 / parts.next()?.ok()?.max(1))
+            }
+        }
+    }
+}
+
+/// Whether a file of version 1, named after its controller, belongs to a hierarchy of these.
+pub(super) fn has_file(controllers: &[String], name: &str) -> bool {
+    name.split('.').next().is_some_and(|prefix| controllers.iter().any(|controller| controller == prefix))
+}
+
+pub(super) fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(' ')?;
+        (key == name).then(|| value.trim().parse().ok())?
+    })
+}
