@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, LimitKind, OutputStream,
-    Result, Stdin, StdinWriter, TerminalSize, Usage,
+    Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Fault, LimitKind,
+    OutputStream, Result, Retry, Stdin, StdinWriter, TerminalSize, Usage,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
@@ -178,11 +178,13 @@ pub async fn attach(
 }
 
 fn died(core: &Core, operation: &'static str) -> Error {
-    if core.is_closed() {
-        Error::closed(operation)
-    } else {
-        Error::new(ErrorKind::Closed, operation, "the sandbox has ended")
+    if core.is_closed_by_owner() {
+        return Error::closed(operation);
     }
+    Error::new(ErrorKind::Closed, operation, "the sandbox ended by itself: its launcher or its init was killed")
+        .with_fault(Fault::Host)
+        .with_retry(Retry::MayHelp)
+        .with_remedy("look into the kernel's log for processes killed for want of memory, then try again")
 }
 
 /// An exec that is ready to be ordered.
@@ -421,7 +423,8 @@ impl Run {
     /// An init that is gone took the program with it. Where we, or a limit, ended it, that is the exec's end.
     fn stand_in(&self, reasons: Reasons) -> Option<Ended> {
         let memory = self.core.stats.as_ref().map_or(0, |stats| stats.memory_kills()) > self.base_kills;
-        let explained = reasons.timed_out || reasons.cancelled || reasons.over_cpu || memory || self.core.is_closed();
+        let explained =
+            reasons.timed_out || reasons.cancelled || reasons.over_cpu || memory || self.core.is_closed_by_owner();
         explained.then_some(Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 })
     }
 

@@ -236,8 +236,8 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         Protection::Memory,
         holds,
         format!(
-            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills; memory files and \
-             System V memory refused"
+            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills (descriptors \
+             beyond 8 count 208 KiB each); memory files and System V memory refused"
         ),
     );
     with_remedy(item, group_remedy(measured))

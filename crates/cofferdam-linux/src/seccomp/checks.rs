@@ -142,6 +142,20 @@ pub(super) const SETRLIMIT_GUARD: Verdict = allow_except(&[case(EPERM, &[one_of(
 pub(super) const PRLIMIT_GUARD: Verdict =
     allow_except(&[case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }])]);
 
+// Buffers in the kernel; see `Options::deny_large_buffers`.
+const F_SETPIPE_SZ: u32 = 1031;
+const SOL_SOCKET: u32 = 1;
+const SO_SNDBUF: u32 = 7;
+const SO_RCVBUF: u32 = 8;
+const SO_SNDBUFFORCE: u32 = 32;
+const SO_RCVBUFFORCE: u32 = 33;
+
+pub(super) const FCNTL_WITHOUT_PIPE_SIZE: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[F_SETPIPE_SZ])])]);
+pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[case(
+    PRETEND,
+    &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])],
+)]);
+
 // Memory.
 const MAP_TYPE: u32 = 0x0f;
 const MAP_SHARED: u32 = 0x01;

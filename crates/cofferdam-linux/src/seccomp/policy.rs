@@ -1,6 +1,9 @@
 //! Which verdict a system call gets: the allowlist, what the options change, and what is not on the list.
 use super::arch::Arch;
-use super::checks::{ENOSYS, EPERM, MMAP_WITHOUT_SHARED, PRLIMIT_MARKING, SETRLIMIT_MARKING};
+use super::checks::{
+    ENOSYS, EPERM, FCNTL_WITHOUT_PIPE_SIZE, MMAP_WITHOUT_SHARED, PRLIMIT_MARKING, SETRLIMIT_MARKING,
+    SETSOCKOPT_WITHOUT_BUFFERS,
+};
 use super::rule::{Rule, Verdict};
 use super::rules::RULES;
 
@@ -20,6 +23,9 @@ pub struct Options {
     pub deny_shared_memory: bool,
     /// Refuse `sched_setaffinity`, where a share of the processors is enforced by affinity.
     pub deny_affinity: bool,
+    /// Keep pipes and socket buffers at their default sizes, where each descriptor counts as holding one: setting the
+    /// size of a pipe is refused, setting that of a socket's buffers does nothing.
+    pub deny_large_buffers: bool,
     /// Let RLIMIT_RTTIME be set: for an init, which marks with it what each exec starts and then puts
     /// [`mark_guard`](super::mark_guard) on it.
     pub allow_mark: bool,
@@ -43,6 +49,8 @@ fn refused_by_option(name: &str, options: &Options) -> Option<Verdict> {
         "memfd_create" if options.deny_memfd => Some(Verdict::Always(EPERM)),
         "shmget" if options.deny_shared_memory => Some(Verdict::Always(EPERM)),
         "mmap" if options.deny_shared_memory => Some(MMAP_WITHOUT_SHARED),
+        "fcntl" if options.deny_large_buffers => Some(FCNTL_WITHOUT_PIPE_SIZE),
+        "setsockopt" if options.deny_large_buffers => Some(SETSOCKOPT_WITHOUT_BUFFERS),
         "setrlimit" if options.allow_mark => Some(SETRLIMIT_MARKING),
         "prlimit64" if options.allow_mark => Some(PRLIMIT_MARKING),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),

@@ -28,6 +28,8 @@ use crate::protocol::{self, Create, Event, WorkspacePlan};
 pub const INSIDE_ID: u32 = 1000;
 /// Open descriptors of one process.
 const OPEN_FILES: u64 = 4096;
+/// The same where the init itself watches memory: each may hold some in the kernel that no process is charged for.
+pub const WATCHED_OPEN_FILES: u64 = 512;
 const LOCKED_MEMORY: u64 = 8 << 20;
 const MESSAGE_QUEUE_BYTES: u64 = 1 << 20;
 const PENDING_SIGNALS: u64 = 4096;
@@ -226,7 +228,7 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
     // A limit of exactly 1 byte also stops cores that go to a pipe; the seccomp list keeps it so.
     process::set_limit(Resource::CORE, 1).step("forbid core files")?;
     for (resource, value) in [
-        (Resource::OPEN_FILES, OPEN_FILES),
+        (Resource::OPEN_FILES, if watched { WATCHED_OPEN_FILES } else { OPEN_FILES }),
         (Resource::LOCKED_MEMORY, LOCKED_MEMORY),
         (Resource::MESSAGE_QUEUES, MESSAGE_QUEUE_BYTES),
         (Resource::PENDING_SIGNALS, PENDING_SIGNALS),

@@ -17,11 +17,15 @@ use cofferdam_linux::spawn::{self, ExecPlan, ExecStep};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 
-use super::PATIENCE;
+use super::{PATIENCE, create};
 use crate::protocol::{self, Create, Event, NotStarted, Order, Start};
 
 /// How often memory and CPU time are summed up where no control group does it.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
+/// What a descriptor may hold in the kernel: a socket's send buffer, by default. Pipes hold less, files nothing.
+const DESCRIPTOR_BYTES: u64 = 208 * 1024;
+/// Descriptors of a process that count for nothing.
+const FREE_DESCRIPTORS: u64 = 8;
 /// Scans for processes of one exec before everything in the sandbox is killed instead.
 const KILL_SCANS: usize = 200;
 
@@ -279,6 +283,11 @@ struct Total {
     cpu_micros: u64,
 }
 
+/// Descriptors that a process has open. One that hides them counts as having as many as it may.
+fn descriptors(pid: i32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(create::WATCHED_OPEN_FILES, |entries| entries.count() as u64)
+}
+
 /// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
 /// much than too little.
 fn total() -> Total {
@@ -290,6 +299,7 @@ fn total() -> Total {
             line.split_whitespace().nth(1)?.parse::<u64>().ok()
         };
         total.memory += (kibibytes("RssAnon:").unwrap_or(0) + kibibytes("RssShmem:").unwrap_or(0)) * 1024;
+        total.memory += descriptors(pid).saturating_sub(FREE_DESCRIPTORS) * DESCRIPTOR_BYTES;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
         // Own and reaped children's user and system time, in hundredths of a second.

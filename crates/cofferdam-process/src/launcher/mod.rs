@@ -91,8 +91,13 @@ impl Filters {
     fn compile() -> Self {
         let arch = seccomp::Arch::native();
         let counted = seccomp::Options { allow_mark: true, ..seccomp::Options::default() };
-        let watched =
-            seccomp::Options { deny_memfd: true, deny_shared_memory: true, deny_affinity: true, allow_mark: true };
+        let watched = seccomp::Options {
+            deny_memfd: true,
+            deny_shared_memory: true,
+            deny_affinity: true,
+            deny_large_buffers: true,
+            allow_mark: true,
+        };
         Self {
             counted: seccomp::compile(arch, &counted),
             watched: seccomp::compile(arch, &watched),

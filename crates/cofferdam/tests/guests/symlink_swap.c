@@ -2,6 +2,7 @@
  * can, while the harness uses the file API on them. Arguments: workspace, host directory, host file in it, seconds.
  * The harness decides whether the attack worked; this program only says that it swapped. */
 #include "guest.h"
+#include <sys/stat.h>
 
 #ifndef RENAME_EXCHANGE
 #define RENAME_EXCHANGE 2
@@ -19,10 +20,31 @@ static void put(const char *path, const char *text)
     }
 }
 
+static int is_link(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+/* The file API removes and makes things, too: of each pair exactly one must be a link, else nothing is swapped. */
+static void untangle(const char *plain, const char *link)
+{
+    static int aside;
+    char name[64];
+    if (is_link(plain) == is_link(link)) {
+        snprintf(name, sizeof name, "aside-%d", aside++);
+        rename(link, name);
+        if (is_link(plain))
+            unlink(plain);
+    }
+}
+
 /* Makes again whatever the file API took away. */
 static void prepare(void)
 {
     char target[4200];
+    untangle("dir", "dirlink");
+    untangle("file", "filelink");
     if (mkdir("dir", 0777) == 0)
         chmod("dir", 0777);
     snprintf(target, sizeof target, "dir/%s", host_file);
@@ -49,7 +71,7 @@ int main(int argc, char **argv)
         moved += syscall(SYS_renameat2, AT_FDCWD, "dir", AT_FDCWD, "dirlink", RENAME_EXCHANGE) == 0;
         moved += syscall(SYS_renameat2, AT_FDCWD, "file", AT_FDCWD, "filelink", RENAME_EXCHANGE) == 0;
         swaps += moved;
-        if (moved < 2 || round - last_prepared > 5000) {
+        if (moved < 2 || round - last_prepared > 1000) {
             last_prepared = round;
             prepare();
         }

@@ -3,4 +3,6 @@
 
 mod census;
 mod cli;
+mod conformance;
 mod hostile;
+mod supervisor;

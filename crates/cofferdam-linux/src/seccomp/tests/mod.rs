@@ -41,11 +41,12 @@ impl Call {
 }
 
 fn all_options() -> impl Iterator<Item = Options> {
-    (0..16).map(|bits| Options {
+    (0..32).map(|bits| Options {
         deny_memfd: bits & 1 != 0,
         deny_shared_memory: bits & 2 != 0,
         deny_affinity: bits & 4 != 0,
         allow_mark: bits & 8 != 0,
+        deny_large_buffers: bits & 16 != 0,
     })
 }
 

@@ -6,7 +6,10 @@ use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KILL, Options, Program, all_option
 use proptest::prelude::*;
 
 /// Every number that a test could care about, on both sides of each comparison that the policy makes.
-const TELLING: [u64; 30] = [
+const TELLING: [u64; 33] = [
+    7,
+    32,
+    1031,
     0,
     1,
     2,
@@ -50,6 +53,10 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
         "setrlimit" if options.allow_mark && low[0] == 15 => return ALLOW,
         "prlimit64" if options.allow_mark && low[1] == 15 && (call.arguments[0] == 0 || call.arguments[2] == 0) => {
             return ALLOW;
+        }
+        "fcntl" if options.deny_large_buffers && low[1] == 1031 => return EPERM,
+        "setsockopt" if options.deny_large_buffers && low[1] == 1 && matches!(low[2], 7 | 8 | 32 | 33) => {
+            return 0x5_0000;
         }
         "memfd_create" if options.deny_memfd => return EPERM,
         "shmget" if options.deny_shared_memory => return EPERM,
@@ -128,11 +135,8 @@ fn compiling_twice_gives_the_same_program() {
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
-    any::<[bool; 4]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, allow_mark]| Options {
-        deny_memfd,
-        deny_shared_memory,
-        deny_affinity,
-        allow_mark,
+    any::<[bool; 5]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, allow_mark, deny_large_buffers]| {
+        Options { deny_large_buffers, deny_memfd, deny_shared_memory, deny_affinity, allow_mark }
     })
 }
 

@@ -122,7 +122,7 @@ fn naive_read_is_caught(workspace: &Path) -> bool {
         let path = workspace.join("file");
         fs::symlink_metadata(&path).is_ok_and(|info| info.is_file())
             && fs::read(&path).is_ok_and(|data| data == SECRET.as_bytes())
-    }) || (0..200)
+    }) || (0..3000)
         .any(|_| fs::read(workspace.join("dir").join(SECRET_FILE)).is_ok_and(|data| data == SECRET.as_bytes()))
 }
 

@@ -1,0 +1,64 @@
+//! What becomes of sandboxes whose supervisor is killed.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::census;
+
+/// A run of the command line that has printed `ready` from inside its sandbox, and leaves daemons there.
+fn supervisor() -> std::process::Child {
+    let script = "(setsid sleep 1000 &) ; sleep 1001 & echo ready; sleep 1002";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
+        .args(["run", "--timeout", "900s", "--", "sh", "-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command line starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("it is piped");
+    BufReader::new(stdout).read_line(&mut line).expect("it can be read");
+    assert_eq!(line, "ready\n");
+    child
+}
+
+#[test]
+fn killing_the_supervisor_leaves_nothing_behind() {
+    let before = census::census();
+    for signal in ["KILL", "TERM"] {
+        let mut child = supervisor();
+        let status = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().expect("kill runs");
+        assert!(status.success());
+        child.wait().expect("it ends");
+        let left = census::left_behind(&before, Duration::from_secs(60));
+        assert!(left.is_empty(), "after SIG{signal}: {left:?}");
+    }
+}
+
+/// The launcher is the supervisor's child, and the init the launcher's.
+fn child_of(pid: u32) -> Option<u32> {
+    let mut children = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+        let parent: u32 = rest.split_whitespace().nth(1)?.parse().ok()?;
+        Some((pid, parent, name == "cofferdam"))
+    });
+    children.find(|(_, parent, launcher)| *parent == pid && *launcher).map(|(pid, ..)| pid)
+}
+
+#[test]
+fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
+    let before = census::census();
+    let mut child = supervisor();
+    let launcher = child_of(child.id()).expect("the supervisor has a launcher");
+    let status = Command::new("kill").args(["-s", "KILL", &launcher.to_string()]).status().expect("kill runs");
+    assert!(status.success());
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(125), "a lost launcher is Cofferdam's failure, not the command's");
+    // Empty control groups cannot remove themselves: the next start does it.
+    let next = Command::new(env!("CARGO_BIN_EXE_cofferdam")).args(["run", "--", "true"]).status().expect("it starts");
+    assert!(next.success());
+    let left = census::left_behind(&before, Duration::from_secs(60));
+    assert!(left.is_empty(), "{left:?}");
+}
