@@ -31,15 +31,6 @@ pub struct Sets {
     pub permitted: u64,
     /// Inheritable.
     pub inheritable: u64,
-    /// Bounding.
-    pub bounding: u64,
-}
-
-impl Sets {
-    /// Whether no capability is held and none can be gained.
-    pub fn is_empty(self) -> bool {
-        self == Self::default()
-    }
 }
 
 /// Empties the bounding, ambient, inheritable, permitted and effective sets of the calling thread.
@@ -65,24 +56,29 @@ pub fn drop_all() -> io::Result<()> {
 /// Reads the calling thread's sets.
 pub fn read() -> io::Result<Sets> {
     let mut data = [Data::default(); 2];
-    let mut bounding = 0;
-    // SAFETY: the structures live through the calls.
+    // SAFETY: the structures live through the call.
     unsafe {
         let header = Header { version: VERSION_3, pid: 0 };
         check(libc::syscall(libc::SYS_capget, &header, data.as_mut_ptr()))?;
-        for capability in 0..CAPABILITY_SPACE {
-            match libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) {
-                1 => bounding |= 1 << capability,
-                0 => {}
-                _ => break,
-            }
-        }
     }
     let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     Ok(Sets {
         effective: join(data[0].effective, data[1].effective),
         permitted: join(data[0].permitted, data[1].permitted),
         inheritable: join(data[0].inheritable, data[1].inheritable),
-        bounding,
     })
+}
+
+/// The calling thread's bounding set: what it could still gain.
+pub fn bounding() -> u64 {
+    let mut set = 0;
+    for capability in 0..CAPABILITY_SPACE {
+        // SAFETY: plain numbers.
+        match unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) } {
+            1 => set |= 1 << capability,
+            0 => {}
+            _ => break,
+        }
+    }
+    set
 }

@@ -33,6 +33,13 @@ pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::
     if sent == body.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
+/// The length of the next message, which stays where it is. Fails with `WouldBlock` rather than wait.
+pub fn next_length(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+    let (_, length) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut [0u8; 1], flags))?;
+    Ok(length)
+}
+
 /// Receives one message into `buffer`: its length and its descriptors. Length 0 means that the other end is closed.
 /// A message that does not fit is an error. Fails with `WouldBlock` rather than wait.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {

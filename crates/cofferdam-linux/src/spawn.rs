@@ -141,6 +141,9 @@ struct Child<'a> {
     errno: i32,
 }
 
+/// Room for the few frames between `clone` and `execve`.
+const STACK: usize = 32 * 1024;
+
 /// Starts a program without copying this process: the child borrows its memory until it executes or fails.
 ///
 /// The child leads a new session, blocks no signals, and has nothing open but the three descriptors of the plan.
@@ -148,11 +151,11 @@ pub fn spawn(plan: &ExecPlan) -> Result<i32, (ExecStep, io::Error)> {
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
     let mut child =
         Child { plan, argv: pointers(&plan.argv), env: pointers(&plan.env), step: ExecStep::Fork, errno: 0 };
-    let mut stack = vec![0u8; 64 * 1024];
+    let mut stack: Vec<u8> = Vec::with_capacity(STACK);
     // SAFETY: with CLONE_VFORK this thread waits until the child has executed or ended, so that the stack and `child`
     // outlive its use of them; `run_child` only makes system calls. The stack's end is aligned to 16 bytes.
     let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.len());
+        let top = stack.as_mut_ptr().add(STACK);
         let top = top.sub(top as usize % 16);
         libc::clone(
             run_child,

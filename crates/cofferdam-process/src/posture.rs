@@ -146,8 +146,11 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let sets = evidence.capabilities;
     let capabilities = row(
         Protection::Capabilities,
-        sets == [0; 4],
-        format!("effective {:x}, permitted {:x}, inheritable {:x}, bounding {:x}", sets[0], sets[1], sets[2], sets[3]),
+        sets == [0; 3] && measured.walls.bounding == 0,
+        format!(
+            "effective {:x}, permitted {:x}, inheritable {:x}, bounding {:x}",
+            sets[0], sets[1], sets[2], measured.walls.bounding
+        ),
     );
     let user = row(
         Protection::User,

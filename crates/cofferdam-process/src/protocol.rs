@@ -217,8 +217,8 @@ pub struct Evidence {
     pub ids: (u32, u32),
     /// Its user outside its user namespace, as its map says.
     pub outside_uid: u32,
-    /// Effective, permitted, inheritable and bounding capabilities.
-    pub capabilities: [u64; 4],
+    /// Effective, permitted and inheritable capabilities.
+    pub capabilities: [u64; 3],
     /// Whether privileges cannot be gained by executing.
     pub no_new_privileges: bool,
     /// Whether a seccomp filter is on.
@@ -263,6 +263,8 @@ impl Evidence {
 pub struct Walls {
     /// Calls that a filter should refuse and did not.
     pub calls_let_through: Vec<String>,
+    /// Capabilities that could still be gained by executing.
+    pub bounding: u64,
     /// Whether Landlock refused what only it forbids.
     pub landlock_denies: bool,
     /// Whether the root file system refused a write.
@@ -315,7 +317,8 @@ pub fn send_encoded(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>])
 
 /// Receives a message if there is one; `None` when the other end is closed. Fails with `WouldBlock` rather than wait.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; message::MAX_INLINE];
+    // No larger than it must be: a fork copies each page that is written to.
+    let mut buffer = vec![0; message::next_length(socket)?.min(message::MAX_INLINE)];
     let (length, mut fds) = message::receive(socket, &mut buffer)?;
     match buffer[..length].split_first() {
         None => Ok(None),
@@ -375,7 +378,7 @@ mod tests {
         assert!(other.is_as(&expected, host));
         assert!(!Evidence { namespaces: [3, 3, 3, 1, 3, 3, 3], ..other.clone() }.is_as(&expected, host));
         assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected, host));
-        assert!(!Evidence { capabilities: [1, 0, 0, 0], ..other.clone() }.is_as(&expected, host));
+        assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.is_as(&expected, host));
         assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected, host));
     }
 

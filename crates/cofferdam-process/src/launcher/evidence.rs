@@ -36,9 +36,7 @@ pub fn collect(watching: bool, probe: bool, own_root: bool) -> Evidence {
         pid: std::process::id() as i32,
         ids: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         outside_uid: outside_uid().unwrap_or(0),
-        capabilities: sets
-            .map(|sets| [sets.effective, sets.permitted, sets.inheritable, sets.bounding])
-            .unwrap_or([u64::MAX; 4]),
+        capabilities: sets.map(|sets| [sets.effective, sets.permitted, sets.inheritable]).unwrap_or([u64::MAX; 3]),
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
         walls: probe.then(|| walls(own_root)),
@@ -62,6 +60,7 @@ fn walls(own_root: bool) -> Walls {
     let forbidden = if own_root { &[] } else { FORBIDDEN };
     Walls {
         calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
+        bounding: caps::bounding(),
         landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
         root_read_only: refuses_writes("/") && refuses_writes("/usr") && refuses_writes("/etc"),
         paths_visible: forbidden.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
