@@ -374,8 +374,7 @@ impl Run {
     fn next_cpu_look(&self, used: u64) -> Option<Instant> {
         self.core.stats.as_ref()?;
         let left = self.core.limits.cpu_time?.saturating_sub(Duration::from_micros(used));
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Some(Instant::now() + (left / u32::try_from(processors).unwrap_or(1)).max(CPU_LOOK))
+        Some(Instant::now() + (left / cofferdam_linux::process::processors().max(1)).max(CPU_LOOK))
     }
 
     fn exit(&self, ended: Option<Ended>, reasons: Reasons) -> Result<Exit> {
