@@ -146,7 +146,7 @@ const STACK: usize = 32 * 1024;
 
 /// Starts a program without copying this process: the child borrows its memory until it executes or fails.
 ///
-/// The child leads a new session, blocks no signals, and has nothing open but the three descriptors of the plan.
+/// The child leads a new session, has the usual mask for new files (022), blocks no signals, and has nothing open but the three descriptors of the plan.
 pub fn spawn(plan: &ExecPlan) -> Result<i32, (ExecStep, io::Error)> {
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
     let mut child =
@@ -194,6 +194,7 @@ fn prepare(child: &mut Child<'_>) -> Result<(), i32> {
     unsafe {
         let check = |result: libc::c_int| if result < 0 { Err(errno()) } else { Ok(()) };
         check(libc::setsid())?;
+        libc::umask(0o022);
         for (target, &fd) in plan.stdio.iter().enumerate() {
             check(libc::dup2(fd, target as i32))?;
         }

@@ -172,6 +172,7 @@ impl HostFacts {
             cgroup_layout: Vec::new(),
             cgroup_reason: String::new(),
             cgroup_cpu: false,
+            cgroup_counts: (false, false),
             landlock_abi: 0,
             privileged: false,
             namespaces: [0; 7],

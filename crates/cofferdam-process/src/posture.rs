@@ -14,14 +14,10 @@ pub struct GroupBounds {
     pub version: &'static str,
     /// Bytes.
     pub memory: Option<u64>,
-    /// Bytes of memory and swap, or of swap; `None` where the kernel does not count it.
-    pub swap: Option<u64>,
     /// Tasks.
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
-    /// Whether CPU time is counted.
-    pub counts_cpu: bool,
     /// Tasks in the group now; at least the init.
     pub members: u64,
 }
@@ -32,10 +28,8 @@ impl GroupBounds {
         Self {
             version,
             memory: limits.memory.and_then(|_| stats.memory_bound()),
-            swap: limits.memory.and_then(|_| stats.swap_bound()),
             tasks: limits.processes.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
-            counts_cpu: stats.cpu_micros().is_some(),
             members: stats.tasks().unwrap_or(0),
         }
     }
@@ -224,10 +218,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let bytes = asked.as_bytes();
     if let Some(group) = measured.group {
         let holds = close_to(group.memory, bytes) && group.members > 0;
-        let swap = match group.swap {
-            Some(_) => "swap counted",
-            None => "swap not counted by this kernel",
-        };
+        let swap = if measured.facts.cgroup_counts.0 { "swap counted" } else { "swap not counted by this kernel" };
         return row(
             Protection::Memory,
             holds,
@@ -249,7 +240,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.cpu_time else { return not_asked(Protection::CpuTime, "no limit asked for") };
     let seconds = asked.as_secs_f64();
-    if let Some(group) = measured.group.filter(|group| group.counts_cpu) {
+    if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
         return row(
             Protection::CpuTime,
             group.members > 0,

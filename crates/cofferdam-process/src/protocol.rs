@@ -53,6 +53,8 @@ pub struct HostFacts {
     pub cgroup_reason: String,
     /// Whether processor shares can be bounded.
     pub cgroup_cpu: bool,
+    /// Whether control groups count swap, and CPU time.
+    pub cgroup_counts: (bool, bool),
     /// Landlock's version; 0 for none.
     pub landlock_abi: u32,
     /// Whether the launcher has the privileges of the machine's root (or a container's).

@@ -84,6 +84,7 @@ pub struct Group {
     version: Version,
     dirs: Vec<(usize, OwnedFd)>,
     base: Base,
+    join_files: Vec<OwnedFd>,
     /// What was written last: nobody else writes there.
     bounds: Option<Bounds>,
 }
@@ -134,6 +135,20 @@ impl Owner {
         self.hierarchies.iter().map(|hierarchy| hierarchy.controllers.clone()).collect()
     }
 
+    /// Whether the kernel counts swap, so that a bound on memory holds for it, too.
+    pub fn counts_swap(&self) -> bool {
+        let file = match self.version {
+            Version::V1 => "memory.memsw.limit_in_bytes",
+            Version::V2 => "memory.swap.max",
+        };
+        self.hierarchies.iter().any(|hierarchy| read(hierarchy.dir.as_fd(), file).is_ok())
+    }
+
+    /// Whether CPU time is counted.
+    pub fn counts_cpu(&self) -> bool {
+        self.version == Version::V2 || self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpuacct"))
+    }
+
     /// Whether processor shares can be bounded.
     pub fn has_cpu(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpu"))
@@ -164,6 +179,7 @@ impl Owner {
             version: self.version,
             dirs: Vec::with_capacity(4),
             base: Base::default(),
+            join_files: Vec::new(),
             bounds: None,
         };
         let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
@@ -182,7 +198,12 @@ impl Owner {
     fn fill(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
         for (index, hierarchy) in self.hierarchies.iter().enumerate() {
             if hierarchy.controllers != ["cpu"] || bounds.cpu_millis.is_some() {
-                group.dirs.push((index, hierarchy.make(&group.name)?));
+                let dir = hierarchy.make(&group.name)?;
+                if self.version == Version::V1 {
+                    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                    group.join_files.push(openat(&dir, "tasks", flags, Mode::empty())?);
+                }
+                group.dirs.push((index, dir));
             }
         }
         Ok(())
@@ -353,14 +374,8 @@ impl Group {
 
     /// For version 1: descriptors to which a single-threaded process writes `0` to move itself. Moving another
     /// process, or a process with threads, costs milliseconds.
-    pub fn join_files(&self) -> io::Result<Vec<OwnedFd>> {
-        match self.version {
-            Version::V1 => self
-                .dirs()
-                .map(|dir| Ok(openat(dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?))
-                .collect(),
-            Version::V2 => Ok(Vec::new()),
-        }
+    pub fn join_files(&self) -> &[OwnedFd] {
+        &self.join_files
     }
 }
 

@@ -57,11 +57,6 @@ impl Stats {
         self.number("memory.limit_in_bytes", "memory.max")
     }
 
-    /// The bound on memory and swap together (version 1) or on swap (version 2), where the kernel counts swap.
-    pub fn swap_bound(&self) -> Option<u64> {
-        self.number("memory.memsw.limit_in_bytes", "memory.swap.max")
-    }
-
     /// How often the kernel killed a process for memory.
     pub fn memory_kills(&self) -> u64 {
         let text = self.read("memory.oom_control", "memory.events");

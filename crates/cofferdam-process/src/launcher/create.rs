@@ -44,7 +44,7 @@ pub struct Setup<'a> {
     pub control: BorrowedFd<'a>,
     pub workspace: Option<OwnedFd>,
     pub network: BorrowedFd<'a>,
-    pub join_files: Vec<OwnedFd>,
+    pub join_files: &'a [OwnedFd],
     pub groups: &'a [BorrowedFd<'a>],
     pub group_base: Base,
     pub identity: Identity,
@@ -89,7 +89,7 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     // Its own files in /proc are needed until the last wall is up; no guest exists before that.
     process::set_dumpable(DumpableState::Yes).step("open own proc files")?;
 
-    for file in &setup.join_files {
+    for file in setup.join_files {
         rustix::io::write(file, b"0").step("join the control group")?;
     }
     namespace::unshare(namespace::kind::CGROUP).step("make a cgroup namespace")?;
@@ -152,15 +152,12 @@ fn mount_writable(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<Ro
     for (name, mode, owned) in
         [("tmp", 0o1777, false), ("shm", 0o1777, false), ("code", 0o755, false), ("workspace", 0o755, true)]
     {
-        rustix::fs::mkdirat(&own, name, Mode::from_raw_mode(0o700)).step("make a directory")?;
+        rustix::fs::mkdirat(&own, name, Mode::from_raw_mode(mode)).step("make a directory")?;
         let (uid, gid) = (rustix::fs::Uid::from_raw(ids.0), rustix::fs::Gid::from_raw(ids.1));
         if owned {
             rustix::fs::chownat(&own, name, Some(uid), Some(gid), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
                 .step("give a directory to the sandbox's user")?;
         }
-        // The mask of the caller must not narrow it.
-        rustix::fs::chmodat(&own, name, Mode::from_raw_mode(mode), rustix::fs::AtFlags::empty())
-            .step("open a directory")?;
     }
     let place = |part: &CStr, target: &CStr, attributes: u64| -> Step<()> {
         let tree = mount::clone_tree(own.as_fd(), part, Depth::Single).step("copy a part of the tmpfs")?;

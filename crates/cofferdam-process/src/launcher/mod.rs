@@ -188,6 +188,8 @@ impl Launcher {
 
     fn prepare(configure: &Configure) -> Step<(Template, Option<Owner>, Identity, OwnedFd, SharedPid, HostFacts)> {
         process::set_name(c"cofferdam");
+        // What is made for sandboxes has the mode that is asked for.
+        rustix::process::umask(rustix::fs::Mode::empty());
         std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
         process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
         // Kernels without keyrings have nothing to hide.
@@ -221,6 +223,7 @@ impl Launcher {
             }),
             cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
             cgroup_reason,
+            cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
             cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
             landlock_abi: landlock::abi(),
             privileged: matches!(identity, Identity::Unique { .. }),
@@ -326,10 +329,6 @@ impl Launcher {
         network: &OwnedFd,
         group: Option<&Group>,
     ) -> Step<i32> {
-        let join_files = match group {
-            Some(group) => group.join_files().step("open the control group")?,
-            None => Vec::new(),
-        };
         let kinds = namespace::kind::MOUNT | namespace::kind::PID | namespace::kind::IPC | namespace::kind::UTS;
         let target = group.and_then(Group::clone_target);
         match spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")? {
@@ -341,7 +340,7 @@ impl Launcher {
                     control: control.as_fd(),
                     workspace,
                     network: network.as_fd(),
-                    join_files,
+                    join_files: group.map_or(&[], Group::join_files),
                     groups: &groups,
                     group_base: group.map(Group::base).unwrap_or_default(),
                     identity: self.identity,
