@@ -77,8 +77,12 @@ impl ProcessBackend {
         if root.is_none() {
             read_only.extend(self.interpreters.prefixes.iter().cloned());
         }
-        let configure =
-            Configure { root: root.clone(), read_only, use_cgroups: self.config.control_groups == ControlGroups::Auto };
+        let configure = Configure {
+            root: root.clone(),
+            read_only,
+            use_cgroups: self.config.control_groups == ControlGroups::Auto,
+            prepare_ahead: self.config.prepare_ahead,
+        };
         let launcher = Arc::new(Launcher::start(self.config.launcher.as_deref(), &configure).await?);
         launchers.insert(root, Arc::clone(&launcher));
         Ok(launcher)

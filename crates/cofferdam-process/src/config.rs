@@ -27,6 +27,10 @@ pub struct ProcessConfig {
     pub home: Option<PathBuf>,
     /// Whether control groups are used.
     pub control_groups: ControlGroups,
+    /// Whether the launcher uses idle time to make ready for the next sandbox: a few fresh network namespaces, and one
+    /// forked process that has its namespaces already. Everything that a spec asks for is applied when it is asked for,
+    /// either way. Switch it off for a single sandbox.
+    pub prepare_ahead: bool,
     /// The program that becomes the launcher: one linked with this crate. Default: the running program. Set it when the
     /// running program is not (an interpreter that loaded a shared library, say).
     pub launcher: Option<PathBuf>,
@@ -40,6 +44,7 @@ impl Default for ProcessConfig {
             search_path: std::env::var("PATH").ok(),
             home: std::env::var_os("HOME").map(PathBuf::from),
             control_groups: ControlGroups::Auto,
+            prepare_ahead: true,
             launcher: None,
         }
     }

@@ -31,6 +31,8 @@ pub struct Configure {
     pub read_only: Vec<PathBuf>,
     /// Whether control groups may be used.
     pub use_cgroups: bool,
+    /// Whether to make ready for requests to come.
+    pub prepare_ahead: bool,
 }
 
 /// The launcher's answer to [`Configure`].

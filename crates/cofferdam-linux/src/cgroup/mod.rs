@@ -195,6 +195,16 @@ impl Owner {
         }
     }
 
+    /// Gives a group other bounds, which must not bound processors.
+    pub fn rebind(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
+        if group.bounds != Some(bounds) {
+            group.bounds = None;
+            self.bound(group, bounds)?;
+            group.bounds = Some(bounds);
+        }
+        Ok(())
+    }
+
     fn fill(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
         for (index, hierarchy) in self.hierarchies.iter().enumerate() {
             if hierarchy.controllers != ["cpu"] || bounds.cpu_millis.is_some() {

@@ -2,8 +2,9 @@
 //! none reversible.
 //!
 //! ```text
-//! control groups -> network -> mounts -> limits -> user -> user namespace -> capabilities -> no_new_privs
-//!   -> Landlock -> seccomp -> measure -> Ready -> init loop
+//! control group -> network -> /proc -> (here a child that was forked ahead waits for its request)
+//!   -> own mounts -> limits -> user -> user namespace -> capabilities -> no_new_privs -> Landlock -> seccomp
+//!   -> measure -> Ready -> init loop
 //! ```
 //!
 //! The user namespace comes last of the namespaces, so that the sandbox owns none of the others.
@@ -17,7 +18,7 @@ use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
 use cofferdam_linux::spawn::{self, Fork};
-use cofferdam_linux::{caps, namespace, seccomp};
+use cofferdam_linux::{caps, message, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::template::Template;
@@ -38,11 +39,8 @@ const MOST_FILES: u64 = 1 << 20;
 const FEWEST_FILES: u64 = 1024;
 const OPEN_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Everything a new sandbox starts with.
-pub struct Setup<'a> {
-    pub create: &'a Create,
-    pub control: BorrowedFd<'a>,
-    pub workspace: Option<OwnedFd>,
+/// What a new process starts with, whatever sandbox it becomes.
+pub struct Ground<'a> {
     pub network: BorrowedFd<'a>,
     pub join_files: &'a [OwnedFd],
     pub groups: &'a [BorrowedFd<'a>],
@@ -55,20 +53,56 @@ pub struct Setup<'a> {
     pub filters: &'a Filters,
 }
 
+/// What is asked of one sandbox.
+struct Setup<'a> {
+    ground: &'a Ground<'a>,
+    create: &'a Create,
+    control: BorrowedFd<'a>,
+    workspace: Option<OwnedFd>,
+}
+
 /// Descriptors that the host gets to work with the sandbox's files.
 struct Rooms {
     workspace: OwnedFd,
     code: OwnedFd,
 }
 
-/// The child's life: builds the walls around itself, then serves as process 1. Gives the exit code.
-pub fn run(setup: Setup<'_>) -> i32 {
+/// The life of a child that was forked for a request: builds the walls around itself, then serves as process 1. Gives
+/// the exit code.
+pub fn run(ground: &Ground<'_>, create: &Create, control: BorrowedFd<'_>, workspace: Option<OwnedFd>) -> i32 {
+    let mut keep = vec![control.as_raw_fd()];
+    keep.extend(workspace.iter().map(AsRawFd::as_raw_fd));
+    let proc = lay_ground(ground, keep);
+    serve(proc, Setup { ground, create, control, workspace })
+}
+
+/// The life of a child that was forked ahead of any request: does what is the same for all of them, then waits for the
+/// one that it is for. Gives the exit code.
+pub fn run_ahead(ground: &Ground<'_>, launcher: OwnedFd) -> i32 {
+    let proc = lay_ground(ground, vec![launcher.as_raw_fd()]).and_then(|proc| {
+        // The change of user forgets it, and then it is asked for again.
+        process::die_with_parent().step("die with the launcher")?;
+        Ok(proc)
+    });
+    if !message::wait_readable(&launcher, None).is_ok_and(|ready| ready) {
+        return 0;
+    }
+    let Ok(Some((create, fds))) = protocol::receive::<Create>(launcher.as_fd()) else { return 0 };
+    drop(launcher);
+    let mut fds = fds.into_iter();
+    let Some(control) = fds.next() else { return 0 };
+    serve(proc, Setup { ground, create: &create, control: control.as_fd(), workspace: fds.next() })
+}
+
+fn serve(proc: Step<OwnedFd>, setup: Setup<'_>) -> i32 {
     let control = setup.control;
-    match build(&setup) {
+    match proc.and_then(|proc| build(&setup, &proc)) {
         Ok(rooms) => {
-            let watch = init::Watch::new(setup.create, setup.groups.is_empty());
+            let watch = init::Watch::new(setup.create, setup.ground.groups.is_empty());
             match announce(&setup, rooms, watch.is_some()) {
-                Ok(as_expected) => init::serve(control, watch, Arc::clone(&setup.filters.mark_guard), as_expected),
+                Ok(as_expected) => {
+                    init::serve(control, watch, Arc::clone(&setup.ground.filters.mark_guard), as_expected)
+                }
                 Err(_) => 74,
             }
         }
@@ -79,36 +113,42 @@ pub fn run(setup: Setup<'_>) -> i32 {
     }
 }
 
-fn build(setup: &Setup<'_>) -> Step<Rooms> {
-    let mut keep = vec![0, 1, 2, setup.control.as_raw_fd(), setup.network.as_raw_fd()];
-    keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
-    keep.extend(setup.groups.iter().map(AsRawFd::as_raw_fd));
-    keep.extend(setup.workspace.iter().map(AsRawFd::as_raw_fd));
+/// The steps that depend on no request. Gives a writable way to the new `/proc`.
+fn lay_ground(ground: &Ground<'_>, mut keep: Vec<i32>) -> Step<OwnedFd> {
+    keep.extend([0, 1, 2, ground.network.as_raw_fd()]);
+    keep.extend(ground.join_files.iter().map(AsRawFd::as_raw_fd));
+    keep.extend(ground.groups.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
     process::set_name(c"cofferdam-init");
     // Its own files in /proc are needed until the last wall is up; no guest exists before that.
     process::set_dumpable(DumpableState::Yes).step("open own proc files")?;
-
-    for file in setup.join_files {
+    for file in ground.join_files {
         rustix::io::write(file, b"0").step("join the control group")?;
     }
     namespace::unshare(namespace::kind::CGROUP).step("make a cgroup namespace")?;
-    namespace::join(setup.network, namespace::kind::NET).step("join the network namespace")?;
+    namespace::join(ground.network, namespace::kind::NET).step("join the network namespace")?;
     namespace::set_hostname("sandbox").step("set the host name")?;
+    let proc = mount_proc(ground)?;
+    let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
+    let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC).step("mount devpts")?;
+    mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts").step("attach /dev/pts")?;
+    Ok(proc)
+}
 
-    let ids = outside_ids(setup);
-    let proc = mount_proc(setup)?;
-    let rooms = mount_writable(setup, ids, &proc)?;
-    set_limits(setup.create, setup.groups.is_empty())?;
-    drop_privileges(setup, ids, &proc)?;
+/// The steps that make it the sandbox that was asked for.
+fn build(setup: &Setup<'_>, proc: &OwnedFd) -> Step<Rooms> {
+    let ids = outside_ids(setup.ground);
+    let rooms = mount_writable(setup, ids, proc)?;
+    set_limits(setup.create, setup.ground.groups.is_empty())?;
+    drop_privileges(setup, ids, proc)?;
     Ok(rooms)
 }
 
 /// The kernel's user and group of this sandbox.
-fn outside_ids(setup: &Setup<'_>) -> (u32, u32) {
-    match setup.identity {
+fn outside_ids(ground: &Ground<'_>) -> (u32, u32) {
+    match ground.identity {
         Identity::Unique { first, count } => {
-            let id = first + setup.outside_pid as u32 % count;
+            let id = first + ground.outside_pid as u32 % count;
             (id, id)
         }
         // In the launcher's user namespace, 0 is the caller.
@@ -117,12 +157,12 @@ fn outside_ids(setup: &Setup<'_>) -> (u32, u32) {
 }
 
 /// Mounts `/proc`, covered and read-only, and gives another, writable way to it for the steps that follow.
-fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
+fn mount_proc(ground: &Ground<'_>) -> Step<OwnedFd> {
     let flags = attr::NOSUID | attr::NODEV | attr::NOEXEC;
     let tree = mount::new_filesystem(c"proc", &[], flags).step("mount proc")?;
     mount::attach(tree.as_fd(), mount::cwd(), c"/proc").step("attach /proc")?;
     let writable = mount::clone_tree(mount::cwd(), c"/proc", Depth::Single).step("copy the mount of /proc")?;
-    for (paths, cover) in [(setup.template.masked_files(), c"/dev/null"), (setup.template.masked_dirs(), c"/sys")] {
+    for (paths, cover) in [(ground.template.masked_files(), c"/dev/null"), (ground.template.masked_dirs(), c"/sys")] {
         for path in paths {
             let cover = mount::clone_tree(mount::cwd(), cover, Depth::Single).step("copy a cover")?;
             match mount::attach(cover.as_fd(), mount::cwd(), path) {
@@ -137,7 +177,7 @@ fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
 }
 
 /// Mounts the sandbox's own tmpfs, of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts, so that one
-/// size bounds them all; and the workspace and terminals.
+/// size bounds them all; and the workspace.
 fn mount_writable(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<Rooms> {
     let create = setup.create;
     let files = create.disk.map_or(MOST_FILES, |bytes| (bytes / 8192).clamp(FEWEST_FILES, MOST_FILES));
@@ -169,17 +209,13 @@ fn mount_writable(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<Ro
     place(c"tmp", c"/tmp", 0)?;
     place(c"shm", c"/dev/shm", attr::NOEXEC)?;
     place(c"code", c"/code", attr::RDONLY)?;
-    let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
-    let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC).step("mount devpts")?;
-    mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts").step("attach /dev/pts")?;
-
     let code = openat(&own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
     let read_only = if create.read_only { attr::RDONLY } else { 0 };
     let workspace = match (&create.workspace, &setup.workspace) {
         (WorkspacePlan::HostDir { uid, gid, .. }, Some(tree)) => {
             let attributes = attr::NOSUID | attr::NODEV | read_only;
             mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step("restrict the workspace")?;
-            if matches!(setup.identity, Identity::Unique { .. }) {
+            if matches!(setup.ground.identity, Identity::Unique { .. }) {
                 show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc)?;
             }
             mount::attach(tree.as_fd(), mount::cwd(), c"/workspace").step("attach the workspace")?;
@@ -254,14 +290,14 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
 }
 
 fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<()> {
-    if let Identity::Unique { .. } = setup.identity {
+    if let Identity::Unique { .. } = setup.ground.identity {
         process::become_user(ids.0, ids.1).step("become the sandbox's user")?;
     }
     process::set_dumpable(DumpableState::Yes).step("open own maps")?;
     namespace::unshare(namespace::kind::USER).step("make the sandbox's user namespace")?;
     namespace::map_ids(proc.as_fd(), "self", (INSIDE_ID, INSIDE_ID), ids).step("map the sandbox's user")?;
     process::become_user_inside(INSIDE_ID).step("take the sandbox's user")?;
-    if let Some(tasks) = setup.create.tasks.filter(|_| setup.groups.is_empty()) {
+    if let Some(tasks) = setup.create.tasks.filter(|_| setup.ground.groups.is_empty()) {
         // The init counts as well. The kernel counts by user and user namespace, and each sandbox has its own; set any
         // earlier, the limit would also hold for what the user runs outside of this namespace.
         process::cap_limit(Resource::TASKS, tasks + 1).step("limit processes")?;
@@ -270,22 +306,23 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     process::die_with_parent().step("die with the launcher")?;
     caps::drop_all().step("drop capabilities")?;
     process::set_no_new_privileges().step("set no_new_privs")?;
-    if setup.landlock_abi > 0 {
+    if setup.ground.landlock_abi > 0 {
         restrict_paths(setup).step("enforce Landlock")?;
     }
-    let filter = if setup.groups.is_empty() { &setup.filters.watched } else { &setup.filters.counted };
+    let filter =
+        if setup.ground.groups.is_empty() { &setup.ground.filters.watched } else { &setup.ground.filters.counted };
     seccomp::install(filter).step("install the seccomp filter")?;
     rustix::process::chdir("/").step("enter the root")
 }
 
 fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
-    let rules = Ruleset::new(setup.landlock_abi)?;
+    let rules = Ruleset::new(setup.ground.landlock_abi)?;
     let allow = |path: &CStr, rights: u64| -> std::io::Result<()> {
         let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         rules.allow(place.as_fd(), rights)
     };
     allow(c"/", access::READ_DIR)?;
-    for (path, is_directory) in setup.template.programs() {
+    for (path, is_directory) in setup.ground.template.programs() {
         // The kernel takes no right to list for a file.
         allow(path, access::EXECUTE | if *is_directory { access::READ } else { access::READ_FILE })?;
     }
@@ -302,14 +339,14 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
 
 /// Tells the host what was measured, and gives whether it is what was expected.
 fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<bool> {
-    let mut evidence = evidence::collect(watching, setup.create.probe, setup.template.has_own_root());
-    let base = setup.group_base;
+    let mut evidence = evidence::collect(watching, setup.create.probe, setup.ground.template.has_own_root());
+    let base = setup.ground.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
     let expected = setup.create.expected.as_ref();
-    let as_expected = expected.is_some_and(|expected| evidence.is_as(expected, setup.host_namespaces));
+    let as_expected = expected.is_some_and(|expected| evidence.is_as(expected, setup.ground.host_namespaces));
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
     let mut fds = vec![own.as_fd(), rooms.workspace.as_fd(), rooms.code.as_fd()];
-    fds.extend_from_slice(setup.groups);
+    fds.extend_from_slice(setup.ground.groups);
     protocol::send(setup.control, &Event::Ready(Box::new(evidence)), &fds, PATIENCE).step("report")?;
     drop((own, rooms));
     process::close_all_but(&mut [0, 1, 2, setup.control.as_raw_fd()]);

@@ -78,6 +78,19 @@ struct Launcher {
     networks: Networks,
     pid: SharedPid,
     live: Vec<Live>,
+    /// Whether to fork ahead at all.
+    prepares: bool,
+    ahead: Option<Ahead>,
+    /// What was asked for last: the child that is forked ahead gets these bounds, which then need not be written again.
+    last_bounds: Option<Bounds>,
+}
+
+/// A child that was forked before its request came. It has namespaces, a network, a control group and a `/proc`; every
+/// part of a request is still to be applied to it, by the same code that a child forked on request runs.
+struct Ahead {
+    pid: i32,
+    socket: OwnedFd,
+    group: Option<Box<Group>>,
 }
 
 /// Compiled once. `counted` is for sandboxes whose resources a control group counts, `watched` for the others.
@@ -156,8 +169,8 @@ impl Launcher {
         match Self::prepare(configure) {
             Ok(parts) => {
                 let (template, owner, identity, children, pid, facts) = parts;
-                let networks = match Networks::start(template.host_proc()).step("start the maker of network namespaces")
-                {
+                let networks = Networks::start(template.host_proc(), configure.prepare_ahead);
+                let networks = match networks.step("start the maker of network namespaces") {
                     Ok(networks) => networks,
                     Err(failure) => return Err((socket, failure)),
                 };
@@ -180,6 +193,9 @@ impl Launcher {
                     networks,
                     pid,
                     live: Vec::new(),
+                    prepares: configure.prepare_ahead,
+                    ahead: None,
+                    last_bounds: None,
                 })
             }
             Err(failure) => Err((socket, failure)),
@@ -266,7 +282,7 @@ impl Launcher {
     /// When to do what can wait, if there is anything.
     fn chores_after(&self) -> Option<Duration> {
         let untidy = self.owner.as_ref().is_some_and(Owner::is_untidy);
-        (self.networks.is_short() || untidy).then_some(IDLE)
+        (self.networks.is_short() || untidy || self.lacks_ahead()).then_some(IDLE)
     }
 
     fn do_chores(&mut self) {
@@ -274,6 +290,50 @@ impl Launcher {
         if let Some(owner) = &mut self.owner {
             owner.tidy();
         }
+        if self.lacks_ahead() && self.fork_ahead().is_err() {
+            // The next request says what is wrong.
+            self.last_bounds = None;
+        }
+    }
+
+    fn lacks_ahead(&self) -> bool {
+        self.prepares && self.ahead.is_none() && self.last_bounds.is_some()
+    }
+
+    fn fork_ahead(&mut self) -> Step<()> {
+        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
+        let group = self.group(self.last_bounds.unwrap_or_default())?;
+        let (socket, theirs) = message::pair().step("make a socket")?;
+        match self.fork(group.as_deref())? {
+            Fork::Child => self.live_as_child(&network, group.as_deref(), |ground| create::run_ahead(ground, theirs)),
+            Fork::Parent(pid) => {
+                self.ahead = Some(Ahead { pid, socket, group });
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives a request to the child that was forked ahead, if there is one that fits.
+    fn hand_over(
+        &mut self,
+        create: &Create,
+        control: &OwnedFd,
+        workspace: Option<&OwnedFd>,
+        bounds: Bounds,
+    ) -> Option<i32> {
+        let mut ahead = self.ahead.take()?;
+        let bound = match (&self.owner, &mut ahead.group) {
+            (Some(owner), Some(group)) => bounds.cpu_millis.is_none() && owner.rebind(group, bounds).is_ok(),
+            (None, None) => true,
+            _ => false,
+        };
+        let fds: Vec<_> = [control.as_fd()].into_iter().chain(workspace.map(AsFd::as_fd)).collect();
+        let handed = bound && protocol::send(ahead.socket.as_fd(), create, &fds, PATIENCE).is_ok();
+        if !handed {
+            let _ = process::kill(ahead.pid, libc::SIGKILL);
+        }
+        self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: false, gone: None });
+        handed.then_some(ahead.pid)
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<(bool, bool)> {
@@ -293,22 +353,28 @@ impl Launcher {
 
     fn try_create(&mut self, create: &Create, control: &OwnedFd, gone: OwnedFd) -> Step<()> {
         let workspace = self.template.open_workspace(&create.workspace)?;
-        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
-        let group = match &mut self.owner {
-            Some(owner) => {
-                let bounds = Bounds {
-                    memory: create.memory,
-                    // The init is a task, too.
-                    tasks: create.tasks.map(|tasks| tasks + 1),
-                    cpu_millis: create.cpu_millis.filter(|_| owner.has_cpu()),
-                };
-                Some(Box::new(owner.make(bounds).step("make a control group")?))
-            }
-            None => None,
+        let bounds = Bounds {
+            memory: create.memory,
+            // The init is a task, too.
+            tasks: create.tasks.map(|tasks| tasks + 1),
+            cpu_millis: create.cpu_millis.filter(|_| self.owner.as_ref().is_some_and(Owner::has_cpu)),
         };
-        let result = self.fork_init(create, control, workspace, &network, group.as_deref());
-        match result {
-            Ok(pid) => {
+        if bounds.cpu_millis.is_none() {
+            self.last_bounds = Some(bounds);
+        }
+        if let Some(pid) = self.hand_over(create, control, workspace.as_ref(), bounds) {
+            if let Some(live) = self.live.iter_mut().find(|live| live.pid == pid) {
+                live.gone = Some(gone);
+            }
+            return Ok(());
+        }
+        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
+        let group = self.group(bounds)?;
+        match self.fork(group.as_deref()) {
+            Ok(Fork::Child) => self.live_as_child(&network, group.as_deref(), |ground| {
+                create::run(ground, create, control.as_fd(), workspace)
+            }),
+            Ok(Fork::Parent(pid)) => {
                 self.live.push(Live { pid, group, reaped: false, gone: Some(gone) });
                 Ok(())
             }
@@ -321,39 +387,39 @@ impl Launcher {
         }
     }
 
-    fn fork_init(
-        &self,
-        create: &Create,
-        control: &OwnedFd,
-        workspace: Option<OwnedFd>,
-        network: &OwnedFd,
-        group: Option<&Group>,
-    ) -> Step<i32> {
+    fn group(&mut self, bounds: Bounds) -> Step<Option<Box<Group>>> {
+        let owner = self.owner.as_mut();
+        owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("make a control group")
+    }
+
+    fn fork(&self, group: Option<&Group>) -> Step<Fork> {
         let kinds = namespace::kind::MOUNT | namespace::kind::PID | namespace::kind::IPC | namespace::kind::UTS;
         let target = group.and_then(Group::clone_target);
-        match spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")? {
-            Fork::Parent(pid) => Ok(pid),
-            Fork::Child => {
-                let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
-                let setup = create::Setup {
-                    create,
-                    control: control.as_fd(),
-                    workspace,
-                    network: network.as_fd(),
-                    join_files: group.map_or(&[], Group::join_files),
-                    groups: &groups,
-                    group_base: group.map(Group::base).unwrap_or_default(),
-                    identity: self.identity,
-                    outside_pid: self.pid.get(),
-                    template: &self.template,
-                    landlock_abi: self.landlock_abi,
-                    host_namespaces: self.host_namespaces,
-                    filters: &self.filter,
-                };
-                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| create::run(setup)));
-                process::exit_now(code.unwrap_or(70))
-            }
-        }
+        spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")
+    }
+
+    /// The rest of a child's life.
+    fn live_as_child(
+        &self,
+        network: &OwnedFd,
+        group: Option<&Group>,
+        life: impl FnOnce(&create::Ground<'_>) -> i32,
+    ) -> ! {
+        let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
+        let ground = create::Ground {
+            network: network.as_fd(),
+            join_files: group.map_or(&[], Group::join_files),
+            groups: &groups,
+            group_base: group.map(Group::base).unwrap_or_default(),
+            identity: self.identity,
+            outside_pid: self.pid.get(),
+            template: &self.template,
+            landlock_abi: self.landlock_abi,
+            host_namespaces: self.host_namespaces,
+            filters: &self.filter,
+        };
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life(&ground)));
+        process::exit_now(code.unwrap_or(70))
     }
 
     /// Reaps inits that have ended and removes what is left of them.
@@ -363,6 +429,9 @@ impl Launcher {
         while let Ok(Some(reaped)) = process::reap() {
             if let Some(live) = self.live.iter_mut().find(|live| live.pid == reaped.pid) {
                 live.reaped = true;
+            }
+            if let Some(ahead) = self.ahead.take_if(|ahead| ahead.pid == reaped.pid) {
+                self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: true, gone: None });
             }
         }
         let owner = &mut self.owner;
@@ -388,6 +457,9 @@ impl Launcher {
     }
 
     fn end(&mut self) -> i32 {
+        if let Some(ahead) = self.ahead.take() {
+            self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: false, gone: None });
+        }
         for live in self.live.iter().filter(|live| !live.reaped) {
             let _ = process::kill(live.pid, libc::SIGKILL);
         }
