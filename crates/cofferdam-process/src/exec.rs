@@ -231,6 +231,7 @@ pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequ
         directory: request.working_dir().inside(),
         terminal: terminal.map(|size| (size.rows, size.columns)),
         if_expected: false,
+        last: false,
     };
     let program = start.argv.first().cloned().unwrap_or_default();
     let directory = start.directory.clone();

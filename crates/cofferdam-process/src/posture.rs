@@ -18,8 +18,6 @@ pub struct GroupBounds {
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
-    /// Tasks in the group now; at least the init.
-    pub members: u64,
 }
 
 impl GroupBounds {
@@ -30,7 +28,6 @@ impl GroupBounds {
             memory: limits.memory.and_then(|_| stats.memory_bound()),
             tasks: limits.processes.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
-            members: stats.tasks().unwrap_or(0),
         }
     }
 }
@@ -217,7 +214,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.memory else { return not_asked(Protection::Memory, "no limit asked for") };
     let bytes = asked.as_bytes();
     if let Some(group) = measured.group {
-        let holds = close_to(group.memory, bytes) && group.members > 0;
+        let holds = close_to(group.memory, bytes) && measured.evidence.members > 0;
         let swap = if measured.facts.cgroup_counts.0 { "swap counted" } else { "swap not counted by this kernel" };
         return row(
             Protection::Memory,
@@ -243,7 +240,7 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
         return row(
             Protection::CpuTime,
-            group.members > 0,
+            measured.evidence.members > 0,
             format!("{} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process", group.version),
         );
     }
@@ -280,7 +277,7 @@ fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         return not_asked(Protection::Processes, "no limit asked for");
     };
     if let Some(group) = measured.group {
-        let holds = group.tasks.is_some_and(|tasks| tasks <= asked + 1) && group.members > 0;
+        let holds = group.tasks.is_some_and(|tasks| tasks <= asked + 1) && measured.evidence.members > 0;
         return row(
             Protection::Processes,
             holds,

@@ -153,6 +153,8 @@ pub struct Start {
     pub terminal: Option<(u16, u16)>,
     /// Whether to start only in a sandbox that measured what was expected.
     pub if_expected: bool,
+    /// Whether the sandbox ends with this exec, should its program exit by itself.
+    pub last: bool,
 }
 
 /// What an init tells the host.
@@ -241,6 +243,8 @@ pub struct Evidence {
     pub processors: u32,
     /// Whether the init watches memory and CPU time itself.
     pub watching: bool,
+    /// Tasks in its control group after it had joined it: itself.
+    pub members: u64,
     /// What the control group had counted before: kills for memory, forks refused, bytes in use.
     pub group_base: (u64, u64, u64),
 }
@@ -358,6 +362,7 @@ mod tests {
             directory: "/".into(),
             terminal: None,
             if_expected: false,
+            last: false,
         })
     }
 

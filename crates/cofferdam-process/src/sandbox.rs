@@ -138,6 +138,7 @@ impl ProcessSandbox {
         create.expected = Some(Box::new(Evidence::clone(&expected)));
         let mut prepared = exec::prepare(&made.path, None, FIRST_EXEC, &request)?;
         prepared.start.if_expected = true;
+        prepared.start.last = true;
         let sockets = launcher.create(&create)?;
         let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
         protocol::send(sockets.control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT)

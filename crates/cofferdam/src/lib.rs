@@ -41,6 +41,6 @@ pub use cofferdam_contract::*;
 ///
 /// Output is collected, without loss up to the request's `max_output`. The posture says what was enforced.
 pub async fn run(spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-    let backend = registry::backend(registry::DEFAULT_BACKEND)?;
+    let backend = registry::backend_for_one(registry::DEFAULT_BACKEND)?;
     backend.run(spec, request).await
 }

@@ -82,10 +82,19 @@ pub fn conformance_target(name: &str) -> Result<Target> {
     })
 }
 
-/// Makes the backend of this name.
+/// Makes the backend of this name, for sandbox after sandbox.
 pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
+    make(name, ProcessConfig::default())
+}
+
+/// Makes the backend of this name for a single sandbox: it prepares nothing for others to come.
+pub fn backend_for_one(name: &str) -> Result<Arc<dyn Backend>> {
+    make(name, ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() })
+}
+
+fn make(name: &str, process: ProcessConfig) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
-        "process" => Ok(Arc::new(ProcessBackend::new(ProcessConfig::default())?)),
+        "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
         name => Err(Error::new(
             ErrorKind::Internal,

@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, openat};
 
@@ -20,7 +21,9 @@ use stats::{field, has_file};
 /// The name of the group that holds all of ours.
 pub const BASE: &str = "cofferdam";
 /// Empty groups kept for use again.
-const MOST_SPARE: usize = 16;
+const MOST_SPARE: usize = 64;
+/// The last user may still be reading a group's counters for this long after its processes have ended.
+const STILL_READ: Duration = Duration::from_millis(50);
 /// A group to which more than this is still charged is not used again.
 const MOST_LEFT: u64 = 16 << 20;
 const CPU_PERIOD_MICROS: u64 = 100_000;
@@ -62,8 +65,8 @@ pub struct Owner {
     hierarchies: Vec<Hierarchy>,
     /// Groups that stand empty and may be used again (version 1, where making one means many steps).
     spare: Vec<Group>,
-    /// Groups that were given back and not yet looked at.
-    used: Vec<Group>,
+    /// Groups that were given back and not yet looked at, and since when.
+    used: Vec<(Instant, Group)>,
     made: u64,
 }
 
@@ -227,7 +230,7 @@ impl Owner {
     /// tried again later, while tasks are still leaving it.
     pub fn release(&mut self, group: Box<Group>) -> Result<(), Box<Group>> {
         if self.keeps_groups() && self.used.len() + self.spare.len() < MOST_SPARE {
-            self.used.push(*group);
+            self.used.push((Instant::now(), *group));
             return Ok(());
         }
         self.remove(&group).map_err(|_| group)
@@ -238,15 +241,20 @@ impl Owner {
         !self.used.is_empty()
     }
 
-    /// Makes groups that were given back as good as new, or removes them. For when nothing else is to be done.
+    /// Makes groups that were given back as good as new, or removes them, but for those that came just now. For when
+    /// nothing else is to be done.
     pub fn tidy(&mut self) {
-        for mut group in std::mem::take(&mut self.used) {
+        for (since, mut group) in std::mem::take(&mut self.used) {
+            if since.elapsed() < STILL_READ {
+                self.used.push((since, group));
+                continue;
+            }
             let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
             let layout = self.layout();
             match if has_cpu_bound { Ok(false) } else { group.reset(&layout) } {
                 Ok(true) => self.spare.push(group),
                 Ok(false) if self.remove(&group).is_ok() => {}
-                Ok(false) | Err(_) => self.used.push(group),
+                Ok(false) | Err(_) => self.used.push((Instant::now(), group)),
             }
         }
     }
@@ -270,7 +278,10 @@ impl Owner {
 
     /// Removes the owner's group, and the base when no other owner is left in it.
     pub fn close(mut self) {
-        for group in std::mem::take(&mut self.spare).into_iter().chain(std::mem::take(&mut self.used)) {
+        for group in std::mem::take(&mut self.spare)
+            .into_iter()
+            .chain(std::mem::take(&mut self.used).into_iter().map(|(_, group)| group))
+        {
             let _ = self.remove(&group);
         }
         for hierarchy in &self.hierarchies {
@@ -387,6 +398,12 @@ impl Group {
     pub fn join_files(&self) -> &[OwnedFd] {
         &self.join_files
     }
+}
+
+/// Tasks in the group of these directories, as the kernel counts them; 0 when it cannot be told.
+pub fn members(dirs: &[BorrowedFd<'_>]) -> u64 {
+    let count = |dir: &BorrowedFd<'_>| read(*dir, "pids.current").ok()?.trim().parse().ok();
+    dirs.iter().find_map(count).unwrap_or(0)
 }
 
 fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<String> {

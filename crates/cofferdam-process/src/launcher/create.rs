@@ -18,7 +18,7 @@ use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
 use cofferdam_linux::spawn::{self, Fork};
-use cofferdam_linux::{caps, message, namespace, seccomp};
+use cofferdam_linux::{caps, cgroup, message, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::template::Template;
@@ -72,17 +72,17 @@ struct Rooms {
 pub fn run(ground: &Ground<'_>, create: &Create, control: BorrowedFd<'_>, workspace: Option<OwnedFd>) -> i32 {
     let mut keep = vec![control.as_raw_fd()];
     keep.extend(workspace.iter().map(AsRawFd::as_raw_fd));
-    let proc = lay_ground(ground, keep);
-    serve(proc, Setup { ground, create, control, workspace })
+    let laid = lay_ground(ground, keep);
+    serve(laid, Setup { ground, create, control, workspace })
 }
 
 /// The life of a child that was forked ahead of any request: does what is the same for all of them, then waits for the
 /// one that it is for. Gives the exit code.
 pub fn run_ahead(ground: &Ground<'_>, launcher: OwnedFd) -> i32 {
-    let proc = lay_ground(ground, vec![launcher.as_raw_fd()]).and_then(|proc| {
+    let laid = lay_ground(ground, vec![launcher.as_raw_fd()]).and_then(|laid| {
         // The change of user forgets it, and then it is asked for again.
         process::die_with_parent().step("die with the launcher")?;
-        Ok(proc)
+        Ok(laid)
     });
     if !message::wait_readable(&launcher, None).is_ok_and(|ready| ready) {
         return 0;
@@ -91,15 +91,15 @@ pub fn run_ahead(ground: &Ground<'_>, launcher: OwnedFd) -> i32 {
     drop(launcher);
     let mut fds = fds.into_iter();
     let Some(control) = fds.next() else { return 0 };
-    serve(proc, Setup { ground, create: &create, control: control.as_fd(), workspace: fds.next() })
+    serve(laid, Setup { ground, create: &create, control: control.as_fd(), workspace: fds.next() })
 }
 
-fn serve(proc: Step<OwnedFd>, setup: Setup<'_>) -> i32 {
+fn serve(laid: Step<Laid>, setup: Setup<'_>) -> i32 {
     let control = setup.control;
-    match proc.and_then(|proc| build(&setup, &proc)) {
-        Ok(rooms) => {
+    match laid.and_then(|laid| Ok((build(&setup, &laid.proc)?, laid.members))) {
+        Ok((rooms, members)) => {
             let watch = init::Watch::new(setup.create, setup.ground.groups.is_empty());
-            match announce(&setup, rooms, watch.is_some()) {
+            match announce(&setup, rooms, members, watch.is_some()) {
                 Ok(as_expected) => {
                     init::serve(control, watch, Arc::clone(&setup.ground.filters.mark_guard), as_expected)
                 }
@@ -113,8 +113,16 @@ fn serve(proc: Step<OwnedFd>, setup: Setup<'_>) -> i32 {
     }
 }
 
-/// The steps that depend on no request. Gives a writable way to the new `/proc`.
-fn lay_ground(ground: &Ground<'_>, mut keep: Vec<i32>) -> Step<OwnedFd> {
+/// What the steps that depend on no request leave.
+struct Laid {
+    /// A writable way to the new `/proc`.
+    proc: OwnedFd,
+    /// Tasks in the control group.
+    members: u64,
+}
+
+/// The steps that depend on no request.
+fn lay_ground(ground: &Ground<'_>, mut keep: Vec<i32>) -> Step<Laid> {
     keep.extend([0, 1, 2, ground.network.as_raw_fd()]);
     keep.extend(ground.join_files.iter().map(AsRawFd::as_raw_fd));
     keep.extend(ground.groups.iter().map(AsRawFd::as_raw_fd));
@@ -125,6 +133,7 @@ fn lay_ground(ground: &Ground<'_>, mut keep: Vec<i32>) -> Step<OwnedFd> {
     for file in ground.join_files {
         rustix::io::write(file, b"0").step("join the control group")?;
     }
+    let members = cgroup::members(ground.groups);
     namespace::unshare(namespace::kind::CGROUP).step("make a cgroup namespace")?;
     namespace::join(ground.network, namespace::kind::NET).step("join the network namespace")?;
     namespace::set_hostname("sandbox").step("set the host name")?;
@@ -132,7 +141,7 @@ fn lay_ground(ground: &Ground<'_>, mut keep: Vec<i32>) -> Step<OwnedFd> {
     let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
     let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC).step("mount devpts")?;
     mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts").step("attach /dev/pts")?;
-    Ok(proc)
+    Ok(Laid { proc, members })
 }
 
 /// The steps that make it the sandbox that was asked for.
@@ -338,8 +347,9 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
 }
 
 /// Tells the host what was measured, and gives whether it is what was expected.
-fn announce(setup: &Setup<'_>, rooms: Rooms, watching: bool) -> Step<bool> {
+fn announce(setup: &Setup<'_>, rooms: Rooms, members: u64, watching: bool) -> Step<bool> {
     let mut evidence = evidence::collect(watching, setup.create.probe, setup.ground.template.has_own_root());
+    evidence.members = members;
     let base = setup.ground.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
     let expected = setup.create.expected.as_ref();

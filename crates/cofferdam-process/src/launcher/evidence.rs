@@ -51,6 +51,7 @@ pub fn collect(watching: bool, probe: bool, own_root: bool) -> Evidence {
         ],
         processors: process::processors(),
         watching,
+        members: 0,
         group_base: (0, 0, 0),
     }
 }

@@ -71,6 +71,8 @@ struct Init<'a> {
     mark_guard: Arc<seccomp::Program>,
     /// Whether the sandbox measured what the host expected.
     as_expected: bool,
+    /// The exec with which the sandbox ends.
+    last: Option<u64>,
 }
 
 /// Serves until the owner goes away. Gives the exit code.
@@ -81,8 +83,16 @@ pub fn serve(
     as_expected: bool,
 ) -> i32 {
     let Ok(children) = process::child_signal() else { return 75 };
-    let mut init =
-        Init { control, children, running: BTreeMap::new(), watch, execs_started: 0, mark_guard, as_expected };
+    let mut init = Init {
+        control,
+        children,
+        running: BTreeMap::new(),
+        watch,
+        execs_started: 0,
+        mark_guard,
+        as_expected,
+        last: None,
+    };
     loop {
         match init.turn() {
             Ok(true) => {}
@@ -95,8 +105,8 @@ pub fn serve(
 impl Init<'_> {
     fn turn(&mut self) -> io::Result<bool> {
         let (orders, ended) = self.wait()?;
-        if ended {
-            self.collect()?;
+        if ended && !self.collect()? {
+            return Ok(false);
         }
         if orders {
             match protocol::receive::<Order>(self.control) {
@@ -172,6 +182,7 @@ impl Init<'_> {
         match started {
             Ok((pid, master)) => {
                 self.running.insert(pid, exec);
+                self.last = self.last.or(start.last.then_some(exec));
                 let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
                 self.tell(&Event::Started { exec }, &fds)
             }
@@ -188,7 +199,8 @@ impl Init<'_> {
         }
     }
 
-    fn collect(&mut self) -> io::Result<()> {
+    /// Reaps; `false` when the exec is over with which the sandbox ends.
+    fn collect(&mut self) -> io::Result<bool> {
         let mut buffer = [0u8; 512];
         while rustix::io::read(&self.children, &mut buffer).is_ok() {}
         while let Ok(Some(reaped)) = process::reap() {
@@ -200,9 +212,14 @@ impl Init<'_> {
                 };
                 let peak_bytes = reaped.peak_bytes;
                 self.tell(&Event::Ended { exec, status: reaped.status, peak_bytes, cpu_micros }, &[])?;
+                // A program that was killed leaves the question by what, and the answer is in the control group.
+                let exited = reaped.status & 0x7f == 0;
+                if exited && self.last == Some(exec) {
+                    return Ok(false);
+                }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Signals everything an exec started. The mark in a resource limit says what belongs to it, wherever it has gone:

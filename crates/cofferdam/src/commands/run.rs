@@ -61,7 +61,7 @@ struct End {
 impl Run<'_> {
     async fn session(self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
-        let backend = registry::backend(self.backend.name)?;
+        let backend = registry::backend_for_one(self.backend.name)?;
         let sandbox = tokio::select! {
             made = backend.create(self.plan.spec.clone()) => made?,
             number = interrupts.next() => return Ok(signal_status(number)),
