@@ -64,7 +64,7 @@ pub fn remedy(failure: &Failure) -> String {
             .to_owned();
     }
     if failure.step.contains("idmapped") {
-        return "use a directory on ext4, xfs, btrfs or tmpfs, or run as the directory's owner instead of root"
+        return "use a directory on ext4, xfs or btrfs (on tmpfs from Linux 6.3 on), or run as the directory's owner instead of root"
             .to_owned();
     }
     if denied {

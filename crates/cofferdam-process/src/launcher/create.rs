@@ -30,7 +30,7 @@ pub const INSIDE_ID: u32 = 1000;
 /// Open descriptors of one process.
 const OPEN_FILES: u64 = 4096;
 /// The same where the init itself watches memory: each may hold some in the kernel that no process is charged for.
-pub const WATCHED_OPEN_FILES: u64 = 512;
+const WATCHED_OPEN_FILES: u64 = 512;
 const LOCKED_MEMORY: u64 = 8 << 20;
 const MESSAGE_QUEUE_BYTES: u64 = 1 << 20;
 const PENDING_SIGNALS: u64 = 4096;

@@ -17,7 +17,7 @@ use cofferdam_linux::spawn::{self, ExecPlan, ExecStep};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 
-use super::{PATIENCE, create};
+use super::PATIENCE;
 use crate::protocol::{self, Create, Event, NotStarted, Order, Start};
 
 /// How often memory and CPU time are summed up where no control group does it.
@@ -300,9 +300,19 @@ struct Total {
     cpu_micros: u64,
 }
 
-/// Descriptors that a process has open. One that hides them counts as having as many as it may.
-fn descriptors(pid: i32) -> u64 {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(create::WATCHED_OPEN_FILES, |entries| entries.count() as u64)
+/// Descriptors that a process has open and that count. One that hides them is judged by the size of its table, which
+/// is 64 at first: so is a child of ours for the moment until it executes its program.
+fn counted_descriptors(pid: i32, status: &str) -> u64 {
+    match std::fs::read_dir(format!("/proc/{pid}/fd")) {
+        Ok(entries) => (entries.count() as u64).saturating_sub(FREE_DESCRIPTORS),
+        Err(_) => field(status, "FDSize:").unwrap_or(0).saturating_sub(64),
+    }
+}
+
+/// The number in one line of a status file.
+fn field(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
@@ -311,12 +321,9 @@ fn total() -> Total {
     let mut total = Total { memory: 0, cpu_micros: process::reaped_cpu_micros() };
     for pid in pids() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let kibibytes = |key: &str| {
-            let line = status.lines().find(|line| line.starts_with(key))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        };
+        let kibibytes = |key: &str| field(&status, key);
         total.memory += (kibibytes("RssAnon:").unwrap_or(0) + kibibytes("RssShmem:").unwrap_or(0)) * 1024;
-        total.memory += descriptors(pid).saturating_sub(FREE_DESCRIPTORS) * DESCRIPTOR_BYTES;
+        total.memory += counted_descriptors(pid, &status) * DESCRIPTOR_BYTES;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
         // Own and reaped children's user and system time, in hundredths of a second.
