@@ -68,6 +68,8 @@ struct Init<'a> {
     running: BTreeMap<i32, u64>,
     watch: Option<Watch>,
     execs_started: u64,
+    /// The first exec that was started.
+    first: u64,
     mark_guard: Arc<seccomp::Program>,
     /// Whether the sandbox measured what the host expected.
     as_expected: bool,
@@ -89,6 +91,7 @@ pub fn serve(
         running: BTreeMap::new(),
         watch,
         execs_started: 0,
+        first: 0,
         mark_guard,
         as_expected,
         last: None,
@@ -164,6 +167,9 @@ impl Init<'_> {
             return self.tell(&Event::NotStarted { exec, reason: NotStarted::Unexpected, errno: 0 }, &[]);
         }
         self.execs_started += 1;
+        if self.execs_started == 1 {
+            self.first = exec;
+        }
         if let Some(watch) = &mut self.watch {
             watch.base_cpu_micros = total().cpu_micros;
             watch.due = Instant::now() + WATCH_EVERY;
@@ -226,7 +232,7 @@ impl Init<'_> {
     /// children inherit it, and the seccomp list lets nobody change it.
     fn signal_exec(&self, exec: u64, signal: i32) {
         let kills = signal == libc::SIGKILL;
-        if kills && self.execs_started <= 1 {
+        if kills && self.execs_started == 1 && self.first == exec {
             let _ = process::kill(-1, signal); // One step, which no fork can outrun.
             return;
         }

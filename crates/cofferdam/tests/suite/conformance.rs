@@ -1,6 +1,7 @@
 //! The conformance kit on the process backend, with a census of the host.
 
 use cofferdam::registry;
+use cofferdam::{Access, ErrorKind, ExecRequest, OutputEvent, Protection, Spec, Stdin, Workspace};
 use cofferdam_conformance::{Options, Outcome, run};
 
 use crate::census;
@@ -33,4 +34,51 @@ fn whole_life_of_a_backend_leaves_nothing_behind() {
     });
     let left = census::left_behind(&before, std::time::Duration::from_secs(60));
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_writable_host_directory_with_a_disk_limit_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let backend = registry::backend("process").expect("the backend is built in");
+        let lent = |access| Workspace::HostDir { path: directory.path().to_owned(), access };
+        let spec = |access| Spec::builder().workspace(lent(access));
+        let refused = backend.create(spec(Access::ReadWrite).build().expect("valid")).await;
+        let error = refused.expect_err("the sum of what is stored there has no limit");
+        assert_eq!(error.kind(), ErrorKind::WeakerThanAsked, "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("--allow-weaker disk")), "{error:?}");
+        for accepted in [spec(Access::ReadOnly), spec(Access::ReadWrite).allow_weaker(Protection::Disk)] {
+            let sandbox = backend.create(accepted.build().expect("valid")).await.expect("it is accepted");
+            sandbox.close().await.expect("it closes");
+        }
+    });
+}
+
+#[test]
+fn starts_that_are_given_up_end_only_themselves() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let backend = registry::backend("process").expect("the backend is built in");
+        let sandbox = backend.create(Spec::default()).await.expect("a sandbox");
+        let request = ExecRequest::argv(["cat"]).stdin(Stdin::Stream).build().expect("valid");
+        let other = sandbox.start(request).await.expect("it starts");
+        for round in 0u64..20 {
+            let request = ExecRequest::argv(["sleep", "1000"]).build().expect("valid");
+            let patience = std::time::Duration::from_micros(round * 50);
+            // Most of these are dropped while the order is on its way.
+            drop(tokio::time::timeout(patience, sandbox.start(request)).await);
+        }
+        let mut input = other.stdin().expect("it was asked for");
+        tokio::io::AsyncWriteExt::write_all(&mut input, b"alive").await.expect("it is read");
+        input.close().await.expect("it closes");
+        let mut output = other.output();
+        let first = output.next().await;
+        assert!(matches!(&first, Some(OutputEvent::Chunk(chunk)) if chunk.data == "alive"), "{first:?}");
+        assert!(other.exit().await.expect("it ends").success());
+        // What was given up does not stay: only so many processes are allowed at once.
+        let sleepers = ExecRequest::shell("for i in 1 2 3 4 5 6; do sleep 0.2 & done; wait").build().expect("valid");
+        assert!(sandbox.exec(sleepers).await.expect("it runs").exit.success());
+        sandbox.close().await.expect("it closes");
+    });
 }
