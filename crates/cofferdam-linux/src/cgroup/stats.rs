@@ -13,7 +13,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Reads through these directories, as [`Group::dirs`] gave them, in hierarchies as [`Owner::layout`] gave them.
+    /// Reads through these directories, as [`Group::dirs`](super::Group::dirs) gave them, in hierarchies as
+    /// [`Owner::layout`](super::Owner::layout) gave them.
     pub fn new(version: Version, dirs: Vec<OwnedFd>, layout: &[Vec<String>]) -> Self {
         Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect() }
     }
