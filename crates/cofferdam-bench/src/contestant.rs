@@ -23,6 +23,8 @@ pub enum Contestant {
     Cofferdam,
     /// The same by the one-shot call, which may order the command together with the sandbox.
     CofferdamRun,
+    /// The same call to a backend that makes nothing ready in idle time.
+    CofferdamUnprepared,
     /// `bwrap --unshare-all` with the host's files, read-only.
     Bubblewrap,
 }
@@ -34,6 +36,7 @@ impl Contestant {
             Self::Bare => "bare posix_spawn",
             Self::Cofferdam => "cofferdam create+exec+close",
             Self::CofferdamRun => "cofferdam run (one call)",
+            Self::CofferdamUnprepared => "cofferdam run, unprepared",
             Self::Bubblewrap => "bwrap --unshare-all",
         }
     }
@@ -54,6 +57,7 @@ pub struct Phases {
 #[derive(Debug, Clone)]
 pub struct Contestants {
     backend: Arc<ProcessBackend>,
+    unprepared: Arc<ProcessBackend>,
     bubblewrap: bool,
 }
 
@@ -61,11 +65,13 @@ impl Contestants {
     /// Starts what lives longer than one run, and warms everybody up.
     pub async fn prepare() -> Result<Self> {
         let backend = Arc::new(ProcessBackend::new(ProcessConfig::default())?);
+        let config = ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() };
+        let unprepared = Arc::new(ProcessBackend::new(config)?);
         // A default spec names no exception, so that a create which falls short of a protection fails here.
         let sandbox = backend.create(Spec::default()).await.context("cannot make a sandbox: see `cofferdam doctor`")?;
         sandbox.close().await?;
         let bubblewrap = bubblewrap_command().status().await.is_ok_and(|status| status.success());
-        let contestants = Self { backend, bubblewrap };
+        let contestants = Self { backend, unprepared, bubblewrap };
         for contestant in contestants.all() {
             for _ in 0..WARM_UP {
                 contestants.run(contestant).await?;
@@ -76,7 +82,8 @@ impl Contestants {
 
     /// Who takes part.
     pub fn all(&self) -> Vec<Contestant> {
-        let mut all = vec![Contestant::Bare, Contestant::Cofferdam, Contestant::CofferdamRun];
+        let mut all =
+            vec![Contestant::Bare, Contestant::Cofferdam, Contestant::CofferdamRun, Contestant::CofferdamUnprepared];
         all.extend(self.bubblewrap.then_some(Contestant::Bubblewrap));
         all
     }
@@ -88,7 +95,8 @@ impl Contestants {
             Contestant::Bare => command(Command::new(PROGRAM)).await?,
             Contestant::Bubblewrap => command(bubblewrap_command()).await?,
             Contestant::Cofferdam => Some(self.sandbox().await?),
-            Contestant::CofferdamRun => self.one_call().await?,
+            Contestant::CofferdamRun => one_call(&self.backend).await?,
+            Contestant::CofferdamUnprepared => one_call(&self.unprepared).await?,
         };
         Ok((start.elapsed(), phases))
     }
@@ -104,12 +112,12 @@ impl Contestants {
         ensure!(completed.exit.success(), "{PROGRAM} failed in a sandbox: {:?}", completed.exit);
         Ok(Phases { create: created - start, exec: ended - created, close: closed - ended })
     }
+}
 
-    async fn one_call(&self) -> Result<Option<Phases>> {
-        let (completed, _) = self.backend.run(Spec::default(), ExecRequest::argv([PROGRAM]).build()?).await?;
-        ensure!(completed.exit.success(), "{PROGRAM} failed in a sandbox: {:?}", completed.exit);
-        Ok(None)
-    }
+async fn one_call(backend: &ProcessBackend) -> Result<Option<Phases>> {
+    let (completed, _) = backend.run(Spec::default(), ExecRequest::argv([PROGRAM]).build()?).await?;
+    ensure!(completed.exit.success(), "{PROGRAM} failed in a sandbox: {:?}", completed.exit);
+    Ok(None)
 }
 
 async fn command(mut command: Command) -> Result<Option<Phases>> {
