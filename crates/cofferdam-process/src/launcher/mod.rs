@@ -169,18 +169,23 @@ impl Launcher {
         match Self::prepare(configure) {
             Ok(parts) => {
                 let (template, owner, identity, children, pid, facts) = parts;
-                let networks = Networks::start(template.host_proc(), configure.prepare_ahead);
-                let networks = match networks.step("start the maker of network namespaces") {
+                // An owner that went away meanwhile is no reason to leave anything behind.
+                let greeted = Networks::start(template.host_proc(), configure.prepare_ahead)
+                    .step("start the maker of network namespaces")
+                    .and_then(|networks| {
+                        let hello = Hello::Ready(facts.clone());
+                        protocol::send(socket.as_fd(), &hello, &[], PATIENCE).step("say hello")?;
+                        Ok(networks)
+                    });
+                let networks = match greeted {
                     Ok(networks) => networks,
-                    Err(failure) => return Err((socket, failure)),
+                    Err(failure) => {
+                        if let Some(owner) = owner {
+                            owner.close();
+                        }
+                        return Err((socket, failure));
+                    }
                 };
-                let hello = protocol::send(socket.as_fd(), &Hello::Ready(facts.clone()), &[], PATIENCE);
-                if let Err(error) = hello {
-                    return Err((
-                        socket,
-                        Failure { step: "say hello".into(), errno: error.raw_os_error().unwrap_or(0) },
-                    ));
-                }
                 Ok(Self {
                     socket,
                     children,
