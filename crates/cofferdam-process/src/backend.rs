@@ -73,13 +73,11 @@ impl ProcessBackend {
                 ));
             }
         }
-        let mut read_only = self.config.read_only.clone();
-        if root.is_none() {
-            read_only.extend(self.interpreters.prefixes.iter().cloned());
-        }
+        let found = self.interpreters.prefixes.iter().filter(|_| root.is_none());
         let configure = Configure {
             root: root.clone(),
-            read_only,
+            read_only: self.config.read_only.clone(),
+            interpreters: found.cloned().collect(),
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
             prepare_ahead: self.config.prepare_ahead,
         };

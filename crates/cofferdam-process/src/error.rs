@@ -48,6 +48,9 @@ pub fn remedy(failure: &Failure) -> String {
                 kernel.apparmor_restrict_unprivileged_userns=0`"
             .to_owned();
     }
+    if failure.step.contains("not root's") {
+        return "give this user namespace more ids than root's (newuidmap), or start outside of it".to_owned();
+    }
     if user_namespace && is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
         return "ordinary users may not make user namespaces: `sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
             .to_owned();

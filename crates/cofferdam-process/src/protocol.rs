@@ -29,6 +29,8 @@ pub struct Configure {
     pub root: Option<PathBuf>,
     /// Host directories or files that appear read-only at the same path.
     pub read_only: Vec<PathBuf>,
+    /// The same for interpreters that were found: left out where the launcher's user may not enter.
+    pub interpreters: Vec<PathBuf>,
     /// Whether control groups may be used.
     pub use_cgroups: bool,
     /// Whether to make ready for requests to come.

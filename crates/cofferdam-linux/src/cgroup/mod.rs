@@ -105,11 +105,11 @@ pub struct Base {
 
 impl Owner {
     /// Makes this process's own group, or says for each way why it does not work.
-    pub fn new() -> Result<Self, String> {
+    /// `root` says that the process may make groups at the top.
+    pub fn new(root: bool) -> Result<Self, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let name = owner_name().map_err(|error| error.to_string())?;
-        let root = rustix::process::geteuid().is_root();
         let mut reasons = Vec::new();
         for candidate in v2_parents(&mounts, &own, root).into_iter().chain(v1_parents(&mounts, &own, root)) {
             match candidate.open(&name) {

@@ -348,7 +348,9 @@ fn restrict_paths(setup: &Setup<'_>) -> std::io::Result<()> {
 
 /// Tells the host what was measured, and gives whether it is what was expected.
 fn announce(setup: &Setup<'_>, rooms: Rooms, members: u64, watching: bool) -> Step<bool> {
-    let mut evidence = evidence::collect(watching, setup.create.probe, setup.ground.template.has_own_root());
+    let create = setup.create;
+    let own_root = setup.ground.template.has_own_root();
+    let mut evidence = evidence::collect(watching, create.probe, own_root, create.read_only);
     evidence.members = members;
     let base = setup.ground.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);

@@ -27,7 +27,7 @@ pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
 }
 
 /// Measures the calling process. What cannot be read counts as not enforced.
-pub fn collect(watching: bool, probe: bool, own_root: bool) -> Evidence {
+pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> Evidence {
     let sets = caps::read();
     let disk = rustix::fs::statvfs("/tmp");
     let limit = |resource| process::limit_of(0, resource).unwrap_or(u64::MAX);
@@ -40,7 +40,8 @@ pub fn collect(watching: bool, probe: bool, own_root: bool) -> Evidence {
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
         walls: probe.then(|| walls(own_root)),
-        workspace_read_only: refuses_writes("/workspace"),
+        // Nothing is written to a workspace that may be written to: it may be the caller's own.
+        workspace_read_only: read_only && refuses_writes("/workspace"),
         disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
         disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
         process_limits: [

@@ -216,19 +216,18 @@ impl Launcher {
         // Kernels without keyrings have nothing to hide.
         let _ = process::new_session_keyring();
         let children = process::child_signal().step("watch for children")?;
-        let (owner, cgroup_reason) = if configure.use_cgroups {
-            match Owner::new() {
-                Ok(owner) => (Some(owner), String::new()),
-                Err(reason) => (None, reason),
-            }
-        } else {
-            (None, "switched off by configuration".to_owned())
+        let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
+        let identity = enter_namespaces()?;
+        let privileged = matches!(identity, Identity::Unique { .. });
+        // While the host's mounts are still to be seen, and as the user that will make the groups.
+        let owner = if configure.use_cgroups { Owner::new(privileged) } else { Err("switched off".to_owned()) };
+        let (owner, cgroup_reason) = match owner {
+            Ok(owner) => (Some(owner), String::new()),
+            Err(reason) => (None, reason),
         };
-        let prepared = Self::enter(configure).and_then(|(template, identity, namespaces)| {
-            let pid = SharedPid::new().step("share a page")?;
-            Ok((template, identity, namespaces, pid))
-        });
-        let (template, identity, namespaces, pid) = match prepared {
+        let prepared = Template::build(configure, privileged)
+            .and_then(|template| Ok((template, SharedPid::new().step("share a page")?)));
+        let (template, pid) = match prepared {
             Ok(parts) => parts,
             Err(failure) => {
                 if let Some(owner) = owner {
@@ -247,17 +246,10 @@ impl Launcher {
             cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
             cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
             landlock_abi: landlock::abi(),
-            privileged: matches!(identity, Identity::Unique { .. }),
+            privileged,
             namespaces,
         };
         Ok((template, owner, identity, children, pid, facts))
-    }
-
-    fn enter(configure: &Configure) -> Step<(Template, Identity, [u64; 7])> {
-        let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
-        let identity = enter_namespaces()?;
-        let template = Template::build(configure, matches!(identity, Identity::Unique { .. }))?;
-        Ok((template, identity, namespaces))
     }
 
     fn serve(&mut self) -> i32 {
@@ -505,8 +497,25 @@ fn enter_namespaces() -> Step<Identity> {
             Err(error) => return Err(error).step("make a mount namespace"),
         }
     }
+    if uid == 0 && is_root_outside() {
+        // There is nobody else to be here, and no sandbox may run as root.
+        return Err(Failure {
+            step: "find a user id that is not root's in this user namespace".into(),
+            errno: libc::EPERM,
+        });
+    }
     process::set_dumpable(process::DumpableState::Yes).step("open own maps")?;
     enter_user_namespace(uid, gid)
+}
+
+/// Whether root of this user namespace is root of the one around it. What cannot be read counts as yes.
+fn is_root_outside() -> bool {
+    let text = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let outside = text.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace();
+        (numbers.next() == Some("0")).then(|| numbers.next().map(str::to_owned))?
+    });
+    outside.is_none_or(|id| id == "0")
 }
 
 fn enter_user_namespace(uid: u32, gid: u32) -> Step<Identity> {

@@ -111,6 +111,12 @@ impl Template {
         for path in &configure.read_only {
             build.read_only(path)?;
         }
+        for path in &configure.interpreters {
+            match build.read_only(path) {
+                Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {}
+                other => other?,
+            }
+        }
         build.common()?;
         let Build { root, programs } = build;
         if let Some(proc) = proc {

@@ -1,4 +1,4 @@
-//! What becomes of sandboxes whose supervisor is killed.
+//! What becomes of sandboxes whose supervisor is killed, or has fewer rights than it seems to have.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -61,4 +61,36 @@ fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     assert!(next.success());
     let left = census::left_behind(&before, Duration::from_secs(60));
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// The command line's `run -- true` under another program. Status and standard error.
+fn run_under(wrapper: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--", "true"])
+        .output()
+        .expect("util-linux is there");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
+    let root = rustix::process::geteuid().is_root();
+    let (status, text) = run_under(&["unshare", "--map-root-user"]);
+    if root {
+        assert_eq!(status, Some(125), "a sandbox ran as the host's root: {text}");
+        assert!(text.contains("not root's"), "{text}");
+    } else {
+        assert_eq!(status, Some(0), "{text}");
+    }
+}
+
+#[test]
+fn root_without_the_right_to_mount_becomes_somebody_else() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP root_without_the_right_to_mount_becomes_somebody_else: only root can give that right up");
+        return;
+    }
+    let (status, text) = run_under(&["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
+    assert_eq!(status, Some(0), "{text}");
 }
