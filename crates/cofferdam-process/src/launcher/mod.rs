@@ -300,13 +300,27 @@ impl Launcher {
     fn fork_ahead(&mut self) -> Step<()> {
         let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
         let group = self.group(self.last_bounds.unwrap_or_default())?;
-        let (socket, theirs) = message::pair().step("make a socket")?;
-        match self.fork(group.as_deref())? {
-            Fork::Child => self.live_as_child(&network, group.as_deref(), |ground| create::run_ahead(ground, theirs)),
-            Fork::Parent(pid) => {
+        let forked = message::pair().step("make a socket").and_then(|ends| Ok((ends, self.fork(group.as_deref())?)));
+        match forked {
+            Ok(((_, theirs), Fork::Child)) => {
+                self.live_as_child(&network, group.as_deref(), |ground| create::run_ahead(ground, theirs))
+            }
+            Ok(((socket, _), Fork::Parent(pid))) => {
                 self.ahead = Some(Ahead { pid, socket, group });
                 Ok(())
             }
+            Err(failure) => {
+                self.take_back(group);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Takes back a group that nothing was put into.
+    fn take_back(&mut self, group: Option<Box<Group>>) {
+        if let (Some(owner), Some(group)) = (&mut self.owner, group) {
+            // It is empty, so that it can neither be busy nor be wanted.
+            let _ = owner.release(group);
         }
     }
 
@@ -376,9 +390,7 @@ impl Launcher {
                 Ok(())
             }
             Err(failure) => {
-                if let (Some(owner), Some(group)) = (&mut self.owner, group) {
-                    let _ = owner.release(group);
-                }
+                self.take_back(group);
                 Err(failure)
             }
         }
