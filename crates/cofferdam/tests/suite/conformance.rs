@@ -1,8 +1,11 @@
 //! The conformance kit on the process backend, with a census of the host.
 
 use cofferdam::registry;
-use cofferdam::{Access, ErrorKind, ExecRequest, OutputEvent, Protection, Spec, Stdin, Workspace};
+use cofferdam::{
+    Access, Backend, ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, Protection, Sandbox, Spec, Stdin, Workspace,
+};
 use cofferdam_conformance::{Options, Outcome, run};
+use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 use crate::census;
 
@@ -80,5 +83,52 @@ fn starts_that_are_given_up_end_only_themselves() {
         let sleepers = ExecRequest::shell("for i in 1 2 3 4 5 6; do sleep 0.2 & done; wait").build().expect("valid");
         assert!(sandbox.exec(sleepers).await.expect("it runs").exit.success());
         sandbox.close().await.expect("it closes");
+    });
+}
+
+/// A posture without the identities of namespaces and users, which each sandbox has of its own.
+fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
+    let items = sandbox.posture().items().iter();
+    let rows = items.map(|item| {
+        let identities = item.protection.as_str().ends_with("namespace") || item.protection == Protection::User;
+        let words = item.mechanism.split(' ');
+        let plain = words.filter(|word| !(identities && word.contains(|c: char| c.is_ascii_digit())));
+        format!("{} {:?} {}", item.protection, item.state, plain.collect::<Vec<_>>().join(" "))
+    });
+    rows.collect()
+}
+
+#[test]
+fn a_child_forked_ahead_becomes_exactly_what_is_asked_for() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let prepared = ProcessBackend::new(ProcessConfig::default()).expect("a backend");
+        let config = ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() };
+        let unprepared = ProcessBackend::new(config).expect("a backend");
+        let lent = tempfile::tempdir().expect("a directory");
+        let host = Workspace::HostDir { path: lent.path().to_owned(), access: Access::ReadOnly };
+        let limits = |memory: u64, processes: u32, disk: u64| Limits {
+            memory: Some(ByteSize::from_mebibytes(memory)),
+            processes: Some(processes),
+            disk: Some(ByteSize::from_mebibytes(disk)),
+            ..Limits::default()
+        };
+        let specs = [
+            Spec::builder(),
+            Spec::builder().limits(limits(64, 3, 2)),
+            Spec::builder().limits(limits(700, 40, 8)).workspace(Workspace::Private { access: Access::ReadOnly }),
+            Spec::builder().workspace(host),
+            Spec::builder().limits(Limits { memory: None, processes: None, ..Limits::default() }),
+        ];
+        // Each is asked for after another one, and after a pause in which a child is forked for that other one.
+        for spec in specs.iter().chain(specs.iter().rev()) {
+            let spec = spec.clone().build().expect("valid");
+            tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+            let ahead = prepared.create(spec.clone()).await.expect("a sandbox");
+            let direct = unprepared.create(spec).await.expect("a sandbox");
+            assert_eq!(shape(&*ahead), shape(&*direct));
+            ahead.close().await.expect("it closes");
+            direct.close().await.expect("it closes");
+        }
     });
 }
