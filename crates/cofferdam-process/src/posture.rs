@@ -249,7 +249,8 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         Protection::CpuTime,
         per_process && measured.evidence.watching,
         format!(
-            "RLIMIT_CPU a process, and a watch that sums all processes and what they reaped every 25 ms and kills at {seconds} s"
+            "RLIMIT_CPU a process, and a watch that sums all processes every 25 ms and kills at {seconds} s; a span in which \
+             processes come or go counts as fully used"
         ),
     );
     with_remedy(item, group_remedy(measured))

@@ -36,7 +36,39 @@ pub struct Watch {
     cpu_micros: Option<u64>,
     /// CPU time at the start of the exec that started last.
     base_cpu_micros: u64,
+    ledger: Ledger,
+    last_look: Instant,
     due: Instant,
+}
+
+/// CPU time that one exec is charged with where no control group counts it: never less than it used.
+///
+/// The times of the processes that are there, and of those that their parents waited for, can be read. Those of a
+/// process that nobody waits for vanish with it. So a span in which a process appeared or vanished counts as if every
+/// processor had worked all the time; only a span with the same processes at both ends is charged with what they used.
+#[derive(Debug, Default)]
+struct Ledger {
+    charged_micros: u64,
+    sum_micros: u64,
+    population: Population,
+}
+
+/// Which processes there are, and the number that was given out last: births between two looks change it.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Population {
+    pids: Vec<i32>,
+    last: u64,
+}
+
+impl Ledger {
+    /// Charges a span at whose end there are these processes, with this sum of their times.
+    fn charge(&mut self, span_micros: u64, processors: u64, sum_micros: u64, population: Population) {
+        let seen = sum_micros.saturating_sub(self.sum_micros);
+        let same = population == self.population;
+        self.charged_micros += if same { seen } else { seen.max(span_micros * processors) };
+        self.sum_micros = sum_micros;
+        self.population = population;
+    }
 }
 
 impl Watch {
@@ -47,6 +79,8 @@ impl Watch {
             memory: create.memory,
             cpu_micros: create.cpu_micros,
             base_cpu_micros: 0,
+            ledger: Ledger::default(),
+            last_look: Instant::now(),
             due: Instant::now(),
         })
     }
@@ -56,8 +90,12 @@ impl Watch {
         if self.memory.is_some_and(|limit| total.memory > limit) {
             return Some(Event::LimitPassed { memory: true });
         }
-        let used = total.cpu_micros.saturating_sub(self.base_cpu_micros);
-        self.cpu_micros.is_some_and(|limit| used > limit).then_some(Event::LimitPassed { memory: false })
+        let now = Instant::now();
+        let span = now.duration_since(std::mem::replace(&mut self.last_look, now)).as_micros() as u64;
+        self.ledger.charge(span, u64::from(process::processors().max(1)), total.cpu_micros, total.population);
+        self.cpu_micros
+            .is_some_and(|limit| self.ledger.charged_micros > limit)
+            .then_some(Event::LimitPassed { memory: false })
     }
 }
 
@@ -171,7 +209,10 @@ impl Init<'_> {
             self.first = exec;
         }
         if let Some(watch) = &mut self.watch {
-            watch.base_cpu_micros = total().cpu_micros;
+            let total = total();
+            watch.base_cpu_micros = total.cpu_micros;
+            watch.ledger = Ledger { charged_micros: 0, sum_micros: total.cpu_micros, population: total.population };
+            watch.last_look = Instant::now();
             watch.due = Instant::now() + WATCH_EVERY;
         }
         let started = match start.terminal {
@@ -304,6 +345,7 @@ fn number(name: &OsStr) -> Option<i32> {
 struct Total {
     memory: u64,
     cpu_micros: u64,
+    population: Population,
 }
 
 /// Descriptors that a process has open and that count. One that hides them is judged by the size of its table, which
@@ -324,8 +366,11 @@ fn field(status: &str, key: &str) -> Option<u64> {
 /// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
 /// much than too little.
 fn total() -> Total {
-    let mut total = Total { memory: 0, cpu_micros: process::reaped_cpu_micros() };
-    for pid in pids() {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let last = load.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let population = Population { pids: pids().collect(), last };
+    let mut total = Total { memory: 0, cpu_micros: process::reaped_cpu_micros(), population: Population::default() };
+    for &pid in &population.pids {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let kibibytes = |key: &str| field(&status, key);
         total.memory += (kibibytes("RssAnon:").unwrap_or(0) + kibibytes("RssShmem:").unwrap_or(0)) * 1024;
@@ -340,5 +385,28 @@ fn total() -> Total {
     if let Ok(stat) = rustix::fs::statvfs("/tmp") {
         total.memory += (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
     }
+    total.population = population;
     total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn population(pids: &[i32], last: u64) -> Population {
+        Population { pids: pids.to_vec(), last }
+    }
+
+    #[test]
+    fn processes_that_come_and_go_are_charged_for_the_whole_span() {
+        let mut ledger = Ledger::default();
+        ledger.charge(1000, 2, 0, population(&[2], 2));
+        assert_eq!(ledger.charged_micros, 2000, "one appeared");
+        ledger.charge(1000, 2, 300, population(&[2], 2));
+        assert_eq!(ledger.charged_micros, 2300, "the same processes at both ends");
+        ledger.charge(1000, 2, 300, population(&[2], 9));
+        assert_eq!(ledger.charged_micros, 4300, "some appeared and vanished unseen");
+        ledger.charge(1000, 2, 100, population(&[], 9));
+        assert_eq!(ledger.charged_micros, 6300, "one vanished with its times");
+    }
 }

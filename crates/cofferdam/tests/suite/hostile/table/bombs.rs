@@ -79,6 +79,9 @@ pub fn cpu_rows() -> Vec<Row> {
         cpu("processor time in four processes", |_| words(["many", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
+        cpu("processor time of children that nobody waits for", |_| words(["unreaped", "2"]))
+            .cpu_seconds(2)
+            .expect(Expect::Limit(LimitKind::Cpu)),
         cpu("processor time in a relay", |_| words(["relay", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
