@@ -10,7 +10,7 @@
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
 use super::checks::{PRLIMIT_GUARD, SETRLIMIT_GUARD};
-use super::policy::{Options, UNKNOWN, verdict};
+use super::policy::{ALLOWED, Options, UNKNOWN, is_for_building, verdict};
 use super::rule::{Action, Case, Test, Verdict};
 
 // Offsets in `struct seccomp_data`; both architectures are little-endian.
@@ -33,8 +33,30 @@ struct Leaf {
 }
 
 pub(super) fn compile(arch: Arch, options: &Options) -> Program {
+    guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, |name| verdict(name, options))))
+}
+
+/// The whole list, but for what is used to build sandboxes, which is allowed.
+pub(super) fn compile_early(arch: Arch, options: &Options) -> Program {
+    let verdict = |name: &str| if is_for_building(name) { ALLOWED } else { verdict(name, options) };
+    guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
+}
+
+/// Only what is used to build sandboxes, as the whole list has it. The early part judges everything else, foreign ABIs
+/// included: the kernel asks all filters of a process and obeys the strictest.
+pub(super) fn compile_late(arch: Arch, options: &Options) -> Program {
+    let verdict = |name: &str| if is_for_building(name) { verdict(name, options) } else { ALLOWED };
     let mut assembler = Assembler::default();
-    let leaves = checks(&mut assembler, &ranges(arch, options));
+    let leaves = checks(&mut assembler, &ranges(arch, |name| name.map_or(ALLOWED, verdict)));
+    let tree = tree(&mut assembler, &leaves);
+    assembler.load(NUMBER, tree);
+    assembler.finish()
+}
+
+/// The search through these ranges, behind the walls against foreign ABIs.
+fn guarded(arch: Arch, ranges: &[Range]) -> Program {
+    let mut assembler = Assembler::default();
+    let leaves = checks(&mut assembler, ranges);
     let mut tree = tree(&mut assembler, &leaves);
     let kill = returns(Action::KillProcess);
     if let Some(bit) = arch.foreign_abi_bit() {
@@ -60,14 +82,14 @@ pub(super) fn mark_guard(arch: Arch) -> Program {
 }
 
 /// All numbers, as ranges whose neighbours differ. The first one starts at 0, the last one has no end.
-fn ranges(arch: Arch, options: &Options) -> Vec<Range> {
+fn ranges<'a>(arch: Arch, verdict: impl Fn(Option<&'a str>) -> Verdict) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     let mut end = 0;
     for (number, name) in arch.table() {
-        ranges.push(Range { start: number, verdict: name.map_or(UNKNOWN, |name| verdict(name, options)) });
+        ranges.push(Range { start: number, verdict: verdict(name) });
         end = number + 1;
     }
-    ranges.push(Range { start: end, verdict: UNKNOWN });
+    ranges.push(Range { start: end, verdict: verdict(None) });
     ranges.dedup_by(|next, kept| next.verdict == kept.verdict);
     ranges
 }

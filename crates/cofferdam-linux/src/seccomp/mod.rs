@@ -29,6 +29,15 @@ pub fn compile(arch: Arch, options: &Options) -> Program {
     compiler::compile(arch, options)
 }
 
+/// The allowlist in two stages, which together judge every call as [`compile`] does.
+///
+/// The first one allows what is used to build sandboxes: a launcher puts it on itself once, and everything that it forks
+/// has it from the start, at no cost. The second one is short, and takes back what the first allowed.
+#[must_use]
+pub fn compile_stages(arch: Arch, options: &Options) -> (Program, Program) {
+    (compiler::compile_early(arch, options), compiler::compile_late(arch, options))
+}
+
 /// A filter of a few instructions that refuses to change RLIMIT_RTTIME and allows everything else. It goes on top of one
 /// that was compiled with [`Options::allow_mark`], on each process once its mark is set.
 #[must_use]

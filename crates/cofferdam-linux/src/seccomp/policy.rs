@@ -4,7 +4,7 @@ use super::checks::{
     ENOSYS, EPERM, FCNTL_WITHOUT_PIPE_SIZE, MMAP_WITHOUT_SHARED, PRLIMIT_MARKING, SETRLIMIT_MARKING,
     SETSOCKOPT_WITHOUT_BUFFERS,
 };
-use super::rule::{Rule, Verdict};
+use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
 
 /// A known call that the allowlist does not name.
@@ -12,6 +12,33 @@ pub(super) const UNLISTED: Verdict = Verdict::Always(EPERM);
 const WHY_UNLISTED: &str = "not on the list: obsolete, of another architecture, or nobody has shown a need for it";
 /// A number that is no call, or one newer than our tables: programs then do without it, as on an older kernel.
 pub(super) const UNKNOWN: Verdict = Verdict::Always(ENOSYS);
+
+/// A call that a stage leaves to the other one.
+pub(super) const ALLOWED: Verdict = Verdict::Always(Action::Allow);
+
+/// What builds sandboxes and is no guest's business, or is not with all arguments.
+const FOR_BUILDING: &[&str] = &[
+    "clone",
+    "clone3",
+    "fsconfig",
+    "fsmount",
+    "fsopen",
+    "fspick",
+    "mount_setattr",
+    "move_mount",
+    "open_tree",
+    "prlimit64",
+    "sched_setaffinity",
+    "sethostname",
+    "setns",
+    "setrlimit",
+    "unshare",
+];
+
+/// Whether the early stage allows a call, and the late one judges it.
+pub(super) fn is_for_building(name: &str) -> bool {
+    FOR_BUILDING.contains(&name)
+}
 
 /// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, and
 /// what a sandbox's own init needs.

@@ -7,7 +7,7 @@ mod oracle;
 mod policy;
 mod table;
 
-use super::{Arch, Options, Program, compile};
+use super::{Arch, Options, Program, compile, compile_stages};
 use interpreter::run;
 
 const ALLOW: u32 = 0x7fff_0000;

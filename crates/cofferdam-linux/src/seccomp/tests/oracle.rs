@@ -2,7 +2,7 @@
 use super::super::rule::{Action, Test, Verdict};
 use super::super::rules::RULES;
 use super::interpreter::{has_no_dead_code, verify};
-use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KILL, Options, Program, all_options, compile, run};
+use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KILL, Options, Program, all_options, compile, compile_stages, run};
 use proptest::prelude::*;
 
 /// Every number that a test could care about, on both sides of each comparison that the policy makes.
@@ -112,6 +112,56 @@ fn every_number_gets_the_verdict_of_the_table() {
     }
 }
 
+/// What the kernel does with a call that two filters judge: the strictest verdict wins. There are no others than these.
+fn strictest(one: u32, other: u32) -> u32 {
+    let strictness = |verdict: u32| match verdict {
+        KILL => 2,
+        ALLOW => 0,
+        errno => {
+            assert_eq!(errno & 0xffff_0000, 0x5_0000);
+            1
+        }
+    };
+    if strictness(one) >= strictness(other) { one } else { other }
+}
+
+fn check_stages(arch: Arch, options: &Options, stages: &(Program, Program), call: &Call) {
+    let (early, late) = (run(&stages.0, call), run(&stages.1, call));
+    // Two errors would leave it to the order of the filters which one is seen.
+    assert!(early == ALLOW || early == KILL || late == ALLOW, "{arch:?} {options:?} {call:?}");
+    assert_eq!(strictest(early, late), expected(arch, options, call), "{arch:?} {options:?} {call:?}");
+}
+
+#[test]
+fn two_stages_judge_every_number_as_the_whole_does() {
+    for arch in Arch::ALL {
+        for options in all_options() {
+            let stages = compile_stages(arch, &options);
+            for number in (0..1024).chain([0x4000_0000, 0x4000_0038, u32::MAX]) {
+                for telling in TELLING {
+                    check_stages(arch, &options, &stages, &Call::new(arch, number, [telling; 6]));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_late_stage_is_short_and_both_pass_the_kernels_checks() {
+    for arch in Arch::ALL {
+        for options in all_options() {
+            let (early, late) = compile_stages(arch, &options);
+            for program in [&early, &late] {
+                verify(program);
+                assert!(has_no_dead_code(program));
+            }
+            assert!(late.len() < 100, "{arch:?}: {} instructions", late.len());
+        }
+        let (early, late) = compile_stages(arch, &Options::default());
+        eprintln!("{arch:?}: {} + {} instructions", early.len(), late.len());
+    }
+}
+
 #[test]
 fn programs_pass_the_kernels_checks_and_stay_small() {
     for arch in Arch::ALL {
@@ -176,6 +226,8 @@ proptest! {
         arguments in prop::array::uniform6(any_argument()),
     ) {
         let audit = if audit == 0 { arch.audit() } else { audit };
-        check(arch, &options, &compile(arch, &options), &Call { number, arch: audit, arguments });
+        let call = Call { number, arch: audit, arguments };
+        check(arch, &options, &compile(arch, &options), &call);
+        check_stages(arch, &options, &compile_stages(arch, &options), &call);
     }
 }
