@@ -113,6 +113,16 @@ impl Ruleset {
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd as RawFd) }, handled: attr.handled_fs })
     }
 
+    /// A set that was made before, for a kernel of this version, and travelled as a descriptor.
+    pub fn from_fd(fd: OwnedFd, abi: u32) -> Self {
+        Self { fd, handled: handled(abi) }
+    }
+
+    /// The set as a descriptor.
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
     /// Allows `rights` on `directory` and all below it.
     pub fn allow(&self, directory: BorrowedFd<'_>, rights: u64) -> io::Result<()> {
         let rule = PathBeneath { allowed: rights & self.handled, parent: directory.as_raw_fd() };

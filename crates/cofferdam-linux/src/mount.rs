@@ -25,6 +25,9 @@ const OPEN_TREE_CLONE: u32 = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
 const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
+const FSCONFIG_CMD_RECONFIGURE: u32 = 7;
+const FSPICK_CLOEXEC: u32 = 1;
+const FSPICK_EMPTY_PATH: u32 = 8;
 /// Private propagation (`MS_PRIVATE`).
 pub const PRIVATE: u64 = 1 << 18;
 /// Slave propagation (`MS_SLAVE`): mounts of the origin still arrive here.
@@ -54,28 +57,32 @@ fn owned(fd: libc::c_long) -> OwnedFd {
 
 /// Makes a file system of `kind` with string options, and a detached mount of it with these attributes.
 pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
-    // SAFETY: the strings are NUL-terminated and live through the calls.
+    // SAFETY: the string is NUL-terminated, the numbers are plain.
     unsafe {
         let context = owned(check(libc::syscall(libc::SYS_fsopen, kind.as_ptr(), 1u32))?);
-        for (key, value) in options {
-            check(libc::syscall(
-                libc::SYS_fsconfig,
-                context.as_raw_fd(),
-                FSCONFIG_SET_STRING,
-                key.as_ptr(),
-                value.as_ptr(),
-                0,
-            ))?;
-        }
-        check(libc::syscall(
-            libc::SYS_fsconfig,
-            context.as_raw_fd(),
-            FSCONFIG_CMD_CREATE,
-            std::ptr::null::<u8>(),
-            std::ptr::null::<u8>(),
-            0,
-        ))?;
+        configure(context.as_fd(), options, FSCONFIG_CMD_CREATE)?;
         Ok(owned(check(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1u32, attributes as u32))?))
+    }
+}
+
+/// Changes string options of the file system whose mount `tree` stands for.
+pub fn reconfigure(tree: BorrowedFd<'_>, options: &[(&CStr, &CStr)]) -> io::Result<()> {
+    let flags = FSPICK_CLOEXEC | FSPICK_EMPTY_PATH;
+    // SAFETY: the path is NUL-terminated.
+    let context = unsafe { owned(check(libc::syscall(libc::SYS_fspick, tree.as_raw_fd(), c"".as_ptr(), flags))?) };
+    configure(context.as_fd(), options, FSCONFIG_CMD_RECONFIGURE)
+}
+
+fn configure(context: BorrowedFd<'_>, options: &[(&CStr, &CStr)], command: u32) -> io::Result<()> {
+    let context = context.as_raw_fd();
+    // SAFETY: the strings are NUL-terminated and live through the calls.
+    unsafe {
+        for (key, value) in options {
+            let set = FSCONFIG_SET_STRING;
+            check(libc::syscall(libc::SYS_fsconfig, context, set, key.as_ptr(), value.as_ptr(), 0))?;
+        }
+        let null = std::ptr::null::<u8>();
+        check(libc::syscall(libc::SYS_fsconfig, context, command, null, null, 0)).map(drop)
     }
 }
 

@@ -38,14 +38,6 @@ pub struct Launcher {
 /// whether it is read-only.
 pub type Kind = (bool, bool);
 
-/// The sockets that belong to a sandbox being made.
-pub struct Sockets {
-    /// Speaks with its init.
-    pub control: OwnedFd,
-    /// Closes when nothing of it is left.
-    pub gone: OwnedFd,
-}
-
 impl Launcher {
     /// Starts a launcher from `program`, the running program by default.
     pub async fn start(program: Option<&Path>, configure: &Configure) -> Result<Self> {
@@ -143,16 +135,15 @@ impl Launcher {
         self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
     }
 
-    /// Asks for a sandbox. Its init answers on the control socket.
-    pub fn create(&self, create: &Create) -> Result<Sockets> {
+    /// Asks for a sandbox. Its init answers on the socket, which reads as closed when nothing of it is left.
+    pub fn create(&self, create: &Create) -> Result<OwnedFd> {
         let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
         let (control, init) = message::pair().map_err(io)?;
-        let (gone, held) = message::pair().map_err(io)?;
         let socket = self.socket.as_ref().ok_or_else(|| Error::closed("create"))?;
-        protocol::send(socket.as_fd(), create, &[init.as_fd(), held.as_fd()], Duration::from_secs(10)).map_err(
+        protocol::send(socket.as_fd(), create, &[init.as_fd()], Duration::from_secs(10)).map_err(
             |error| Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error),
         )?;
-        Ok(Sockets { control, gone })
+        Ok(control)
     }
 }
 

@@ -81,7 +81,7 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         Protection::UtsNamespace,
         Protection::CgroupNamespace,
     ];
-    let pairs = measured.evidence.namespaces.into_iter().zip(measured.facts.namespaces);
+    let pairs = measured.walls.namespaces.into_iter().zip(measured.facts.namespaces);
     kinds
         .into_iter()
         .zip(NAMESPACES)
@@ -89,7 +89,7 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         .map(|((protection, name), (inside, host))| {
             let own = inside != 0 && inside != host;
             let own = own && (protection != Protection::PidNamespace || measured.evidence.pid == 1);
-            row(protection, own, format!("own {name} namespace {inside}, the host's is {host}"))
+            row(protection, own, format!("own {name} namespace, not the host's {host}"))
         })
         .collect()
 }

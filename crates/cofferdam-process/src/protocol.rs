@@ -33,7 +33,7 @@ pub struct Configure {
     pub interpreters: Vec<PathBuf>,
     /// Whether control groups may be used.
     pub use_cgroups: bool,
-    /// Whether to make ready for requests to come.
+    /// Whether to keep a stock of what every sandbox needs.
     pub prepare_ahead: bool,
 }
 
@@ -79,8 +79,8 @@ pub struct Failure {
     pub errno: i32,
 }
 
-/// Asks the launcher for a sandbox. With it come two sockets: one becomes the init's, the launcher closes the other
-/// once nothing of the sandbox is left.
+/// Asks the launcher for a sandbox. With it comes a socket, which becomes the init's. The launcher keeps it, too, until
+/// nothing of the sandbox is left: then its other end reads as closed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub struct Create {
     /// A number that no other sandbox of this launcher has.
@@ -164,7 +164,12 @@ pub struct Start {
 pub enum Event {
     /// The sandbox is ready. With it come: a descriptor for the init, the workspace, the code directory, and one
     /// directory for each control group hierarchy.
-    Ready(Box<Evidence>),
+    Ready {
+        /// What it measured.
+        evidence: Box<Evidence>,
+        /// What became of the exec that was ordered along with it, if it was started already.
+        first: Option<Result<(), (NotStarted, i32)>>,
+    },
     /// Making the sandbox failed.
     Failed(Failure),
     /// An exec runs. With it comes the terminal's controlling end, if it has one.
@@ -217,13 +222,11 @@ pub enum NotStarted {
 /// What the init measured about itself after the walls were up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Evidence {
-    /// Its namespaces, in the order of [`NAMESPACES`].
-    pub namespaces: [u64; 7],
     /// Its process number; 1 in a pid namespace of its own.
     pub pid: i32,
     /// Its user and group inside.
     pub ids: (u32, u32),
-    /// Its user outside its user namespace, as its map says.
+    /// The user that it was when its user namespace was made, and still is outside.
     pub outside_uid: u32,
     /// Effective, permitted and inheritable capabilities.
     pub capabilities: [u64; 3],
@@ -252,18 +255,15 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Whether this sandbox stands as the one did that `expected` was measured in, but for what each has of its own;
-    /// and whether it shares no namespace with the host.
-    pub fn is_as(&self, expected: &Self, host_namespaces: [u64; 7]) -> bool {
+    /// Whether this sandbox stands as the one did that `expected` was measured in, but for what each has of its own.
+    pub fn is_as(&self, expected: &Self) -> bool {
         let own = Self {
-            namespaces: self.namespaces,
             outside_uid: self.outside_uid,
             walls: self.walls.clone(),
             group_base: self.group_base,
             ..expected.clone()
         };
-        let apart = self.namespaces.iter().zip(host_namespaces).all(|(own, host)| *own != 0 && *own != host);
-        own == *self && apart && (self.outside_uid == 0) == (expected.outside_uid == 0)
+        own == *self && (self.outside_uid == 0) == (expected.outside_uid == 0)
     }
 }
 
@@ -271,6 +271,8 @@ impl Evidence {
 /// reused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Walls {
+    /// The sandbox's namespaces, in the order of [`NAMESPACES`].
+    pub namespaces: [u64; 7],
     /// Calls that a filter should refuse and did not.
     pub calls_let_through: Vec<String>,
     /// Capabilities that could still be gained by executing.
@@ -383,14 +385,16 @@ mod tests {
 
     #[test]
     fn evidence_is_as_expected_only_when_nothing_that_counts_differs() {
-        let host = [1; 7];
-        let expected = Evidence { namespaces: [2; 7], outside_uid: 7, disk_bytes: 4096, ..Evidence::default() };
-        let other = Evidence { namespaces: [3; 7], outside_uid: 8, group_base: (1, 2, 3), ..expected.clone() };
-        assert!(other.is_as(&expected, host));
-        assert!(!Evidence { namespaces: [3, 3, 3, 1, 3, 3, 3], ..other.clone() }.is_as(&expected, host));
-        assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected, host));
-        assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.is_as(&expected, host));
-        assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected, host));
+        let expected = Evidence { outside_uid: 7, disk_bytes: 4096, ..Evidence::default() };
+        let other = Evidence { outside_uid: 8, group_base: (1, 2, 3), ..expected.clone() };
+        assert!(other.is_as(&expected));
+        assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { members: 1, ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { pid: 2, ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { ids: (0, 0), ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { seccomp: true, ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected));
     }
 
     proptest! {

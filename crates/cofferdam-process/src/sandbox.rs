@@ -20,9 +20,9 @@ use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::process;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch as flag};
 
-use crate::client::{self, Kind, Launcher, Sockets};
+use crate::client::{self, Kind, Launcher};
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order, WorkspacePlan};
 use crate::sys::watch::watch;
@@ -34,6 +34,8 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 /// The number of a sandbox's first exec.
 const FIRST_EXEC: u64 = 1;
+/// How long to wait before a full socket is tried again. It holds many orders, and an init takes them at once.
+const FULL: Duration = Duration::from_millis(2);
 /// Time an init has to take an order.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -85,7 +87,8 @@ struct Slot {
 /// What sandbox, execs and the task that listens to the init share.
 pub struct Core {
     control: AsyncFd<OwnedFd>,
-    gone: AsyncFd<OwnedFd>,
+    /// Whether nothing is left of it, as the task that listens to the init finds out.
+    gone: flag::Receiver<bool>,
     init: OwnedFd,
     workspace: OwnedFd,
     code: OwnedFd,
@@ -111,10 +114,8 @@ impl ProcessSandbox {
     /// Has a sandbox made and measures it. Whatever falls short of the spec ends it again.
     pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
         create.probe = launcher.known_walls(kind(&create)).is_none();
-        let sockets = launcher.create(&create)?;
-        let sandbox = Self::receive(launcher, create, made, sockets).await?;
-        tokio::spawn(listen(Arc::clone(&sandbox.core)));
-        Ok(sandbox)
+        let control = launcher.create(&create)?;
+        Ok(Self::receive(launcher, create, made, control).await?.0)
     }
 
     /// Makes a sandbox, runs one command in it, closes it. The command is ordered together with the sandbox where an
@@ -139,17 +140,16 @@ impl ProcessSandbox {
         let mut prepared = exec::prepare(&made.path, None, FIRST_EXEC, &request)?;
         prepared.start.if_expected = true;
         prepared.start.last = true;
-        let sockets = launcher.create(&create)?;
+        let control = launcher.create(&create)?;
         let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-        protocol::send(sockets.control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT)
+        protocol::send(control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT)
             .map_err(|error| error::os("start", "cannot order the command", error))?;
         drop(fds);
         drop(prepared.theirs);
-        let sandbox = Self::receive(launcher, create, made, sockets).await?;
+        let (sandbox, enrolled) = Self::receive(launcher, create, made, control).await?;
         let core = &sandbox.core;
-        let enrolled = core.enroll();
+        let enrolled = enrolled.unwrap_or_else(|| core.enroll());
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
-        tokio::spawn(listen(Arc::clone(core)));
         let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
         let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
         let result = match exec::attach(core, &request, begun, enrolled, running, guard).await {
@@ -163,16 +163,21 @@ impl ProcessSandbox {
     }
 
     /// Waits for a sandbox that was asked for, and accepts or ends it.
-    async fn receive(launcher: Arc<Launcher>, create: Create, made: Made, sockets: Sockets) -> Result<Self> {
+    ///
+    /// Gives the first exec, too, if it was ordered along with it and is known to be started or not.
+    async fn receive(
+        launcher: Arc<Launcher>,
+        create: Create,
+        made: Made,
+        control: OwnedFd,
+    ) -> Result<(Self, Option<Enrolled>)> {
         let kind = kind(&create);
         let known = launcher.known_walls(kind);
-        let Sockets { control, gone } = sockets;
-        let fail = |error| error::os("create", "cannot wait for the sandbox", error);
-        let control = watch(control, Interest::READABLE | Interest::WRITABLE).map_err(fail)?;
-        let gone = watch(gone, Interest::READABLE).map_err(fail)?;
+        let control = watch(control, Interest::READABLE)
+            .map_err(|error| error::os("create", "cannot wait for the sandbox", error))?;
         let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
-        let (evidence, mut fds) = match event {
-            Ok(Ok(Some((Event::Ready(evidence), fds)))) if fds.len() >= 3 => (evidence, fds),
+        let (evidence, first, mut fds) = match event {
+            Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
             Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
             Ok(Ok(_)) | Ok(Err(_)) => {
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox ended before it was ready")
@@ -203,6 +208,7 @@ impl ProcessSandbox {
             posture(&Measured { spec: &made.spec, facts, evidence: &evidence, walls: &walls, group: bounds.as_ref() });
         let (workspace, owner) = room(&made.spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
         let id = SandboxId::new(format!("process-{}-{}", launcher.pid(), create.serial));
+        let (gone_sender, gone) = flag::channel(false);
         let core = Arc::new(Core {
             control,
             gone,
@@ -223,13 +229,15 @@ impl ProcessSandbox {
             launcher,
         });
         let sandbox = Self { id, posture, core, spec: made.spec };
+        let enrolled = first.map(|outcome| sandbox.core.enroll_started(outcome));
+        tokio::spawn(listen(Arc::clone(&sandbox.core), gone_sender));
         if let Err(error) = sandbox.posture.require(sandbox.spec.allow_weaker()) {
             sandbox.core.close().await?;
             return Err(error);
         }
         sandbox.core.launcher.remember_walls(kind, &walls);
         sandbox.core.launcher.accept(&create, &evidence);
-        Ok(sandbox)
+        Ok((sandbox, enrolled))
     }
 }
 
@@ -251,33 +259,24 @@ fn room(spec: &Spec, own: OwnedFd, outside_uid: Option<u32>) -> Result<(OwnedFd,
     }
 }
 
-/// Passes on what the init says, until it is gone. An init is not trusted: it can complete each exec once, and nothing
-/// else.
-async fn listen(core: Arc<Core>) {
-    while let Ok(Some((event, mut fds))) = client::receive::<Event>(&core.control).await {
-        match event {
-            Event::Started { exec } => {
-                if let Some(sender) = core.slots().get_mut(&exec).and_then(|slot| slot.started.take()) {
-                    let _ = sender.send(Ok(fds.pop()));
+/// Passes on what the init says, until nothing is left of the sandbox. An init is not trusted: it can complete each exec
+/// once, and nothing else.
+async fn listen(core: Arc<Core>, gone: flag::Sender<bool>) {
+    loop {
+        match client::receive::<Event>(&core.control).await {
+            Ok(Some((event, fds))) => {
+                if !core.hear(event, fds) {
+                    core.shut();
                 }
             }
-            Event::NotStarted { exec, reason, errno } => {
-                if let Some(sender) = core.slots().remove(&exec).and_then(|slot| slot.started) {
-                    let _ = sender.send(Err((reason, errno)));
-                }
-            }
-            Event::Ended { exec, status, peak_bytes, cpu_micros } => {
-                if let Some(sender) = core.slots().remove(&exec).and_then(|slot| slot.ended) {
-                    let _ = sender.send(Ended { status, peak_bytes, cpu_micros });
-                }
-            }
-            Event::LimitPassed { memory: true } => core.over_memory.store(true, Ordering::Release),
-            Event::LimitPassed { memory: false } => core.over_cpu.store(true, Ordering::Release),
-            Event::Ready(_) | Event::Failed(_) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => core.shut(),
+            // The launcher holds the other end until everything is removed, also where the init left it unread.
+            Ok(None) | Err(_) => break,
         }
     }
     core.shut();
     core.slots().clear();
+    gone.send_replace(true);
 }
 
 impl Core {
@@ -294,14 +293,54 @@ impl Core {
         Enrolled { exec, on_start, on_end }
     }
 
+    /// The number for an exec that its sandbox started, or could not start, by the time it was ready.
+    fn enroll_started(&self, outcome: std::result::Result<(), StartFailure>) -> Enrolled {
+        let enrolled = self.enroll();
+        let mut slots = self.slots();
+        let started = slots.get_mut(&enrolled.exec).and_then(|slot| slot.started.take());
+        if outcome.is_err() {
+            slots.remove(&enrolled.exec);
+        }
+        if let Some(sender) = started {
+            let _ = sender.send(outcome.map(|()| None));
+        }
+        drop(slots);
+        enrolled
+    }
+
+    /// Takes in what the init said; `false` when no init of ours says such a thing now.
+    fn hear(&self, event: Event, mut fds: Vec<OwnedFd>) -> bool {
+        match event {
+            Event::Started { exec } => {
+                if let Some(sender) = self.slots().get_mut(&exec).and_then(|slot| slot.started.take()) {
+                    let _ = sender.send(Ok(fds.pop()));
+                }
+            }
+            Event::NotStarted { exec, reason, errno } => {
+                if let Some(sender) = self.slots().remove(&exec).and_then(|slot| slot.started) {
+                    let _ = sender.send(Err((reason, errno)));
+                }
+            }
+            Event::Ended { exec, status, peak_bytes, cpu_micros } => {
+                if let Some(sender) = self.slots().remove(&exec).and_then(|slot| slot.ended) {
+                    let _ = sender.send(Ended { status, peak_bytes, cpu_micros });
+                }
+            }
+            Event::LimitPassed { memory: true } => self.over_memory.store(true, Ordering::Release),
+            Event::LimitPassed { memory: false } => self.over_cpu.store(true, Ordering::Release),
+            Event::Ready { .. } | Event::Failed(_) => return false,
+        }
+        true
+    }
+
     /// Sends an order. Small ones practically never wait.
     pub async fn order(&self, order: &Order, fds: &[std::os::fd::BorrowedFd<'_>]) -> std::io::Result<()> {
         let body = protocol::encode(order)?;
         let sending = async {
             loop {
-                let mut ready = self.control.writable().await?;
                 match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
+                    // Room is not watched for: that would wake this process for each order that the init takes.
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
                     other => return other,
                 }
             }
@@ -346,7 +385,8 @@ impl Core {
     pub fn shut(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.kill_all();
-            let _ = rustix::net::shutdown(self.control.get_ref(), rustix::net::Shutdown::Both);
+            // What comes from there is still listened to: that it is closed tells that nothing is left.
+            let _ = rustix::net::shutdown(self.control.get_ref(), rustix::net::Shutdown::Write);
         }
     }
 
@@ -360,13 +400,14 @@ impl Core {
 
     async fn close(&self) -> Result<()> {
         self.end();
-        // The launcher never writes to this socket: it becomes readable when the launcher closes it.
-        match tokio::time::timeout(GONE_LIMIT, self.gone.readable()).await {
-            Ok(Ok(mut ready)) => {
-                ready.retain_ready();
-                Ok(())
-            }
-            Ok(Err(error)) => Err(error::os("close", "cannot wait for the sandbox's end", error)),
+        let mut gone = self.gone.clone();
+        match tokio::time::timeout(GONE_LIMIT, gone.wait_for(|gone| *gone)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "close",
+                "the runtime in which the sandbox was made has ended; the sandbox is being removed without it",
+            )),
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "close", "the sandbox was not removed within 60 s")),
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -135,7 +135,7 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 /// A readable end that gives these bytes and then ends, if they fit into a pipe.
 pub fn prefilled(data: &[u8]) -> io::Result<Option<OwnedFd>> {
     if data.is_empty() {
-        return Ok(Some(OwnedFd::from(std::fs::File::open("/dev/null")?)));
+        return null().map(Some);
     }
     // A pipe holds 16 pages on every kernel that we run on; a user at their limit of pipe pages gets fewer.
     let (reader, writer) = pipe()?;
@@ -148,6 +148,16 @@ pub fn prefilled(data: &[u8]) -> io::Result<Option<OwnedFd>> {
         rest = &rest[count..];
     }
     Ok(Some(reader))
+}
+
+/// The null device. It is opened once: a copy of the descriptor costs less.
+fn null() -> io::Result<OwnedFd> {
+    static NULL: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(null) = NULL.get() {
+        return null.try_clone();
+    }
+    let opened = OwnedFd::from(std::fs::File::open("/dev/null")?);
+    NULL.get_or_init(|| opened).try_clone()
 }
 
 /// Sets the size of a terminal through its controlling end.

@@ -5,7 +5,7 @@
 //! one left and sweep exactly that. Groups that others made are never touched.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -259,6 +259,12 @@ impl Owner {
         }
     }
 
+    /// The directory of a group in which its tasks are counted.
+    pub fn counting_dir<'a>(&self, group: &'a Group) -> Option<BorrowedFd<'a>> {
+        let found = group.dirs.iter().find(|(index, _)| self.hierarchies[*index].has("pids"));
+        found.map(|(_, dir)| dir.as_fd())
+    }
+
     /// Removes an empty group. Fails with `ResourceBusy` while tasks are still leaving it.
     fn remove(&self, group: &Group) -> io::Result<()> {
         let mut result = Ok(());
@@ -400,17 +406,20 @@ impl Group {
     }
 }
 
-/// Tasks in the group of these directories, as the kernel counts them; 0 when it cannot be told.
-pub fn members(dirs: &[BorrowedFd<'_>]) -> u64 {
-    let count = |dir: &BorrowedFd<'_>| read(*dir, "pids.current").ok()?.trim().parse().ok();
-    dirs.iter().find_map(count).unwrap_or(0)
+/// Tasks in the group of this directory, where the kernel counts them; 0 when it cannot be told.
+pub fn members(dir: BorrowedFd<'_>) -> u64 {
+    read(dir, "pids.current").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<String> {
     let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut text = String::new();
-    fs::File::from(file).take(64 * 1024).read_to_string(&mut text)?;
-    Ok(text)
+    // These files give everything that fits at once, and most are short: one call.
+    let mut buffer = [0; 4096];
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer))?;
+    if length == buffer.len() {
+        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+    }
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
 fn write(dir: BorrowedFd<'_>, name: &str, value: u64) -> io::Result<()> {

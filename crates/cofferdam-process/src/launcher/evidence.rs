@@ -26,16 +26,16 @@ pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
     Ok(found)
 }
 
-/// Measures the calling process. What cannot be read counts as not enforced.
+/// Measures the calling process, but for what could only be seen on the way: its user outside, its control group. What
+/// cannot be read counts as not enforced.
 pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> Evidence {
     let sets = caps::read();
     let disk = rustix::fs::statvfs("/tmp");
     let limit = |resource| process::limit_of(0, resource).unwrap_or(u64::MAX);
     Evidence {
-        namespaces: namespaces("/proc/self/ns").unwrap_or_default(),
         pid: std::process::id() as i32,
         ids: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
-        outside_uid: outside_uid().unwrap_or(0),
+        outside_uid: 0,
         capabilities: sets.map(|sets| [sets.effective, sets.permitted, sets.inheritable]).unwrap_or([u64::MAX; 3]),
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
@@ -61,6 +61,7 @@ fn walls(own_root: bool) -> Walls {
     // What another root shows is its maker's choice.
     let forbidden = if own_root { &[] } else { FORBIDDEN };
     Walls {
+        namespaces: namespaces("/proc/self/ns").unwrap_or_default(),
         calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
         bounding: caps::bounding(),
         landlock_denies: opens(LANDLOCK_PROBE) == Err(Errno::ACCESS),
@@ -68,11 +69,6 @@ fn walls(own_root: bool) -> Walls {
         paths_visible: forbidden.iter().filter(|path| visible(path)).map(|path| (*path).to_owned()).collect(),
         interfaces: interfaces(),
     }
-}
-
-fn outside_uid() -> Option<u32> {
-    let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
-    map.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn opens(path: &str) -> Result<(), Errno> {

@@ -85,6 +85,15 @@ impl Watch {
         })
     }
 
+    /// An exec starts: it is charged with what is used from now on.
+    fn begin(&mut self) {
+        let total = total();
+        self.base_cpu_micros = total.cpu_micros;
+        self.ledger = Ledger { charged_micros: 0, sum_micros: total.cpu_micros, population: total.population };
+        self.last_look = Instant::now();
+        self.due = Instant::now() + WATCH_EVERY;
+    }
+
     fn passed(&mut self) -> Option<Event> {
         let total = total();
         if self.memory.is_some_and(|limit| total.memory > limit) {
@@ -99,7 +108,8 @@ impl Watch {
     }
 }
 
-struct Init<'a> {
+/// Process 1.
+pub struct Init<'a> {
     control: BorrowedFd<'a>,
     children: OwnedFd,
     /// Main process of each exec that runs.
@@ -115,35 +125,58 @@ struct Init<'a> {
     last: Option<u64>,
 }
 
-/// Serves until the owner goes away. Gives the exit code.
-pub fn serve(
-    control: BorrowedFd<'_>,
-    watch: Option<Watch>,
-    mark_guard: Arc<seccomp::Program>,
-    as_expected: bool,
-) -> i32 {
-    let Ok(children) = process::child_signal() else { return 75 };
-    let mut init = Init {
-        control,
-        children,
-        running: BTreeMap::new(),
-        watch,
-        execs_started: 0,
-        first: 0,
-        mark_guard,
-        as_expected,
-        last: None,
-    };
-    loop {
-        match init.turn() {
-            Ok(true) => {}
-            Ok(false) => return 0,
-            Err(_) => return 76,
+impl<'a> Init<'a> {
+    /// Process 1 of a sandbox that is ready.
+    pub fn new(
+        control: BorrowedFd<'a>,
+        watch: Option<Watch>,
+        mark_guard: Arc<seccomp::Program>,
+        as_expected: bool,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            control,
+            children: process::child_signal()?,
+            running: BTreeMap::new(),
+            watch,
+            execs_started: 0,
+            first: 0,
+            mark_guard,
+            as_expected,
+            last: None,
+        })
+    }
+
+    /// The descriptor that tells of children.
+    pub fn children(&self) -> i32 {
+        self.children.as_raw_fd()
+    }
+
+    /// Starts what was ordered along with a sandbox that measures what was expected. What cannot be taken now is left
+    /// to [`Self::serve`].
+    pub fn start_ordered(&mut self) -> Option<Result<(), (NotStarted, i32)>> {
+        if !self.as_expected {
+            return None;
+        }
+        match protocol::receive::<Order>(self.control) {
+            Ok(Some((Order::Start(start), fds))) if start.terminal.is_none() => {
+                Some(self.try_start(&start, fds).map(drop))
+            }
+            // Nothing there yet, or nothing that can be answered here: the owner sends no such thing.
+            _ => None,
         }
     }
-}
 
-impl Init<'_> {
+    /// Serves until the owner goes away. Gives the exit code.
+    pub fn serve(mut self) -> i32 {
+        loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => return 0,
+                Err(_) => return 76,
+            }
+        }
+    }
+
     fn turn(&mut self) -> io::Result<bool> {
         let (orders, ended) = self.wait()?;
         if ended && !self.collect()? {
@@ -204,46 +237,48 @@ impl Init<'_> {
         if start.if_expected && !self.as_expected {
             return self.tell(&Event::NotStarted { exec, reason: NotStarted::Unexpected, errno: 0 }, &[]);
         }
+        match self.try_start(&start, fds) {
+            Ok(master) => {
+                let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
+                self.tell(&Event::Started { exec }, &fds)
+            }
+            Err((reason, errno)) => self.tell(&Event::NotStarted { exec, reason, errno }, &[]),
+        }
+    }
+
+    /// Starts a program. Gives its terminal's controlling end if it has one.
+    fn try_start(&mut self, start: &Start, fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, (NotStarted, i32)> {
+        let exec = start.exec;
         self.execs_started += 1;
         if self.execs_started == 1 {
             self.first = exec;
         }
         if let Some(watch) = &mut self.watch {
-            let total = total();
-            watch.base_cpu_micros = total.cpu_micros;
-            watch.ledger = Ledger { charged_micros: 0, sum_micros: total.cpu_micros, population: total.population };
-            watch.last_look = Instant::now();
-            watch.due = Instant::now() + WATCH_EVERY;
+            watch.begin();
         }
         let started = match start.terminal {
             None => <[OwnedFd; 3]>::try_from(fds)
                 .map_err(|_| (ExecStep::Prepare, io::Error::from_raw_os_error(libc::EBADF)))
-                .and_then(|stdio| launch(&start, stdio.each_ref().map(AsRawFd::as_raw_fd), &self.mark_guard))
+                .and_then(|stdio| launch(start, stdio.each_ref().map(AsRawFd::as_raw_fd), &self.mark_guard))
                 .map(|pid| (pid, None)),
             Some(size) => {
                 make_terminal(size).map_err(|error| (ExecStep::Prepare, error)).and_then(|(master, slave)| {
-                    Ok((launch(&start, [slave.as_raw_fd(); 3], &self.mark_guard)?, Some(master)))
+                    Ok((launch(start, [slave.as_raw_fd(); 3], &self.mark_guard)?, Some(master)))
                 })
             }
         };
-        match started {
-            Ok((pid, master)) => {
-                self.running.insert(pid, exec);
-                self.last = self.last.or(start.last.then_some(exec));
-                let fds: Vec<BorrowedFd<'_>> = master.iter().map(AsFd::as_fd).collect();
-                self.tell(&Event::Started { exec }, &fds)
-            }
-            Err((step, error)) => {
-                let reason = match step {
-                    ExecStep::Fork => NotStarted::Fork,
-                    ExecStep::Directory => NotStarted::Directory,
-                    ExecStep::Prepare => NotStarted::Prepare,
-                    ExecStep::Execute => NotStarted::Execute,
-                };
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                self.tell(&Event::NotStarted { exec, reason, errno }, &[])
-            }
-        }
+        let (pid, master) = started.map_err(|(step, error)| {
+            let reason = match step {
+                ExecStep::Fork => NotStarted::Fork,
+                ExecStep::Directory => NotStarted::Directory,
+                ExecStep::Prepare => NotStarted::Prepare,
+                ExecStep::Execute => NotStarted::Execute,
+            };
+            (reason, error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
+        self.running.insert(pid, exec);
+        self.last = self.last.or(start.last.then_some(exec));
+        Ok(master)
     }
 
     /// Reaps; `false` when the exec is over with which the sandbox ends.

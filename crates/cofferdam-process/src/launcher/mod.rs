@@ -8,10 +8,10 @@
 //! It dies with its owner, because the owner's end of its socket closes; and every init dies with it, because each
 //! asked the kernel for that.
 
+mod cells;
 mod create;
 mod evidence;
 mod init;
-mod networks;
 mod template;
 
 use std::io;
@@ -25,7 +25,7 @@ use cofferdam_linux::{landlock, message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::protocol::{self, Configure, Create, Failure, Hello, HostFacts};
-use networks::Networks;
+use cells::{Cell, Cells, Mould};
 use template::Template;
 
 /// How long the launcher waits for its owner's socket to drain.
@@ -39,6 +39,8 @@ const OOM_SCORE: &str = "800";
 const FIRST_UID: u32 = 0x7000_0000;
 /// Process numbers are below this on every kernel.
 const PID_SPACE: u32 = 1 << 22;
+/// The disk limit that the first cells are made for: the default.
+const USUAL_DISK: u64 = 1 << 30;
 
 /// A step that failed.
 type Step<T> = Result<T, Failure>;
@@ -73,49 +75,35 @@ struct Launcher {
     owner: Option<Owner>,
     identity: Identity,
     landlock_abi: u32,
-    host_namespaces: [u64; 7],
-    filter: Filters,
-    networks: Networks,
+    filters: Filters,
+    cells: Cells,
     pid: SharedPid,
     live: Vec<Live>,
-    /// Whether to fork ahead at all.
-    prepares: bool,
-    ahead: Option<Ahead>,
-    /// What was asked for last: the child that is forked ahead gets these bounds, which then need not be written again.
-    last_bounds: Option<Bounds>,
+    /// The disk limit that was asked for last: cells are made with it, so that they need not be changed.
+    last_disk: u64,
 }
 
-/// A child that was forked before its request came. It has namespaces, a network, a control group and a `/proc`; every
-/// part of a request is still to be applied to it, by the same code that a child forked on request runs.
-struct Ahead {
-    pid: i32,
-    socket: OwnedFd,
-    group: Option<Box<Group>>,
-}
-
-/// Compiled once. `counted` is for sandboxes whose resources a control group counts, `watched` for the others.
+/// Compiled once. The launcher itself is under the early part, so that every fork has it from the start.
 struct Filters {
-    counted: seccomp::Program,
-    watched: seccomp::Program,
+    late: seccomp::Program,
     mark_guard: Arc<seccomp::Program>,
 }
 
 impl Filters {
-    fn compile() -> Self {
+    /// Compiles the filter, and puts the early part on the launcher. `counted` says whether control groups count what
+    /// sandboxes use; if not, more is refused.
+    fn raise(counted: bool) -> io::Result<Self> {
         let arch = seccomp::Arch::native();
-        let counted = seccomp::Options { allow_mark: true, ..seccomp::Options::default() };
-        let watched = seccomp::Options {
-            deny_memfd: true,
-            deny_shared_memory: true,
-            deny_affinity: true,
-            deny_large_buffers: true,
+        let options = seccomp::Options {
+            deny_memfd: !counted,
+            deny_shared_memory: !counted,
+            deny_affinity: !counted,
+            deny_large_buffers: !counted,
             allow_mark: true,
         };
-        Self {
-            counted: seccomp::compile(arch, &counted),
-            watched: seccomp::compile(arch, &watched),
-            mark_guard: Arc::new(seccomp::mark_guard(arch)),
-        }
+        let (early, late) = seccomp::compile_stages(arch, &options);
+        seccomp::install(&early)?;
+        Ok(Self { late, mark_guard: Arc::new(seccomp::mark_guard(arch)) })
     }
 }
 
@@ -124,8 +112,10 @@ struct Live {
     pid: i32,
     group: Option<Box<Group>>,
     reaped: bool,
-    /// Closing it tells the owner that nothing is left.
+    /// The init's end of its socket. Closing it tells the owner that nothing is left.
     gone: Option<OwnedFd>,
+    /// Kept so that taking it down holds up neither the init's end nor the word of it.
+    cell: Option<Cell>,
 }
 
 /// The launcher's life, from its entry to its exit code.
@@ -169,16 +159,21 @@ impl Launcher {
         match Self::prepare(configure) {
             Ok(parts) => {
                 let (template, owner, identity, children, pid, facts) = parts;
+                let landlock_abi = facts.landlock_abi;
                 // An owner that went away meanwhile is no reason to leave anything behind.
-                let greeted = Networks::start(template.host_proc(), configure.prepare_ahead)
-                    .step("start the maker of network namespaces")
-                    .and_then(|networks| {
-                        let hello = Hello::Ready(facts.clone());
-                        protocol::send(socket.as_fd(), &hello, &[], PATIENCE).step("say hello")?;
-                        Ok(networks)
+                let greeted = Filters::raise(owner.is_some())
+                    .step("put the system-call filter on the launcher")
+                    .and_then(|filters| {
+                        let mould = Mould { template: &template, landlock_abi };
+                        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK);
+                        Ok((filters, cells.step("start the maker of cells")?))
+                    })
+                    .and_then(|made| {
+                        protocol::send(socket.as_fd(), &Hello::Ready(facts), &[], PATIENCE).step("say hello")?;
+                        Ok(made)
                     });
-                let networks = match greeted {
-                    Ok(networks) => networks,
+                let (filters, cells) = match greeted {
+                    Ok(made) => made,
                     Err(failure) => {
                         if let Some(owner) = owner {
                             owner.close();
@@ -192,15 +187,12 @@ impl Launcher {
                     template,
                     owner,
                     identity,
-                    landlock_abi: facts.landlock_abi,
-                    host_namespaces: facts.namespaces,
-                    filter: Filters::compile(),
-                    networks,
+                    landlock_abi,
+                    filters,
+                    cells,
                     pid,
                     live: Vec::new(),
-                    prepares: configure.prepare_ahead,
-                    ahead: None,
-                    last_bounds: None,
+                    last_disk: USUAL_DISK,
                 })
             }
             Err(failure) => Err((socket, failure)),
@@ -279,40 +271,13 @@ impl Launcher {
     /// When to do what can wait, if there is anything.
     fn chores_after(&self) -> Option<Duration> {
         let untidy = self.owner.as_ref().is_some_and(Owner::is_untidy);
-        (self.networks.is_short() || untidy || self.lacks_ahead()).then_some(IDLE)
+        (self.cells.is_short() || untidy).then_some(IDLE)
     }
 
     fn do_chores(&mut self) {
-        self.networks.restock();
+        self.cells.restock(self.last_disk);
         if let Some(owner) = &mut self.owner {
             owner.tidy();
-        }
-        if self.lacks_ahead() && self.fork_ahead().is_err() {
-            // The next request says what is wrong.
-            self.last_bounds = None;
-        }
-    }
-
-    fn lacks_ahead(&self) -> bool {
-        self.prepares && self.ahead.is_none() && self.last_bounds.is_some()
-    }
-
-    fn fork_ahead(&mut self) -> Step<()> {
-        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
-        let group = self.group(self.last_bounds.unwrap_or_default())?;
-        let forked = message::pair().step("make a socket").and_then(|ends| Ok((ends, self.fork(group.as_deref())?)));
-        match forked {
-            Ok(((_, theirs), Fork::Child)) => {
-                self.live_as_child(&network, group.as_deref(), |ground| create::run_ahead(ground, theirs))
-            }
-            Ok(((socket, _), Fork::Parent(pid))) => {
-                self.ahead = Some(Ahead { pid, socket, group });
-                Ok(())
-            }
-            Err(failure) => {
-                self.take_back(group);
-                Err(failure)
-            }
         }
     }
 
@@ -324,29 +289,6 @@ impl Launcher {
         }
     }
 
-    /// Gives a request to the child that was forked ahead, if there is one that fits.
-    fn hand_over(
-        &mut self,
-        create: &Create,
-        control: &OwnedFd,
-        workspace: Option<&OwnedFd>,
-        bounds: Bounds,
-    ) -> Option<i32> {
-        let mut ahead = self.ahead.take()?;
-        let bound = match (&self.owner, &mut ahead.group) {
-            (Some(owner), Some(group)) => bounds.cpu_millis.is_none() && owner.rebind(group, bounds).is_ok(),
-            (None, None) => true,
-            _ => false,
-        };
-        let fds: Vec<_> = [control.as_fd()].into_iter().chain(workspace.map(AsFd::as_fd)).collect();
-        let handed = bound && protocol::send(ahead.socket.as_fd(), create, &fds, PATIENCE).is_ok();
-        if !handed {
-            let _ = process::kill(ahead.pid, libc::SIGKILL);
-        }
-        self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: false, gone: None });
-        handed.then_some(ahead.pid)
-    }
-
     fn wait(&self, timeout: Option<Duration>) -> io::Result<(bool, bool)> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.children, PollFlags::IN)];
         let timeout =
@@ -356,53 +298,55 @@ impl Launcher {
     }
 
     fn create(&mut self, create: &Create, fds: Vec<OwnedFd>) {
-        let Ok([control, gone]) = <[OwnedFd; 2]>::try_from(fds) else { return };
-        if let Err(failure) = self.try_create(create, &control, gone) {
+        let Ok([control]) = <[OwnedFd; 1]>::try_from(fds) else { return };
+        if let Err((control, failure)) = self.try_create(create, control) {
             let _ = protocol::send(control.as_fd(), &protocol::Event::Failed(failure), &[], PATIENCE);
         }
     }
 
-    fn try_create(&mut self, create: &Create, control: &OwnedFd, gone: OwnedFd) -> Step<()> {
+    fn try_create(&mut self, create: &Create, control: OwnedFd) -> Result<(), (OwnedFd, Failure)> {
+        let (workspace, mut cell, group) = match self.gather(create) {
+            Ok(parts) => parts,
+            Err(failure) => return Err((control, failure)),
+        };
+        match self.fork(group.as_deref()) {
+            Ok(Fork::Child) => {
+                self.live_as_child(create, &cell, group.as_deref(), &control, workspace.as_ref());
+            }
+            Ok(Fork::Parent(pid)) => {
+                cell.rules = None;
+                // What holds a host's directory must end with the init: its owner may want to unmount it.
+                let cell = workspace.is_none().then_some(cell);
+                self.live.push(Live { pid, group, reaped: false, gone: Some(control), cell });
+                Ok(())
+            }
+            Err(failure) => {
+                self.take_back(group);
+                self.cells.dispose(cell);
+                Err((control, failure))
+            }
+        }
+    }
+
+    /// Everything that a sandbox is made from.
+    fn gather(&mut self, create: &Create) -> Step<(Option<OwnedFd>, Cell, Option<Box<Group>>)> {
         let workspace = self.template.open_workspace(&create.workspace)?;
+        self.last_disk = create.disk.unwrap_or(USUAL_DISK);
+        let mould = Mould { template: &self.template, landlock_abi: self.landlock_abi };
+        let cell = self.cells.take(mould, self.last_disk).step("make a cell")?;
         let bounds = Bounds {
             memory: create.memory,
             // The init is a task, too.
             tasks: create.tasks.map(|tasks| tasks + 1),
             cpu_millis: create.cpu_millis.filter(|_| self.owner.as_ref().is_some_and(Owner::has_cpu)),
         };
-        if bounds.cpu_millis.is_none() {
-            self.last_bounds = Some(bounds);
-        }
-        if let Some(pid) = self.hand_over(create, control, workspace.as_ref(), bounds) {
-            if let Some(live) = self.live.iter_mut().find(|live| live.pid == pid) {
-                live.gone = Some(gone);
-            }
-            return Ok(());
-        }
-        let network = self.networks.take(self.template.host_proc()).step("make a network namespace")?;
-        let group = self.group(bounds)?;
-        match self.fork(group.as_deref()) {
-            Ok(Fork::Child) => self.live_as_child(&network, group.as_deref(), |ground| {
-                create::run(ground, create, control.as_fd(), workspace)
-            }),
-            Ok(Fork::Parent(pid)) => {
-                self.live.push(Live { pid, group, reaped: false, gone: Some(gone) });
-                Ok(())
-            }
-            Err(failure) => {
-                self.take_back(group);
-                Err(failure)
-            }
-        }
-    }
-
-    fn group(&mut self, bounds: Bounds) -> Step<Option<Box<Group>>> {
         let owner = self.owner.as_mut();
-        owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("make a control group")
+        let group = owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("make a control group")?;
+        Ok((workspace, cell, group))
     }
 
     fn fork(&self, group: Option<&Group>) -> Step<Fork> {
-        let kinds = namespace::kind::MOUNT | namespace::kind::PID | namespace::kind::IPC | namespace::kind::UTS;
+        let kinds = namespace::kind::PID | namespace::kind::UTS;
         let target = group.and_then(Group::clone_target);
         spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")
     }
@@ -410,24 +354,29 @@ impl Launcher {
     /// The rest of a child's life.
     fn live_as_child(
         &self,
-        network: &OwnedFd,
+        create: &Create,
+        cell: &Cell,
         group: Option<&Group>,
-        life: impl FnOnce(&create::Ground<'_>) -> i32,
+        control: &OwnedFd,
+        workspace: Option<&OwnedFd>,
     ) -> ! {
         let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
-        let ground = create::Ground {
-            network: network.as_fd(),
+        let setup = create::Setup {
+            cell,
             join_files: group.map_or(&[], Group::join_files),
             groups: &groups,
+            counting_dir: self.owner.as_ref().zip(group).and_then(|(owner, group)| owner.counting_dir(group)),
             group_base: group.map(Group::base).unwrap_or_default(),
             identity: self.identity,
             outside_pid: self.pid.get(),
             template: &self.template,
             landlock_abi: self.landlock_abi,
-            host_namespaces: self.host_namespaces,
-            filters: &self.filter,
+            filters: &self.filters,
+            create,
+            control: control.as_fd(),
+            workspace,
         };
-        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life(&ground)));
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| create::run(&setup)));
         process::exit_now(code.unwrap_or(70))
     }
 
@@ -439,20 +388,18 @@ impl Launcher {
             if let Some(live) = self.live.iter_mut().find(|live| live.pid == reaped.pid) {
                 live.reaped = true;
             }
-            if let Some(ahead) = self.ahead.take_if(|ahead| ahead.pid == reaped.pid) {
-                self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: true, gone: None });
-            }
         }
-        let owner = &mut self.owner;
+        let (owner, cells) = (&mut self.owner, &self.cells);
         self.live.retain_mut(|live| {
             if !live.reaped {
                 return true;
             }
+            let cell = live.cell.take();
             if owner.as_ref().is_some_and(Owner::keeps_groups) {
                 // The group stays with the launcher; everything else died with the init.
                 live.gone = None;
             }
-            match (owner.as_mut(), live.group.take()) {
+            let left = match (owner.as_mut(), live.group.take()) {
                 (Some(owner), Some(group)) => match owner.release(group) {
                     Ok(()) => false,
                     Err(group) => {
@@ -461,18 +408,22 @@ impl Launcher {
                     }
                 },
                 _ => false,
+            };
+            if !left {
+                live.gone = None;
             }
+            if let Some(cell) = cell {
+                cells.dispose(cell);
+            }
+            left
         });
     }
 
     fn end(&mut self) -> i32 {
-        if let Some(ahead) = self.ahead.take() {
-            self.live.push(Live { pid: ahead.pid, group: ahead.group, reaped: false, gone: None });
-        }
         for live in self.live.iter().filter(|live| !live.reaped) {
             let _ = process::kill(live.pid, libc::SIGKILL);
         }
-        self.networks.stop();
+        self.cells.stop();
         // Everything is killed or ends by itself; what remains is the kernel's work.
         for _ in 0..10_000 {
             self.collect();

@@ -129,9 +129,9 @@ impl Template {
         Ok(Self { host_proc, host_mounts, template_mounts, programs, masked_files, masked_dirs, own_root })
     }
 
-    /// The proc file system of the host.
-    pub fn host_proc(&self) -> BorrowedFd<'_> {
-        self.host_proc.as_fd()
+    /// The proc file system of the host, and the template's mount namespace.
+    pub fn way_back(&self) -> [BorrowedFd<'_>; 2] {
+        [self.host_proc.as_fd(), self.template_mounts.as_fd()]
     }
 
     /// Whether the root is a directory that the caller named.
