@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::seccomp::MarkKey;
 use crate::sys::{check, check_int};
 
 /// A resource of `setrlimit`.
@@ -37,6 +38,28 @@ impl Resource {
 pub fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
     let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
     prlimit(0, resource, Some(&limit)).map(drop)
+}
+
+/// Marks the calling process, where the system-call list lets nobody do so without the key.
+pub fn set_mark(key: MarkKey, value: u64) -> io::Result<()> {
+    let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
+    let (process, resource) = key.arguments();
+    // SAFETY: the structure lives through the call, which writes to no memory. The kernel ignores the upper halves.
+    unsafe {
+        check(libc::syscall(libc::SYS_prlimit64, process, resource, &raw const limit, std::ptr::null::<u8>())).map(drop)
+    }
+}
+
+/// A random number of the kernel's.
+pub fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer has the length that is passed.
+    let length = unsafe { check(libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0))? };
+    if length as usize == bytes.len() {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
 }
 
 /// Sets the limit to `value`, or to what the hard limit allows if that is less.

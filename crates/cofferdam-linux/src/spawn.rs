@@ -4,11 +4,9 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::process::Resource;
-use crate::seccomp::{self, Program};
+use crate::seccomp::MarkKey;
 use crate::sys::check;
 
 /// One page of memory that a parent and its forks share, holding a process number.
@@ -110,14 +108,12 @@ pub struct ExecPlan {
     pub env: Vec<CString>,
     /// Where to start.
     pub directory: CString,
-    /// Limits to set, soft and hard.
-    pub limits: Vec<(Resource, u64)>,
+    /// A mark to set on it, and the key to do so with.
+    pub mark: Option<(MarkKey, u64)>,
     /// What becomes descriptors 0, 1 and 2.
     pub stdio: [RawFd; 3],
     /// Whether descriptor 0 is a terminal to control.
     pub terminal: bool,
-    /// A filter to put on top of what this process has.
-    pub filter: Option<Arc<Program>>,
 }
 
 /// Which step of starting a program failed.
@@ -202,19 +198,14 @@ fn prepare(child: &mut Child<'_>) -> Result<(), i32> {
             check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
         }
         libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32);
-        for (resource, value) in &plan.limits {
-            if crate::process::set_limit(*resource, *value).is_err() {
-                return Err(errno());
-            }
+        if let Some((key, value)) = plan.mark
+            && crate::process::set_mark(key, value).is_err()
+        {
+            return Err(errno());
         }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         check(libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()))?;
-        if let Some(filter) = &plan.filter
-            && seccomp::install(filter).is_err()
-        {
-            return Err(errno());
-        }
         child.step = ExecStep::Directory;
         check(libc::chdir(plan.directory.as_ptr()))
     }
@@ -263,10 +254,9 @@ mod tests {
             argv: argv.iter().map(|word| text(word)).collect(),
             env: vec![text("A=b")],
             directory: text(directory),
-            limits: vec![],
+            mark: None,
             stdio: [0, 1, 2],
             terminal: false,
-            filter: None,
         }
     }
 

@@ -140,9 +140,9 @@ impl Launcher {
         let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
         let (control, init) = message::pair().map_err(io)?;
         let socket = self.socket.as_ref().ok_or_else(|| Error::closed("create"))?;
-        protocol::send(socket.as_fd(), create, &[init.as_fd()], Duration::from_secs(10)).map_err(
-            |error| Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error),
-        )?;
+        protocol::send(socket.as_fd(), create, &[init.as_fd()], Duration::from_secs(10)).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error)
+        })?;
         Ok(control)
     }
 }

@@ -120,7 +120,7 @@ pub(super) const PERSONALITY: Verdict = Verdict::ByArguments {
 // Resource limits. RLIMIT_RTTIME is the unforgeable mark of which exec a process belongs to; a soft RLIMIT_CORE of
 // exactly 1 stops core dumps into a pipe, and programs that lower it to 0 would unknowingly start them again.
 const RLIMIT_CORE: u32 = 4;
-const RLIMIT_RTTIME: u32 = 15;
+pub(super) const RLIMIT_RTTIME: u32 = 15;
 
 /// Another process may be the init, which has the same user: without descriptors it could not find what to kill.
 const OTHERS_LIMITS: Case = case(EPERM, &[Test::NotNull { argument: 0 }, Test::NotNull { argument: 2 }]);
@@ -132,15 +132,6 @@ pub(super) const PRLIMIT: Verdict = allow_except(&[
     case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }]),
     case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }]),
 ]);
-
-// For the init, which sets the mark on what it starts; see `Options::allow_mark`.
-pub(super) const SETRLIMIT_MARKING: Verdict = allow_except(&[case(PRETEND, &[one_of(0, &[RLIMIT_CORE])])]);
-pub(super) const PRLIMIT_MARKING: Verdict =
-    allow_except(&[OTHERS_LIMITS, case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }])]);
-/// Only the mark is refused.
-pub(super) const SETRLIMIT_GUARD: Verdict = allow_except(&[case(EPERM, &[one_of(0, &[RLIMIT_RTTIME])])]);
-pub(super) const PRLIMIT_GUARD: Verdict =
-    allow_except(&[case(EPERM, &[one_of(1, &[RLIMIT_RTTIME]), Test::NotNull { argument: 2 }])]);
 
 // Buffers in the kernel; see `Options::deny_large_buffers`.
 const F_SETPIPE_SZ: u32 = 1031;

@@ -9,7 +9,7 @@
 //! that it knows. What the verdicts are is not decided here.
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
-use super::checks::{PRLIMIT_GUARD, SETRLIMIT_GUARD};
+use super::checks::{PRLIMIT, RLIMIT_RTTIME};
 use super::policy::{ALLOWED, Options, UNKNOWN, is_for_building, verdict};
 use super::rule::{Action, Case, Test, Verdict};
 
@@ -68,19 +68,6 @@ fn guarded(arch: Arch, ranges: &[Range]) -> Program {
     assembler.finish()
 }
 
-pub(super) fn mark_guard(arch: Arch) -> Program {
-    let mut assembler = Assembler::default();
-    let mut first = returns(Action::Allow);
-    for (name, verdict) in [("setrlimit", SETRLIMIT_GUARD), ("prlimit64", PRLIMIT_GUARD)] {
-        if let Some((number, _)) = arch.table().find(|(_, known)| *known == Some(name)) {
-            let guarded = check(&mut assembler, verdict);
-            first = assembler.branch(Condition::Equal(number), guarded, first);
-        }
-    }
-    assembler.load(NUMBER, first);
-    assembler.finish()
-}
-
 /// All numbers, as ranges whose neighbours differ. The first one starts at 0, the last one has no end.
 fn ranges<'a>(arch: Arch, verdict: impl Fn(Option<&'a str>) -> Verdict) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
@@ -111,6 +98,14 @@ fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
         Verdict::Always(action) => returns(action),
         Verdict::ByArguments { cases, otherwise } => {
             cases.iter().rev().fold(returns(otherwise), |next, case| check_case(assembler, case, next))
+        }
+        Verdict::Marking(key) => {
+            let otherwise = check(assembler, PRLIMIT);
+            let tests = [(low(1), RLIMIT_RTTIME), (high(1), key.resource_half), (high(0), key.process_half)];
+            tests.into_iter().rev().fold(returns(Action::Allow), |yes, (word, value)| {
+                let branch = assembler.branch(Condition::Equal(value), yes, otherwise);
+                assembler.load(word, branch)
+            })
         }
     }
 }

@@ -16,7 +16,7 @@ mod tests;
 
 pub use arch::Arch;
 pub use assembler::{Instruction, Program};
-pub use policy::{Options, describe};
+pub use policy::{MarkKey, Options, describe};
 
 use std::io;
 
@@ -36,13 +36,6 @@ pub fn compile(arch: Arch, options: &Options) -> Program {
 #[must_use]
 pub fn compile_stages(arch: Arch, options: &Options) -> (Program, Program) {
     (compiler::compile_early(arch, options), compiler::compile_late(arch, options))
-}
-
-/// A filter of a few instructions that refuses to change RLIMIT_RTTIME and allows everything else. It goes on top of one
-/// that was compiled with [`Options::allow_mark`], on each process once its mark is set.
-#[must_use]
-pub fn mark_guard(arch: Arch) -> Program {
-    compiler::mark_guard(arch)
 }
 
 /// Puts `program` on the calling thread, for good, and on everything that the thread starts from then on.

@@ -1,9 +1,8 @@
 //! Which verdict a system call gets: the allowlist, what the options change, and what is not on the list.
+use std::fmt;
+
 use super::arch::Arch;
-use super::checks::{
-    ENOSYS, EPERM, FCNTL_WITHOUT_PIPE_SIZE, MMAP_WITHOUT_SHARED, PRLIMIT_MARKING, SETRLIMIT_MARKING,
-    SETSOCKOPT_WITHOUT_BUFFERS,
-};
+use super::checks::{ENOSYS, EPERM, FCNTL_WITHOUT_PIPE_SIZE, MMAP_WITHOUT_SHARED, SETSOCKOPT_WITHOUT_BUFFERS};
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
 
@@ -40,6 +39,39 @@ pub(super) fn is_for_building(name: &str) -> bool {
     FOR_BUILDING.contains(&name)
 }
 
+/// A random number that a call must carry to set a mark.
+///
+/// `prlimit64` takes a process and a resource of 32 bits each in registers of 64. The kernel drops the upper halves, but
+/// a filter sees them: the key travels there. Nobody inside can read the filter, nor the memory of an init, and there
+/// are too many keys to try.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct MarkKey {
+    pub(super) process_half: u32,
+    pub(super) resource_half: u32,
+}
+
+impl MarkKey {
+    /// A key from 64 random bits.
+    #[must_use]
+    pub fn new(random: u64) -> Self {
+        // No half is ever zero: that is what every other call carries there.
+        Self { process_half: (random >> 32) as u32 | 1, resource_half: random as u32 | 1 }
+    }
+
+    /// What `prlimit64` takes as process and resource, to mark the caller.
+    #[must_use]
+    pub fn arguments(self) -> (u64, u64) {
+        let resource = u64::from(super::checks::RLIMIT_RTTIME);
+        (u64::from(self.process_half) << 32, u64::from(self.resource_half) << 32 | resource)
+    }
+}
+
+impl fmt::Debug for MarkKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MarkKey")
+    }
+}
+
 /// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, and
 /// what a sandbox's own init needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,9 +85,8 @@ pub struct Options {
     /// Keep pipes and socket buffers at their default sizes, where each descriptor counts as holding one: setting the
     /// size of a pipe is refused, setting that of a socket's buffers does nothing.
     pub deny_large_buffers: bool,
-    /// Let RLIMIT_RTTIME be set: for an init, which marks with it what each exec starts and then puts
-    /// [`mark_guard`](super::mark_guard) on it.
-    pub allow_mark: bool,
+    /// Let RLIMIT_RTTIME be set by who knows the key: an init, which marks with it what each exec starts.
+    pub mark_key: Option<MarkKey>,
 }
 
 /// The verdict on a system call that exists on some architecture.
@@ -78,8 +109,7 @@ fn refused_by_option(name: &str, options: &Options) -> Option<Verdict> {
         "mmap" if options.deny_shared_memory => Some(MMAP_WITHOUT_SHARED),
         "fcntl" if options.deny_large_buffers => Some(FCNTL_WITHOUT_PIPE_SIZE),
         "setsockopt" if options.deny_large_buffers => Some(SETSOCKOPT_WITHOUT_BUFFERS),
-        "setrlimit" if options.allow_mark => Some(SETRLIMIT_MARKING),
-        "prlimit64" if options.allow_mark => Some(PRLIMIT_MARKING),
+        "prlimit64" => options.mark_key.map(Verdict::Marking),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,
     }

@@ -4,6 +4,9 @@
 //! arguments, so a filter that compared all 64 bits could be passed by setting a high one.
 use std::fmt;
 
+use super::checks::PRLIMIT;
+use super::policy::MarkKey;
+
 /// What happens to one system call, and why.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
@@ -19,6 +22,8 @@ pub(super) enum Verdict {
     Always(Action),
     /// The first case whose tests all hold decides, `otherwise` when none does.
     ByArguments { cases: &'static [Case], otherwise: Action },
+    /// `prlimit64` as the allowlist has it, and setting a mark with the key.
+    Marking(MarkKey),
 }
 
 /// One line of a verdict that depends on arguments.
@@ -83,6 +88,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Always(action) => action.fmt(f),
+            Self::Marking(_) => write!(f, "allow marking with the key; else {PRLIMIT}"),
             Self::ByArguments { cases, otherwise } => {
                 for case in *cases {
                     write!(f, "{case}; ")?;

@@ -10,7 +10,6 @@
 //! ordered along with the sandbox is started between the measuring of the walls and Ready.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use cofferdam_linux::cgroup::Base;
 use cofferdam_linux::landlock::{Ruleset, access};
@@ -277,8 +276,7 @@ fn open<'a>(setup: &Setup<'a>, rooms: Rooms) -> Step<Init<'a>> {
     evidence.members = rooms.members;
     evidence.outside_uid = rooms.outside_uid;
     let as_expected = create.expected.as_ref().is_some_and(|expected| evidence.is_as(expected));
-    let guard = Arc::clone(&setup.filters.mark_guard);
-    let mut init = Init::new(setup.control, watch, guard, as_expected).step("watch for children")?;
+    let mut init = Init::new(setup.control, watch, setup.filters.mark_key, as_expected).step("watch for children")?;
     let first = init.start_ordered();
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
     let mut fds = vec![own.as_fd(), rooms.workspace.as_fd(), rooms.code.as_fd()];

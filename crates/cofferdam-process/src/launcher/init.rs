@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_linux::process::{self, Resource};
-use cofferdam_linux::seccomp;
+use cofferdam_linux::seccomp::MarkKey;
 use cofferdam_linux::spawn::{self, ExecPlan, ExecStep};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -118,7 +117,7 @@ pub struct Init<'a> {
     execs_started: u64,
     /// The first exec that was started.
     first: u64,
-    mark_guard: Arc<seccomp::Program>,
+    mark_key: MarkKey,
     /// Whether the sandbox measured what the host expected.
     as_expected: bool,
     /// The exec with which the sandbox ends.
@@ -130,7 +129,7 @@ impl<'a> Init<'a> {
     pub fn new(
         control: BorrowedFd<'a>,
         watch: Option<Watch>,
-        mark_guard: Arc<seccomp::Program>,
+        mark_key: MarkKey,
         as_expected: bool,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -140,7 +139,7 @@ impl<'a> Init<'a> {
             watch,
             execs_started: 0,
             first: 0,
-            mark_guard,
+            mark_key,
             as_expected,
             last: None,
         })
@@ -259,13 +258,11 @@ impl<'a> Init<'a> {
         let started = match start.terminal {
             None => <[OwnedFd; 3]>::try_from(fds)
                 .map_err(|_| (ExecStep::Prepare, io::Error::from_raw_os_error(libc::EBADF)))
-                .and_then(|stdio| launch(start, stdio.each_ref().map(AsRawFd::as_raw_fd), &self.mark_guard))
+                .and_then(|stdio| launch(start, stdio.each_ref().map(AsRawFd::as_raw_fd), self.mark_key))
                 .map(|pid| (pid, None)),
-            Some(size) => {
-                make_terminal(size).map_err(|error| (ExecStep::Prepare, error)).and_then(|(master, slave)| {
-                    Ok((launch(start, [slave.as_raw_fd(); 3], &self.mark_guard)?, Some(master)))
-                })
-            }
+            Some(size) => make_terminal(size)
+                .map_err(|error| (ExecStep::Prepare, error))
+                .and_then(|(master, slave)| Ok((launch(start, [slave.as_raw_fd(); 3], self.mark_key)?, Some(master)))),
         };
         let (pid, master) = started.map_err(|(step, error)| {
             let reason = match step {
@@ -330,7 +327,7 @@ impl<'a> Init<'a> {
     }
 }
 
-fn launch(start: &Start, stdio: [i32; 3], guard: &Arc<seccomp::Program>) -> Result<i32, (ExecStep, io::Error)> {
+fn launch(start: &Start, stdio: [i32; 3], key: MarkKey) -> Result<i32, (ExecStep, io::Error)> {
     let bad = |_| (ExecStep::Prepare, io::Error::from_raw_os_error(libc::EINVAL));
     let argv: Vec<CString> =
         start.argv.iter().map(|word| CString::new(word.as_str())).collect::<Result<_, _>>().map_err(bad)?;
@@ -347,10 +344,9 @@ fn launch(start: &Start, stdio: [i32; 3], guard: &Arc<seccomp::Program>) -> Resu
         argv,
         env,
         directory: CString::new(start.directory.as_str()).map_err(bad)?,
-        limits: vec![(Resource::MARK, start.exec)],
+        mark: Some((key, start.exec)),
         stdio,
         terminal: start.terminal.is_some(),
-        filter: Some(Arc::clone(guard)),
     })
 }
 

@@ -16,7 +16,6 @@ mod template;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Bounds, Group, Owner, Version};
@@ -86,7 +85,7 @@ struct Launcher {
 /// Compiled once. The launcher itself is under the early part, so that every fork has it from the start.
 struct Filters {
     late: seccomp::Program,
-    mark_guard: Arc<seccomp::Program>,
+    mark_key: seccomp::MarkKey,
 }
 
 impl Filters {
@@ -94,16 +93,17 @@ impl Filters {
     /// sandboxes use; if not, more is refused.
     fn raise(counted: bool) -> io::Result<Self> {
         let arch = seccomp::Arch::native();
+        let mark_key = seccomp::MarkKey::new(process::random()?);
         let options = seccomp::Options {
             deny_memfd: !counted,
             deny_shared_memory: !counted,
             deny_affinity: !counted,
             deny_large_buffers: !counted,
-            allow_mark: true,
+            mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);
         seccomp::install(&early)?;
-        Ok(Self { late, mark_guard: Arc::new(seccomp::mark_guard(arch)) })
+        Ok(Self { late, mark_key })
     }
 }
 

@@ -7,8 +7,11 @@ mod oracle;
 mod policy;
 mod table;
 
-use super::{Arch, Options, Program, compile, compile_stages};
+use super::{Arch, MarkKey, Options, Program, compile, compile_stages};
 use interpreter::run;
+
+/// Halves that no ordinary argument has.
+const KEY: MarkKey = MarkKey { process_half: 0x1234_5679, resource_half: 0x89ab_cdef };
 
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
@@ -45,7 +48,7 @@ fn all_options() -> impl Iterator<Item = Options> {
         deny_memfd: bits & 1 != 0,
         deny_shared_memory: bits & 2 != 0,
         deny_affinity: bits & 4 != 0,
-        allow_mark: bits & 8 != 0,
+        mark_key: (bits & 8 != 0).then_some(KEY),
         deny_large_buffers: bits & 16 != 0,
     })
 }

@@ -2,11 +2,13 @@
 use super::super::rule::{Action, Test, Verdict};
 use super::super::rules::RULES;
 use super::interpreter::{has_no_dead_code, verify};
-use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KILL, Options, Program, all_options, compile, compile_stages, run};
+use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KEY, KILL, Options, Program, all_options, compile, compile_stages, run};
 use proptest::prelude::*;
 
 /// Every number that a test could care about, on both sides of each comparison that the policy makes.
-const TELLING: [u64; 33] = [
+const TELLING: [u64; 35] = [
+    0x1234_5679_0000_0000,
+    0x89ab_cdef_0000_000f,
     7,
     32,
     1031,
@@ -50,8 +52,11 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
     let Some(name) = arch.name(call.number) else { return ENOSYS };
     let low = call.arguments.map(|argument| argument as u32);
     match name {
-        "setrlimit" if options.allow_mark && low[0] == 15 => return ALLOW,
-        "prlimit64" if options.allow_mark && low[1] == 15 && (call.arguments[0] == 0 || call.arguments[2] == 0) => {
+        "prlimit64"
+            if options.mark_key.is_some()
+                && call.arguments[0] >> 32 == 0x1234_5679
+                && call.arguments[1] == 0x89ab_cdef_0000_000f =>
+        {
             return ALLOW;
         }
         "fcntl" if options.deny_large_buffers && low[1] == 1031 => return EPERM,
@@ -77,6 +82,7 @@ fn read(verdict: Verdict, call: &Call) -> u32 {
     };
     match verdict {
         Verdict::Always(action) => value(action),
+        Verdict::Marking(_) => unreachable!("not in the table"),
         Verdict::ByArguments { cases, otherwise } => cases
             .iter()
             .find(|case| case.when.iter().all(|test| holds(test, call)))
@@ -185,8 +191,12 @@ fn compiling_twice_gives_the_same_program() {
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
-    any::<[bool; 5]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, allow_mark, deny_large_buffers]| {
-        Options { deny_large_buffers, deny_memfd, deny_shared_memory, deny_affinity, allow_mark }
+    any::<[bool; 5]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers]| Options {
+        deny_large_buffers,
+        deny_memfd,
+        deny_shared_memory,
+        deny_affinity,
+        mark_key: mark.then_some(KEY),
     })
 }
 

@@ -225,24 +225,24 @@ fn limits_that_mark_an_exec_cannot_be_changed() {
 }
 
 #[test]
-fn the_guard_takes_back_what_an_init_may_do() {
-    for arch in Arch::ALL {
-        let init = super::compile(arch, &super::Options { allow_mark: true, ..Default::default() });
-        let guard = super::super::mark_guard(arch);
-        let both = |name, given: &[u64]| {
-            let Some(number) = super::number(arch, name) else { return (ALLOW, EPERM) };
-            let call = super::Call::new(arch, number, super::arguments(given));
-            (super::run(&init, &call), super::run(&guard, &call))
-        };
-        for new in [1, 1 << 32, u64::MAX] {
-            assert_eq!(both("prlimit64", &[0, 15, new]), (ALLOW, EPERM));
-            assert_eq!(both("prlimit64", &[0, 15 | 1 << 32, new]), (ALLOW, EPERM));
-            assert_eq!(both("prlimit64", &[0, 4, new]), (PRETEND, ALLOW));
-        }
-        assert_eq!(both("setrlimit", &[15, 1]), (ALLOW, EPERM));
-        assert_eq!(both("prlimit64", &[0, 15, 0]), (ALLOW, ALLOW));
-        assert_eq!(both("read", &[15, 15, 15]), (ALLOW, ALLOW));
+fn a_mark_can_be_set_with_its_key_and_with_no_other() {
+    let options = Options { mark_key: Some(super::KEY), ..Options::default() };
+    let (process, resource) = super::KEY.arguments();
+    for new in [1, 1 << 32, u64::MAX] {
+        check(&options, "prlimit64", &[process, resource, new], ALLOW);
+        check(&options, "prlimit64", &[process ^ 1 << 32, resource, new], EPERM);
+        check(&options, "prlimit64", &[process, resource ^ 1 << 63, new], EPERM);
+        check(&options, "prlimit64", &[0, resource, new], EPERM);
+        check(&options, "prlimit64", &[process, 15, new], EPERM);
+        check(&options, "prlimit64", &[0, 15, new], EPERM);
+        // The key opens nothing else.
+        check(&options, "prlimit64", &[process, resource ^ 15 ^ 7, new], EPERM);
+        check(&options, "prlimit64", &[0, 4, new], PRETEND);
+        check(&options, "setrlimit", &[15, new], EPERM);
+        check(&options, "setrlimit", &[resource, new], EPERM);
     }
+    assert!(super::MarkKey::new(0).arguments().0 >> 32 > 0);
+    assert!(super::MarkKey::new(0).arguments().1 >> 32 > 0);
 }
 
 #[test]
