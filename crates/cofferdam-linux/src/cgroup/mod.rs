@@ -412,10 +412,18 @@ pub fn members(dir: BorrowedFd<'_>) -> u64 {
 }
 
 fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<String> {
-    let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    read_again(open(dir, name)?.as_fd())
+}
+
+fn open(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    Ok(openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Reads a file of a group from its start, which gives what it says now.
+fn read_again(file: BorrowedFd<'_>) -> io::Result<String> {
     // These files give everything that fits at once, and most are short: one call.
     let mut buffer = [0; 4096];
-    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer))?;
+    let length = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer, 0))?;
     if length == buffer.len() {
         return Err(io::Error::from(io::ErrorKind::FileTooLarge));
     }

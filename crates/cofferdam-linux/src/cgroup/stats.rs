@@ -1,8 +1,10 @@
 //! What a group has used and what bounds it, read back from the kernel.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
-use super::{Version, read};
+use super::{Version, open, read_again};
 
 /// What a group has used, read through its directories.
 #[derive(Debug)]
@@ -10,28 +12,43 @@ pub struct Stats {
     version: Version,
     /// A directory of each hierarchy, and the controllers there.
     dirs: Vec<(OwnedFd, Vec<String>)>,
+    /// Files that were read before, by name: reading one again costs a fraction of opening it. There are as many as
+    /// this type has methods.
+    files: Mutex<Vec<(&'static str, OwnedFd)>>,
 }
 
 impl Stats {
     /// Reads through these directories, as [`Group::dirs`](super::Group::dirs) gave them, in hierarchies as
     /// [`Owner::layout`](super::Owner::layout) gave them.
     pub fn new(version: Version, dirs: Vec<OwnedFd>, layout: &[Vec<String>]) -> Self {
-        Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect() }
+        Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect(), files: Mutex::default() }
     }
 
-    fn read(&self, v1: &str, v2: &str) -> Option<String> {
+    fn read(&self, v1: &'static str, v2: &'static str) -> Option<String> {
         let name = match self.version {
             Version::V1 => v1,
             Version::V2 => v2,
         };
-        let (dir, _) = match self.version {
-            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, name))?,
-            Version::V2 => self.dirs.first()?,
-        };
-        read(dir.as_fd(), name).ok()
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, file)) = files.iter().find(|(known, _)| *known == name) {
+            return read_again(file.as_fd()).ok();
+        }
+        let file = self.open(name).ok()?;
+        let text = read_again(file.as_fd()).ok();
+        files.push((name, file));
+        text
     }
 
-    fn number(&self, v1: &str, v2: &str) -> Option<u64> {
+    fn open(&self, name: &str) -> io::Result<OwnedFd> {
+        let (dir, _) = match self.version {
+            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, name)),
+            Version::V2 => self.dirs.first(),
+        }
+        .ok_or(io::ErrorKind::NotFound)?;
+        open(dir.as_fd(), name)
+    }
+
+    fn number(&self, v1: &'static str, v2: &'static str) -> Option<u64> {
         self.read(v1, v2)?.trim().parse().ok()
     }
 
