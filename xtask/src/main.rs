@@ -21,7 +21,9 @@ const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
 cargo xtask tidy                              the rules of the house that no other tool checks
-cargo xtask bench spawn [--quick] [--n N]     compare with bare posix_spawn and bubblewrap, in one run";
+cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
+cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
+cargo xtask bench NAME --help                 more options of a benchmark";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -41,7 +43,9 @@ fn run(words: &[&str]) -> Result<()> {
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["check"] => check::run(&repository),
         ["tidy"] => tidy::run(&repository),
-        ["bench", "spawn", options @ ..] => bench::spawn(&repository, options),
+        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs"), options @ ..] => {
+            bench::run(&repository, name, options)
+        }
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())

@@ -39,7 +39,7 @@ pub const FOR_TESTS: &[Need] = &[
     },
 ];
 
-/// What `cargo xtask bench spawn` needs.
+/// What `cargo xtask bench` needs. Other peers are measured where they are installed.
 pub const FOR_BENCHMARKS: &[Need] = &[Need {
     name: "bubblewrap",
     package: "bubblewrap",

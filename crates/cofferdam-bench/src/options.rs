@@ -1,57 +1,102 @@
-//! The benchmark's own command line.
+//! The benchmarks' own command line.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+
+use crate::spawn::{Contestant, Workload};
+
+/// The fewest runs that a median says anything about.
+const FEWEST: u64 = 10;
 
 /// What to measure, and where to write it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench", about = "Benchmarks that compare in one run; nothing asserts a time")]
 pub struct Options {
-    /// Times that each contestant runs one at a time.
-    pub rounds: usize,
-    /// Times that each contestant runs for each number at once.
-    pub rounds_at_once: usize,
-    /// Directory of the JSON file.
+    /// Directory for the files with the results.
+    #[arg(long, global = true, default_value = "bench-results")]
     pub out: PathBuf,
+    /// Which benchmark.
+    #[command(subcommand)]
+    pub benchmark: Benchmark,
 }
 
-impl Options {
-    /// Parses `[--quick] [--n N] [--out DIR]`.
-    pub fn parse(words: impl Iterator<Item = String>) -> Result<Self> {
-        let mut options = Self { rounds: 2000, rounds_at_once: 1600, out: PathBuf::from("bench-results") };
-        let mut words = words;
-        while let Some(word) = words.next() {
-            let mut value = |name: &str| words.next().with_context(|| format!("{name} needs a value"));
-            match word.as_str() {
-                "--quick" => (options.rounds, options.rounds_at_once) = (300, 240),
-                "--n" => {
-                    let n: usize = value("--n")?.parse().context("--n takes a number")?;
-                    if n < 10 {
-                        bail!("--n takes a number of at least 10");
-                    }
-                    (options.rounds, options.rounds_at_once) = (n, n);
-                }
-                "--out" => options.out = value("--out")?.into(),
-                other => bail!("unknown option '{other}'; known are --quick, --n N and --out DIR"),
-            }
-        }
-        Ok(options)
-    }
+/// Which benchmark.
+#[derive(Debug, Subcommand)]
+pub enum Benchmark {
+    /// How long a program takes behind each wall, compared with no wall.
+    Spawn(SpawnOptions),
+    /// What idle sandboxes cost while they are held.
+    Memory(MemoryOptions),
+    /// What is left and what grows while sandboxes are made and destroyed.
+    Churn(ChurnOptions),
+    /// What busy neighbours do to latency.
+    Hogs(HogsOptions),
+}
+
+/// Options of `spawn`.
+#[derive(Debug, Args)]
+pub struct SpawnOptions {
+    /// Fewer rounds: ends within a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds for `true`; Python has a quarter of it, those that are slow have fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: Option<u64>,
+    /// Contestants that take part beside `bare`, by their short names.
+    #[arg(long, value_delimiter = ',', value_parser = Contestant::parse)]
+    pub only: Vec<Contestant>,
+    /// What they run; default: both.
+    #[arg(long, value_enum)]
+    pub workload: Option<Workload>,
+}
+
+/// Options of `memory`.
+#[derive(Debug, Args)]
+pub struct MemoryOptions {
+    /// Idle sandboxes held at once.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(FEWEST..=100_000))]
+    pub n: u64,
+}
+
+/// Options of `churn`.
+#[derive(Debug, Args)]
+pub struct ChurnOptions {
+    /// Sandboxes made, run in, and destroyed.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    pub n: u64,
+}
+
+/// Options of `hogs`.
+#[derive(Debug, Args)]
+pub struct HogsOptions {
+    /// Sandboxes that each keep one processor busy.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub hogs: u64,
+    /// Runs of each kind with hogs, and as many without.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options> {
-        Options::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Options::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))
     }
 
     #[test]
     fn options_are_read_or_refused() {
-        assert_eq!(parse("--quick").unwrap().rounds, 300);
-        assert_eq!(parse("--n 50 --out x").unwrap().out, PathBuf::from("x"));
-        for line in ["--n", "--n x", "--n 1", "--slow"] {
+        let options = parse("spawn --n 50 --only run,bwrap --workload python --out x").unwrap();
+        assert_eq!(options.out, PathBuf::from("x"));
+        let Benchmark::Spawn(spawn) = options.benchmark else { panic!("not spawn") };
+        assert_eq!((spawn.n, spawn.quick, spawn.workload), (Some(50), false, Some(Workload::Python)));
+        assert_eq!(spawn.only.iter().map(|who| who.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
+        assert!(matches!(parse("memory --n 20").unwrap().benchmark, Benchmark::Memory(MemoryOptions { n: 20 })));
+        for line in
+            ["", "spawn --n", "spawn --n x", "spawn --n 1", "spawn --slow", "spawn --only nobody", "churn --n 5"]
+        {
             assert!(parse(line).is_err(), "{line}");
         }
     }

@@ -38,12 +38,17 @@ impl Sample {
 
     /// As written to files; microseconds.
     pub fn json(&self) -> Value {
-        json!({ "n": self.len(), "median_us": round(self.median()), "p99_us": round(self.p99()) })
+        json!({ "n": self.len(), "median_us": tenths(self.median()), "p99_us": tenths(self.p99()) })
     }
 }
 
+/// Rounds to a hundredth.
+pub fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
 /// Rounds to a tenth.
-pub fn round(value: f64) -> f64 {
+pub fn tenths(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 

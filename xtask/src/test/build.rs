@@ -78,7 +78,8 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name: format!("{package} {kind} {target}"), path, directory })
 }
 
-fn binary(message: &Value) -> Option<(String, PathBuf)> {
+/// Name and file of a program, if cargo tells of one that is no test.
+pub fn binary(message: &Value) -> Option<(String, PathBuf)> {
     let path = executable(message).filter(|_| message["profile"]["test"] == false)?;
     let target = &message["target"];
     (target["kind"][0] == "bin").then(|| Some((target["name"].as_str()?.to_owned(), path)))?

@@ -1,6 +1,6 @@
 //! The machine and the versions that a result belongs to.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
@@ -22,8 +22,6 @@ pub struct Facts {
     pub root: bool,
     /// The compiler that built it.
     pub rustc: String,
-    /// Bubblewrap's version.
-    pub bubblewrap: String,
 }
 
 /// Looks around.
@@ -39,8 +37,7 @@ pub fn facts() -> Facts {
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         load: load(),
         root: uid == Some("0"),
-        rustc: first_line("rustc"),
-        bubblewrap: first_line("bwrap"),
+        rustc: version("rustc"),
     }
 }
 
@@ -50,7 +47,17 @@ pub fn load() -> String {
 }
 
 impl Facts {
-    /// As written to files.
+    /// One line for people.
+    pub fn line(&self) -> String {
+        let who = if self.root { "root" } else { "ordinary user" };
+        let load = load();
+        format!(
+            "{}, {} cores, Linux {}, {who}; load {} before, {load} after",
+            self.processor, self.cores, self.kernel, self.load
+        )
+    }
+
+    /// As written to files, at the end of a benchmark.
     pub fn json(&self) -> Value {
         json!({
             "unix_time": self.unix_time,
@@ -60,7 +67,8 @@ impl Facts {
             "root": self.root,
             "cofferdam": env!("CARGO_PKG_VERSION"),
             "rustc": self.rustc,
-            "bubblewrap": self.bubblewrap,
+            "load_before": self.load,
+            "load_after": load(),
         })
     }
 }
@@ -69,7 +77,9 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-fn first_line(program: &str) -> String {
-    let output = Command::new(program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
+/// The first line of what a program says about its version.
+pub fn version(program: &str) -> String {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let text = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned()
 }

@@ -1,0 +1,94 @@
+//! Everything that could be left behind, at one time.
+
+use crate::host::{groups, kernel, mounts, tree};
+
+/// What a figure counts, and so how much of it must be added before it is said to have grown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Things: a single one matters.
+    Count,
+    /// KiB of processes of ours.
+    OwnKib,
+    /// KiB of the whole host, where others work, too.
+    HostKib,
+}
+
+impl Unit {
+    /// The least growth over a whole run that is told.
+    pub fn least(self) -> f64 {
+        match self {
+            Self::Count => 1.0,
+            Self::OwnKib => 64.0,
+            Self::HostKib => 4096.0,
+        }
+    }
+
+    /// As written behind a number.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Count => "",
+            Self::OwnKib | Self::HostKib => " KiB",
+        }
+    }
+}
+
+/// The figures, in the order of [`Look`].
+pub const FIGURES: [(&str, Unit); 12] = [
+    ("own RSS", Unit::OwnKib),
+    ("launcher RSS", Unit::OwnKib),
+    ("own fds", Unit::Count),
+    ("launcher fds", Unit::Count),
+    ("groups", Unit::Count),
+    ("own mounts", Unit::Count),
+    ("launcher mounts", Unit::Count),
+    ("processes", Unit::Count),
+    ("namespaces", Unit::Count),
+    ("tmpfs", Unit::Count),
+    ("host net ns", Unit::Count),
+    ("host Slab", Unit::HostKib),
+];
+
+/// One value for each of [`FIGURES`]; `None` where this user may not know.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Look(pub [Option<f64>; FIGURES.len()]);
+
+impl Look {
+    /// How it is now.
+    pub fn now() -> Self {
+        let own = std::process::id();
+        let launchers = tree::launchers();
+        let below = tree::descendants();
+        let everybody: Vec<u32> = below.iter().copied().chain([own]).collect();
+        let sum = |of: fn(u32) -> usize| launchers.iter().map(|pid| of(*pid)).sum::<usize>() as f64;
+        Self([
+            Some(tree::memory(&[own]).resident as f64),
+            Some(tree::memory(&launchers).resident as f64),
+            Some(tree::descriptors(own) as f64),
+            Some(sum(tree::descriptors)),
+            Some(groups::of_launchers(&launchers).len() as f64),
+            Some(mounts::count(own) as f64),
+            Some(sum(mounts::count)),
+            Some(below.len() as f64),
+            Some(tree::namespaces(&everybody) as f64),
+            Some(mounts::tmpfs(&everybody) as f64),
+            kernel::network_namespaces().map(|count| count as f64),
+            Some(kernel::memory().slab as f64),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_at_this_process_finds_it() {
+        let Look(values) = Look::now();
+        let value = |name: &str| FIGURES.iter().position(|(figure, _)| *figure == name).and_then(|at| values[at]);
+        assert!(value("own RSS").unwrap() > 0.0);
+        assert!(value("own fds").unwrap() >= 3.0);
+        assert!(value("own mounts").unwrap() > 0.0);
+        assert!(value("namespaces").unwrap() >= 7.0);
+        assert!(value("host Slab").unwrap() > 0.0);
+    }
+}

@@ -1,0 +1,156 @@
+//! What was sampled, and what of it grew.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::look::{FIGURES, Look};
+use crate::host::machine::Facts;
+use crate::sample::tenths;
+use crate::trend::{self, fit};
+
+/// One sample.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampled {
+    /// Sandboxes until then.
+    pub done: u64,
+    /// What there was.
+    pub look: Look,
+}
+
+/// Everything that one run found out.
+#[derive(Debug)]
+pub struct Report {
+    /// Time of all sandboxes together.
+    pub took: Duration,
+    /// Time until the kernel had settled afterwards.
+    pub settling: Duration,
+    /// At the start, and after each tenth.
+    pub sampled: Vec<Sampled>,
+    /// After the kernel had settled.
+    pub settled: Look,
+}
+
+impl Report {
+    /// A table for people, and what grew.
+    pub fn table(&self, facts: &Facts) -> String {
+        let mut text = format!(
+            "{}\n{} sandboxes in {:.1} s; the kernel settled {:.1} s later\n\n{:10}",
+            facts.line(),
+            self.sampled.last().map_or(0, |last| last.done),
+            self.took.as_secs_f64(),
+            self.settling.as_secs_f64(),
+            "sandboxes"
+        );
+        for (name, _) in FIGURES {
+            let _ = write!(text, " {:>width$}", name, width = width(name));
+        }
+        let rows = self.sampled.iter().map(|sampled| (sampled.done.to_string(), sampled.look));
+        for (done, Look(values)) in rows.chain([("settled".to_owned(), self.settled)]) {
+            let _ = write!(text, "\n{done:10}");
+            for ((name, _), value) in FIGURES.iter().zip(values) {
+                let shown = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
+                let _ = write!(text, " {shown:>width$}", width = width(name));
+            }
+        }
+        text.push_str("\nmemory in KiB\n\n");
+        self.verdict(&mut text);
+        text
+    }
+
+    fn verdict(&self, text: &mut String) {
+        let grown: Vec<usize> = (0..FIGURES.len()).filter(|index| self.grew(*index)).collect();
+        if grown.is_empty() {
+            text.push_str("nothing grew\n");
+        }
+        for index in grown {
+            let (name, unit) = FIGURES[index];
+            let slope = self.per_thousand(index).unwrap_or_default();
+            let _ = writeln!(text, "GREW: {name} by {slope:.1}{} for each 1000 sandboxes", unit.text());
+        }
+        for (index, (name, _)) in FIGURES.iter().enumerate() {
+            if self.settled.0[index].is_none() {
+                let _ = writeln!(text, "not told to this user: {name}");
+            }
+        }
+    }
+
+    /// The figure against thousands of sandboxes.
+    fn points(&self, index: usize) -> Vec<(f64, f64)> {
+        let point = |sampled: &Sampled| Some((sampled.done as f64 / 1000.0, sampled.look.0[index]?));
+        self.sampled.iter().filter_map(point).collect()
+    }
+
+    fn per_thousand(&self, index: usize) -> Option<f64> {
+        fit(&self.points(index)).map(|line| line.slope)
+    }
+
+    fn grew(&self, index: usize) -> bool {
+        let least = FIGURES[index].1.least();
+        self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, least))
+    }
+
+    /// The same for programs.
+    pub fn json(&self, facts: &Facts) -> Value {
+        let figures = FIGURES.iter().enumerate().map(|(index, (name, unit))| {
+            json!({
+                "name": name,
+                "unit": unit.text().trim(),
+                "samples": self.sampled.iter().map(|sampled| sampled.look.0[index]).collect::<Vec<_>>(),
+                "settled": self.settled.0[index],
+                "per_1000": self.per_thousand(index).map(tenths),
+                "grew": self.grew(index),
+            })
+        });
+        json!({
+            "benchmark": "churn",
+            "machine": facts.json(),
+            "sandboxes": self.sampled.iter().map(|sampled| sampled.done).collect::<Vec<_>>(),
+            "seconds": tenths(self.took.as_secs_f64()),
+            "settling_seconds": tenths(self.settling.as_secs_f64()),
+            "figures": figures.collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn width(name: &str) -> usize {
+    name.len().max(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::machine;
+
+    /// A run in which descriptors of the launcher leak, one for each 100 sandboxes, and nothing else changes.
+    fn leaky() -> Report {
+        let look = |done: u64| {
+            let mut look = Look([Some(500.0); FIGURES.len()]);
+            look.0[3] = Some(20.0 + done as f64 / 100.0);
+            look.0[10] = None;
+            look
+        };
+        let sampled = (0..=10).map(|part| Sampled { done: part * 1000, look: look(part * 1000) }).collect();
+        Report { took: Duration::from_secs(20), settling: Duration::from_secs(4), sampled, settled: look(10_000) }
+    }
+
+    #[test]
+    fn what_grew_is_said_plainly() {
+        let text = leaky().table(&machine::facts());
+        assert!(text.contains("GREW: launcher fds by 10.0 for each 1000 sandboxes\n"), "{text}");
+        assert_eq!(text.matches("GREW").count(), 1, "{text}");
+        assert!(text.contains("not told to this user: host net ns"), "{text}");
+        let json = leaky().json(&machine::facts());
+        assert_eq!(json["figures"][3]["grew"], true);
+        assert_eq!(json["figures"][3]["per_1000"], 10.0);
+        assert_eq!(json["figures"][0]["grew"], false);
+    }
+
+    #[test]
+    fn what_comes_back_after_settling_did_not_grow() {
+        let mut report = leaky();
+        report.settled = report.sampled[0].look;
+        assert!(report.table(&machine::facts()).contains("nothing grew"));
+    }
+}

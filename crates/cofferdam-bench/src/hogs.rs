@@ -1,0 +1,200 @@
+//! What busy neighbours do: latency while programs in other sandboxes keep every processor busy, against the same
+//! without them, in blocks that alternate.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cofferdam_contract::{Backend, ExecHandle, Limits, Sandbox, Spec};
+use cofferdam_process::ProcessBackend;
+use serde_json::{Value, json};
+
+use crate::host::machine::{self, Facts};
+use crate::options::HogsOptions;
+use crate::rounds::Orders;
+use crate::sample::{Sample, hundredths, tenths};
+use crate::spawn::{Contestant, Field, Workload};
+use crate::{ours, results};
+
+/// Who is measured. The first is what the others are compared with.
+const WHO: [Contestant; 3] = [Contestant::Bare, Contestant::Exec, Contestant::Run];
+/// Rounds between two changes of the neighbours.
+const BLOCK: usize = 20;
+/// Rounds that are not counted.
+const WARM_UP: usize = 10;
+/// Time for neighbours to get going, or to be gone.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Real and CPU time of a hog: longer than any block.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Measures, prints and writes.
+pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
+    let facts = machine::facts();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(usize::try_from(options.hogs)?, usize::try_from(options.n)?))?;
+    print!("{}", report.table(&facts));
+    println!();
+    results::write_json(out, &format!("hogs-{}", facts.unix_time), &report.json(&facts))
+}
+
+/// Latencies of each of [`WHO`], without hogs and with.
+#[derive(Debug)]
+struct Report {
+    hogs: usize,
+    /// Processors that the hogs had, on average, while they ran.
+    busy: f64,
+    quiet: Vec<Sample>,
+    crowded: Vec<Sample>,
+}
+
+async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
+    let field = Field::prepare(&WHO).await?;
+    ensure!(field.entrants() == WHO, "not everybody can be measured: {:?}", field.absent);
+    let neighbours = Neighbours::make(hogs).await?;
+    let mut times = [vec![Vec::new(); WHO.len()], vec![Vec::new(); WHO.len()]];
+    let mut orders = Orders::new(WHO.len());
+    let (mut used, mut ran) = (0.0, Duration::ZERO);
+    block(&field, &mut orders, WARM_UP, &mut vec![Vec::new(); WHO.len()]).await?;
+    let [quiet, crowded] = &mut times;
+    let mut left = rounds;
+    while left > 0 {
+        let now = left.min(BLOCK);
+        left -= now;
+        block(&field, &mut orders, now, quiet).await?;
+        let (before, start) = (neighbours.cpu_seconds().await?, Instant::now());
+        let running = neighbours.start().await?;
+        tokio::time::sleep(SETTLE).await;
+        block(&field, &mut orders, now, crowded).await?;
+        stop(running).await?;
+        ran += start.elapsed();
+        used += neighbours.cpu_seconds().await? - before;
+        tokio::time::sleep(SETTLE).await;
+    }
+    let [quiet, crowded] = times.map(|times| times.into_iter().map(Sample::new).collect());
+    Ok(Report { hogs, busy: used / ran.as_secs_f64(), quiet, crowded })
+}
+
+/// Runs everybody in each round, and keeps their times.
+async fn block(field: &Field, orders: &mut Orders, rounds: usize, times: &mut [Vec<Duration>]) -> Result<()> {
+    for _ in 0..rounds {
+        for index in orders.next() {
+            times[index].push(field.run(WHO[index], Workload::True).await?.0);
+        }
+    }
+    Ok(())
+}
+
+/// Sandboxes whose programs do nothing but work.
+struct Neighbours {
+    sandboxes: Vec<Arc<dyn Sandbox>>,
+}
+
+impl Neighbours {
+    async fn make(count: usize) -> Result<Self> {
+        let backend: Arc<ProcessBackend> = ours::backend().await?;
+        let limits = Limits { cpu_time: Some(LONG), wall_time: LONG, ..Limits::default() };
+        let mut sandboxes = Vec::new();
+        for _ in 0..count {
+            sandboxes.push(backend.create(Spec::builder().limits(limits.clone()).build()?).await?);
+        }
+        Ok(Self { sandboxes })
+    }
+
+    async fn start(&self) -> Result<Vec<ExecHandle>> {
+        let mut running = Vec::new();
+        for sandbox in &self.sandboxes {
+            running.push(sandbox.start(ours::request(&["/bin/sh", "-c", "while :; do :; done"])?).await?);
+        }
+        Ok(running)
+    }
+
+    async fn cpu_seconds(&self) -> Result<f64> {
+        let mut sum = 0.0;
+        for sandbox in &self.sandboxes {
+            sum += sandbox.usage().await?.cpu_seconds.context("this host does not tell what a sandbox used")?;
+        }
+        Ok(sum)
+    }
+}
+
+/// Kills them, and checks that they had run till then.
+async fn stop(running: Vec<ExecHandle>) -> Result<()> {
+    for hog in &running {
+        ensure!(hog.try_exit().is_none(), "a hog ended by itself: {:?}", hog.try_exit());
+        hog.cancel_within(Duration::ZERO).await?;
+    }
+    Ok(())
+}
+
+impl Report {
+    fn table(&self, facts: &Facts) -> String {
+        let mut text = format!(
+            "{}\n{} hogs, each in a sandbox of its own; together they had {:.2} processors\n\n",
+            facts.line(),
+            self.hogs,
+            self.busy
+        );
+        let _ = writeln!(
+            text,
+            "{:30} {:>6} {:>11} {:>11} {:>8}   {:>11} {:>11} {:>8} {:>11}",
+            "", "n", "median us", "p99 us", "x bare", "with hogs", "p99 us", "x bare", "x no hogs"
+        );
+        for ((who, quiet), crowded) in WHO.iter().zip(&self.quiet).zip(&self.crowded) {
+            let _ = writeln!(
+                text,
+                "{:30} {:6} {:11.0} {:11.0} {:8.2}   {:11.0} {:11.0} {:8.2} {:11.2}",
+                who.name(),
+                quiet.len(),
+                quiet.median(),
+                quiet.p99(),
+                quiet.median() / self.quiet[0].median(),
+                crowded.median(),
+                crowded.p99(),
+                crowded.median() / self.crowded[0].median(),
+                crowded.median() / quiet.median(),
+            );
+        }
+        text
+    }
+
+    fn json(&self, facts: &Facts) -> Value {
+        let rows = WHO.iter().zip(&self.quiet).zip(&self.crowded).map(|((who, quiet), crowded)| {
+            json!({
+                "name": who.slug(),
+                "without": quiet.json(),
+                "with": crowded.json(),
+                "ratio": hundredths(crowded.median() / quiet.median()),
+                "ratio_to_bare_without": hundredths(quiet.median() / self.quiet[0].median()),
+                "ratio_to_bare_with": hundredths(crowded.median() / self.crowded[0].median()),
+            })
+        });
+        json!({
+            "benchmark": "hogs",
+            "machine": facts.json(),
+            "hogs": self.hogs,
+            "processors_of_hogs": tenths(self.busy),
+            "results": rows.collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_compared_with_bare_and_with_itself() {
+        let samples = |micros: [u64; 3]| -> Vec<Sample> {
+            micros.into_iter().map(|micros| Sample::new(vec![Duration::from_micros(micros); 3])).collect()
+        };
+        let report =
+            Report { hogs: 8, busy: 1.9, quiet: samples([500, 600, 1000]), crowded: samples([1000, 1500, 5000]) };
+        let json = report.json(&machine::facts());
+        let run = &json["results"][2];
+        assert_eq!((run["ratio"].as_f64(), run["ratio_to_bare_with"].as_f64()), (Some(5.0), Some(5.0)));
+        assert_eq!(run["ratio_to_bare_without"], 2.0);
+        assert!(report.table(&machine::facts()).contains("together they had 1.90 processors"));
+    }
+}

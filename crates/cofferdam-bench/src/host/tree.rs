@@ -1,0 +1,111 @@
+//! Processes: who descends from whom, and what each holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use super::{field, read};
+
+/// Memory of one process or several, in KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident, what is shared counted in full.
+    pub resident: u64,
+    /// Resident, what is shared divided among those that share it.
+    pub proportional: u64,
+    /// Resident and nobody else's.
+    pub own: u64,
+}
+
+/// The kinds of namespaces that are counted.
+const NAMESPACES: &[&str] = &["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+
+/// The direct children of this process: its launchers, as long as it runs no other program.
+pub fn launchers() -> Vec<u32> {
+    let own = std::process::id();
+    parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect()
+}
+
+/// Every process that descends from this one.
+pub fn descendants() -> Vec<u32> {
+    below(&parents(), std::process::id())
+}
+
+fn below(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        found.extend(parents.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+/// The parent of each process.
+fn parents() -> BTreeMap<u32, u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| Some((pid, parent(&read(&format!("/proc/{pid}/stat")))?))).collect()
+}
+
+/// The parent in a line of `/proc/PID/stat`, whose second field may hold anything.
+fn parent(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Memory of these processes together, by the kernel's own sums over their mappings.
+pub fn memory(pids: &[u32]) -> Memory {
+    let parts = pids.iter().map(|pid| rollup(&read(&format!("/proc/{pid}/smaps_rollup"))));
+    parts.fold(Memory::default(), |sum, part| Memory {
+        resident: sum.resident + part.resident,
+        proportional: sum.proportional + part.proportional,
+        own: sum.own + part.own,
+    })
+}
+
+fn rollup(text: &str) -> Memory {
+    let value = |name| field(text, name).unwrap_or_default();
+    Memory { resident: value("Rss"), proportional: value("Pss"), own: value("Private_Clean") + value("Private_Dirty") }
+}
+
+/// Open descriptors of a process.
+pub fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// Different namespaces that these processes are in.
+pub fn namespaces(pids: &[u32]) -> usize {
+    let links = pids.iter().flat_map(|pid| NAMESPACES.iter().map(move |kind| format!("/proc/{pid}/ns/{kind}")));
+    links.filter_map(|link| fs::read_link(link).ok()).collect::<BTreeSet<_>>().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descent_is_followed_to_the_end_and_no_further() {
+        let parents = BTreeMap::from([(2, 1), (10, 2), (11, 10), (12, 11), (20, 1), (21, 20)]);
+        assert_eq!(below(&parents, 10), [11, 12]);
+        assert_eq!(below(&parents, 12), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn a_name_with_brackets_does_not_hide_the_parent() {
+        assert_eq!(parent("7 (a) S 1) R 42 7 7 0"), Some(42));
+        assert_eq!(parent(""), None);
+    }
+
+    #[test]
+    fn a_child_is_found_with_what_it_holds() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let found = descendants();
+        let held = memory(&[child.id()]);
+        let (open, spaces) = (descriptors(child.id()), namespaces(&[child.id()]));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&child.id()));
+        assert!(held.own > 0 && held.proportional >= held.own && held.resident >= held.proportional, "{held:?}");
+        assert!(open >= 3);
+        assert_eq!(spaces, NAMESPACES.len());
+    }
+}

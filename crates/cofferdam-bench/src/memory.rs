@@ -1,0 +1,235 @@
+//! What idle sandboxes cost while they are held: memory of their processes, and what the kernel holds for them. How each
+//! figure comes about is said in `docs/performance.md`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use cofferdam_contract::{Backend, Sandbox, Spec};
+use cofferdam_process::ProcessBackend;
+use serde_json::{Value, json};
+
+use crate::host::groups::{self, GroupMemory};
+use crate::host::kernel::{self, KernelMemory};
+use crate::host::machine::{self, Facts};
+use crate::host::tree::{self, Memory};
+use crate::options::MemoryOptions;
+use crate::sample::tenths;
+use crate::target::{self, Findings};
+use crate::{ours, results};
+
+/// Sandboxes closed at the same time at the end.
+const CLOSED_AT_ONCE: usize = 32;
+/// Of the host's memory, what must stay available: one part in so many.
+const KEPT_FREE: u64 = 10;
+/// How often the memory left is looked at, in sandboxes.
+const LOOK_EVERY: usize = 50;
+/// Time for the launcher to prepare what it prepares in idle time, so that it counts before as after.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// Measures, prints and writes.
+pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
+    let facts = machine::facts();
+    let wanted = usize::try_from(options.n)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(wanted))?;
+    print!("{}", report.table(&facts));
+    println!();
+    results::write_json(out, &format!("memory-{}", facts.unix_time), &report.json(&facts))
+}
+
+/// One look at everything.
+#[derive(Debug, Clone, Copy, Default)]
+struct Look {
+    launcher: Memory,
+    sandboxes: Memory,
+    processes: usize,
+    kernel: KernelMemory,
+    groups: GroupMemory,
+}
+
+#[derive(Debug)]
+struct Report {
+    wanted: usize,
+    held: usize,
+    stopped: Option<String>,
+    before: Look,
+    after: Look,
+}
+
+async fn measure(wanted: usize) -> Result<Report> {
+    let backend = ours::backend().await?;
+    tokio::time::sleep(SETTLE).await;
+    let before = look();
+    let (sandboxes, stopped) = hold(&backend, wanted).await;
+    tokio::time::sleep(SETTLE).await;
+    let after = look();
+    let held = sandboxes.len();
+    close(sandboxes).await?;
+    match (held, stopped) {
+        (0, Some(reason)) => bail!("no sandbox can be held: {reason}"),
+        (held, stopped) => Ok(Report { wanted, held, stopped, before, after }),
+    }
+}
+
+/// Makes one idle sandbox. What else can be held idle takes this function's place.
+async fn idle(backend: &ProcessBackend) -> Result<Arc<dyn Sandbox>> {
+    Ok(backend.create(Spec::default()).await?)
+}
+
+/// Holds as many as wanted, or as the host allows; then the reason is told.
+async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Arc<dyn Sandbox>>, Option<String>) {
+    let mut sandboxes = Vec::new();
+    while sandboxes.len() < wanted {
+        if sandboxes.len() % LOOK_EVERY == 0 {
+            let now = kernel::memory();
+            if now.available < now.total / KEPT_FREE {
+                return (sandboxes, Some(format!("{} MiB of memory are left", now.available / 1024)));
+            }
+        }
+        match idle(backend).await {
+            Ok(sandbox) => sandboxes.push(sandbox),
+            Err(error) => return (sandboxes, Some(format!("{error:#}"))),
+        }
+    }
+    (sandboxes, None)
+}
+
+async fn close(mut sandboxes: Vec<Arc<dyn Sandbox>>) -> Result<()> {
+    while !sandboxes.is_empty() {
+        let some = sandboxes.split_off(sandboxes.len().saturating_sub(CLOSED_AT_ONCE));
+        let closing: Vec<_> =
+            some.into_iter().map(|sandbox| tokio::spawn(async move { sandbox.close().await })).collect();
+        for task in closing {
+            task.await??;
+        }
+    }
+    Ok(())
+}
+
+fn look() -> Look {
+    let launchers = tree::launchers();
+    let mut others = tree::descendants();
+    others.retain(|pid| !launchers.contains(pid));
+    Look {
+        launcher: tree::memory(&launchers),
+        sandboxes: tree::memory(&others),
+        processes: others.len(),
+        kernel: kernel::memory(),
+        groups: groups::memory(&groups::of_launchers(&launchers)),
+    }
+}
+
+/// A figure, in KiB, before and after; `None` where this host does not tell.
+type Row = (&'static str, Option<u64>, Option<u64>);
+
+impl Report {
+    fn rows(&self) -> Vec<Row> {
+        let (before, after) = (&self.before, &self.after);
+        let both = |name, of: fn(&Look) -> u64| (name, Some(of(before)), Some(of(after)));
+        vec![
+            both("processes, PSS", |look| look.sandboxes.proportional),
+            both("processes, USS", |look| look.sandboxes.own),
+            both("launcher, PSS", |look| look.launcher.proportional),
+            both("launcher, USS", |look| look.launcher.own),
+            ("control group, all", before.groups.all, after.groups.all),
+            ("control group, kernel", before.groups.kernel, after.groups.kernel),
+            both("host: Slab", |look| look.kernel.slab),
+            both("host: SUnreclaim", |look| look.kernel.unreclaimable),
+            both("host: KernelStack", |look| look.kernel.stacks),
+            both("host: PageTables", |look| look.kernel.tables),
+            both("host: Percpu", |look| look.kernel.per_processor),
+            both("host: Shmem", |look| look.kernel.shared),
+            // What is less available is more used.
+            both("host: not available", |look| look.kernel.total.saturating_sub(look.kernel.available)),
+        ]
+    }
+
+    fn each(&self, before: Option<u64>, after: Option<u64>) -> Option<f64> {
+        Some((after? as f64 - before? as f64) / self.held as f64)
+    }
+
+    fn table(&self, facts: &Facts) -> String {
+        let mut text = format!("{}\n\n", facts.line());
+        if let Some(reason) = &self.stopped {
+            text += &format!("{} sandboxes were asked for; the host allows {}: {reason}\n\n", self.wanted, self.held);
+        }
+        let extra = self.after.processes as f64 - self.before.processes as f64;
+        text += &format!(
+            "{} idle sandboxes, created and never run in; {} processes below the launcher, {:.2} a sandbox\n\n",
+            self.held,
+            self.after.processes,
+            extra / self.held as f64
+        );
+        text += &format!("{:24} {:>12} {:>12} {:>14}\n", "KiB", "before", "held", "each sandbox");
+        let shown = |value: Option<String>| value.unwrap_or_else(|| "not told".to_owned());
+        for (name, before, after) in self.rows() {
+            let each = self.each(before, after).map(|value| format!("{value:.1}"));
+            let (before, after) = (before.map(|value| value.to_string()), after.map(|value| value.to_string()));
+            text += &format!("{name:24} {:>12} {:>12} {:>14}\n", shown(before), shown(after), shown(each));
+        }
+        // Nothing is pooled yet: what is measured here was made on request.
+        text + &target::memory_table(&Findings::default())
+    }
+
+    fn json(&self, facts: &Facts) -> Value {
+        let rows = self.rows().into_iter().map(|(name, before, after)| {
+            json!({
+                "name": name, "before_kib": before, "held_kib": after,
+                "each_kib": self.each(before, after).map(tenths),
+            })
+        });
+        json!({
+            "benchmark": "memory",
+            "machine": facts.json(),
+            "wanted": self.wanted,
+            "held": self.held,
+            "stopped": self.stopped,
+            "processes_before": self.before.processes,
+            "processes_held": self.after.processes,
+            "rows": rows.collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let look = |proportional, kernel| Look {
+            sandboxes: Memory { proportional, ..Memory::default() },
+            groups: GroupMemory { all: Some(kernel), kernel: None },
+            kernel: KernelMemory { total: 10_000, available: 9000 - kernel, ..KernelMemory::default() },
+            ..Look::default()
+        };
+        Report {
+            wanted: 20,
+            held: 10,
+            stopped: Some("no more".to_owned()),
+            before: look(50, 0),
+            after: look(1050, 500),
+        }
+    }
+
+    #[test]
+    fn what_each_costs_is_the_difference_over_those_held() {
+        let json = report().json(&machine::facts());
+        let each = |name: &str| {
+            let rows = json["rows"].as_array().unwrap();
+            rows.iter().find(|row| row["name"] == name).unwrap()["each_kib"].clone()
+        };
+        assert_eq!(each("processes, PSS"), 100.0);
+        assert_eq!(each("control group, all"), 50.0);
+        assert_eq!(each("control group, kernel"), Value::Null);
+        assert_eq!(each("host: not available"), 50.0);
+    }
+
+    #[test]
+    fn a_table_says_when_the_host_allowed_fewer() {
+        let text = report().table(&machine::facts());
+        assert!(text.contains("20 sandboxes were asked for; the host allows 10: no more"), "{text}");
+        assert!(text.contains("not told"), "{text}");
+    }
+}

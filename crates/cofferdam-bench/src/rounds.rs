@@ -1,0 +1,83 @@
+//! Who runs in which round, and in what order. What disturbs the machine, the teardown that one contestant leaves to the
+//! kernel included, shall disturb all alike.
+
+use std::time::Duration;
+
+/// The fewest turns of a contestant, however slow it is.
+const FEWEST_TURNS: usize = 5;
+
+/// How often one takes part: in every round, or, where that would take longer than its `share` of the time, in so many
+/// that it fits.
+pub fn turns(cost: Duration, share: Duration, rounds: usize) -> usize {
+    let affordable = share.as_secs_f64() / cost.as_secs_f64().max(1e-6);
+    (affordable as usize).max(FEWEST_TURNS).min(rounds)
+}
+
+/// Whether one with this many turns in all takes part in this round: they are spread evenly.
+pub fn takes_part(round: usize, turns: usize, rounds: usize) -> bool {
+    (round + 1) * turns / rounds > round * turns / rounds
+}
+
+/// Orders of the contestants, the same in every run of the benchmark.
+#[derive(Debug)]
+pub struct Orders {
+    count: usize,
+    state: u64,
+}
+
+impl Orders {
+    /// Orders of this many.
+    pub fn new(count: usize) -> Self {
+        Self { count, state: 0x2545_f491_4f6c_dd1d }
+    }
+
+    /// A shuffled order (Fisher and Yates, with numbers by xorshift).
+    pub fn next(&mut self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.count).collect();
+        for last in (1..self.count).rev() {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            order.swap(last, (self.state % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_and_everybody_is_first_at_times() {
+        let mut orders = Orders::new(4);
+        let mut firsts = [0; 4];
+        for _ in 0..400 {
+            let order = orders.next();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+            firsts[order[0]] += 1;
+        }
+        assert!(firsts.iter().all(|count| (50..150).contains(count)), "{firsts:?}");
+    }
+
+    #[test]
+    fn the_slow_have_fewer_turns_within_their_share_of_time() {
+        let share = Duration::from_secs(1);
+        assert_eq!(turns(Duration::from_millis(1), share, 300), 300);
+        assert_eq!(turns(Duration::from_millis(50), share, 300), 20);
+        assert_eq!(turns(Duration::from_secs(3), share, 300), FEWEST_TURNS);
+        assert_eq!(turns(Duration::from_secs(3), share, 3), 3);
+    }
+
+    #[test]
+    fn turns_are_spread_over_all_rounds() {
+        for (turns, rounds) in [(1, 10), (5, 300), (7, 9), (300, 300)] {
+            let taken: Vec<usize> = (0..rounds).filter(|round| takes_part(*round, turns, rounds)).collect();
+            assert_eq!(taken.len(), turns);
+            let widest = taken.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
+            assert!(widest <= rounds.div_ceil(turns), "{turns} of {rounds}: {taken:?}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Those who take part on this machine, ready to run, and why the others do not.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use cofferdam_contract::{Backend, Sandbox, Spec};
+use cofferdam_process::ProcessBackend;
+
+use super::contestant::Contestant;
+use super::peer::{Peer, Scene};
+use super::program::{self, Keep};
+use super::stage::Stage;
+use super::workload::Workload;
+use crate::ours;
+
+/// One who does not take part, and why.
+pub type Absent = (Contestant, String);
+
+/// Time of the phases of one sandbox.
+#[derive(Debug, Clone, Copy)]
+pub struct Phases {
+    /// Until the sandbox is there and measured.
+    pub create: Duration,
+    /// From the request to the collected result.
+    pub exec: Duration,
+    /// Until nothing is left of it.
+    pub close: Duration,
+}
+
+/// Those who take part.
+#[derive(Debug)]
+pub struct Field {
+    entrants: Vec<Contestant>,
+    /// Those who do not, and why.
+    pub absent: Vec<Absent>,
+    /// Those who take part with less than their usual wall, and what is missing.
+    pub weaker: Vec<(Contestant, &'static str)>,
+    backend: Arc<ProcessBackend>,
+    unprepared: Arc<ProcessBackend>,
+    live: Arc<dyn Sandbox>,
+    command_line: PathBuf,
+    options: BTreeMap<Peer, &'static [&'static str]>,
+    stage: Stage,
+    serial: AtomicU64,
+}
+
+impl Field {
+    /// Starts what lives longer than one run, and tries every peer once. Ours must work; a peer that does not is absent.
+    pub async fn prepare(selected: &[Contestant]) -> Result<Self> {
+        let backend = ours::backend().await?;
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let mut field = Self {
+            entrants: Vec::new(),
+            absent: Vec::new(),
+            weaker: Vec::new(),
+            live: backend.create(Spec::default()).await?,
+            unprepared: ours::unprepared_backend().await?,
+            backend,
+            // Cargo puts both programs into the same directory.
+            command_line: own.with_file_name("cofferdam"),
+            options: BTreeMap::new(),
+            stage: Stage::new()?,
+            serial: AtomicU64::new(0),
+        };
+        for contestant in selected.iter().copied() {
+            match field.admit(contestant).await {
+                Ok(()) => field.entrants.push(contestant),
+                Err(reason) => field.absent.push((contestant, reason)),
+            }
+        }
+        Ok(field)
+    }
+
+    async fn admit(&mut self, contestant: Contestant) -> Result<(), String> {
+        match contestant {
+            Contestant::Peer(peer) => self.admit_peer(peer).await,
+            Contestant::CommandLine if !self.command_line.exists() => {
+                Err("the program is not built: start the benchmark by `cargo xtask bench`".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn admit_peer(&mut self, peer: Peer) -> Result<(), String> {
+        if !program::installed(peer.slug()) {
+            return Err("not installed".to_owned());
+        }
+        self.stage.set_up(peer).await?;
+        let mut reasons = Vec::new();
+        for (options, weaker) in peer.variants() {
+            self.options.insert(peer, options);
+            match self.peer(peer, Workload::True, Keep::OutputAndErrors).await {
+                Ok(()) => {
+                    self.weaker.extend((!weaker.is_empty()).then_some((Contestant::Peer(peer), *weaker)));
+                    return Ok(());
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        // What the usual command line said.
+        Err(reasons.swap_remove(0))
+    }
+
+    /// Who takes part.
+    pub fn entrants(&self) -> &[Contestant] {
+        &self.entrants
+    }
+
+    /// Runs one once. The time is the whole; phases come from those that have them.
+    pub async fn run(&self, contestant: Contestant, workload: Workload) -> Result<(Duration, Option<Phases>)> {
+        let start = Instant::now();
+        let phases = match contestant {
+            Contestant::Bare => run(workload.argv(), workload).await?,
+            Contestant::Exec => {
+                ours::check(&self.live.exec(ours::request(workload.argv())?).await?, workload.output())?;
+                None
+            }
+            Contestant::Create => Some(self.sandbox(workload).await?),
+            Contestant::Run => one_call(&self.backend, workload).await?,
+            Contestant::Unprepared => one_call(&self.unprepared, workload).await?,
+            Contestant::CommandLine => {
+                let program = self.command_line.to_str().context("the path is not UTF-8")?;
+                run(&[&[program, "run", "--"], workload.argv()].concat(), workload).await?
+            }
+            Contestant::Peer(peer) => {
+                self.peer(peer, workload, Keep::Output).await.map_err(|reason| anyhow!(reason))?;
+                None
+            }
+        };
+        Ok((start.elapsed(), phases))
+    }
+
+    async fn peer(&self, peer: Peer, workload: Workload, keep: Keep) -> Result<(), String> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let options = self.options.get(&peer).copied().unwrap_or_default();
+        let line = peer.command_line(options, workload, &Scene { dir: self.stage.dir(), serial });
+        program::run(&line, workload, keep).await
+    }
+
+    async fn sandbox(&self, workload: Workload) -> Result<Phases> {
+        let start = Instant::now();
+        let sandbox = self.backend.create(Spec::default()).await?;
+        let created = Instant::now();
+        let completed = sandbox.exec(ours::request(workload.argv())?).await?;
+        let ended = Instant::now();
+        sandbox.close().await?;
+        let closed = Instant::now();
+        ours::check(&completed, workload.output())?;
+        Ok(Phases { create: created - start, exec: ended - created, close: closed - ended })
+    }
+}
+
+async fn one_call(backend: &ProcessBackend, workload: Workload) -> Result<Option<Phases>> {
+    let (completed, _) = backend.run(Spec::default(), ours::request(workload.argv())?).await?;
+    ours::check(&completed, workload.output())?;
+    Ok(None)
+}
+
+async fn run(line: &[&str], workload: Workload) -> Result<Option<Phases>> {
+    program::run(line, workload, Keep::Output).await.map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;
+    Ok(None)
+}

@@ -1,0 +1,177 @@
+//! Rounds: whoever takes part in a round runs in it, in an order that changes from round to round.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::contestant::Contestant;
+use super::field::{Absent, Field, Phases};
+use super::workload::Workload;
+use crate::rounds::{Orders, takes_part, turns};
+use crate::sample::Sample;
+
+/// Runs of each task before the next contestant's turn.
+const BATCH: usize = 5;
+/// The most runs of each contestant that are not counted.
+const WARM_UP: usize = 20;
+
+/// How long to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Rounds.
+    pub rounds: usize,
+    /// Time of each contestant in all; those that need more have fewer turns.
+    pub share: Duration,
+}
+
+/// One contestant, one at a time.
+#[derive(Debug)]
+pub struct Alone {
+    /// Who.
+    pub contestant: Contestant,
+    /// How long one run took.
+    pub latency: Sample,
+    /// Create, exec, close, where it has such phases.
+    pub phases: Option<[Sample; 3]>,
+}
+
+/// Everybody with one workload, one at a time.
+#[derive(Debug)]
+pub struct Series {
+    /// What they ran.
+    pub workload: Workload,
+    /// The results.
+    pub results: Vec<Alone>,
+    /// Those that dropped out, and why.
+    pub absent: Vec<Absent>,
+}
+
+/// One contestant, several at once.
+#[derive(Debug)]
+pub struct Crowd {
+    /// Who.
+    pub contestant: Contestant,
+    /// How long one run took.
+    pub latency: Sample,
+    /// Runs a second.
+    pub throughput: f64,
+}
+
+/// Everybody, with this many at once.
+#[derive(Debug)]
+pub struct AtOnce {
+    /// How many at once.
+    pub tasks: usize,
+    /// The results.
+    pub results: Vec<Crowd>,
+}
+
+/// One contestant while it is measured.
+struct Runner {
+    contestant: Contestant,
+    turns: usize,
+    times: Vec<Duration>,
+    phases: Vec<Phases>,
+    failed: Option<String>,
+}
+
+/// Runs everybody, one at a time.
+pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) -> Result<Series> {
+    let mut runners = Vec::new();
+    for contestant in field.entrants().iter().copied() {
+        let mut runner = Runner { contestant, turns: 0, times: Vec::new(), phases: Vec::new(), failed: None };
+        let cost = runner.warm_up(field, workload, effort.share).await?;
+        runner.turns = turns(cost, effort.share, effort.rounds);
+        runners.push(runner);
+    }
+    let mut orders = Orders::new(runners.len());
+    for round in 0..effort.rounds {
+        for index in orders.next() {
+            let runner = &mut runners[index];
+            if runner.failed.is_none() && takes_part(round, runner.turns, effort.rounds) {
+                runner.run(field, workload).await?;
+            }
+        }
+    }
+    let mut series = Series { workload, results: Vec::new(), absent: Vec::new() };
+    for runner in runners {
+        match runner.failed {
+            Some(reason) => series.absent.push((runner.contestant, reason)),
+            None => series.results.push(runner.result()),
+        }
+    }
+    Ok(series)
+}
+
+impl Runner {
+    /// Runs it until it is warm, and says how long it takes: the median.
+    async fn warm_up(&mut self, field: &Field, workload: Workload, share: Duration) -> Result<Duration> {
+        let start = Instant::now();
+        // The first run has to load what the next ones find in memory.
+        self.run(field, workload).await?;
+        self.times.clear();
+        while self.failed.is_none() && self.times.len() < WARM_UP && start.elapsed() < share / 10 {
+            self.run(field, workload).await?;
+        }
+        self.phases.clear();
+        let mut times = std::mem::take(&mut self.times);
+        times.sort_unstable();
+        Ok(times.get(times.len() / 2).copied().unwrap_or_else(|| start.elapsed()))
+    }
+
+    /// A peer that fails drops out; one of ours must not.
+    async fn run(&mut self, field: &Field, workload: Workload) -> Result<()> {
+        match field.run(self.contestant, workload).await {
+            Ok((time, phases)) => {
+                self.times.push(time);
+                self.phases.extend(phases);
+            }
+            Err(error) if matches!(self.contestant, Contestant::Peer(_)) => self.failed = Some(format!("{error:#}")),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn result(self) -> Alone {
+        let part = |of: fn(&Phases) -> Duration| Sample::new(self.phases.iter().map(of).collect());
+        let phases = (!self.phases.is_empty())
+            .then(|| [part(|phases| phases.create), part(|phases| phases.exec), part(|phases| phases.close)]);
+        Alone { contestant: self.contestant, latency: Sample::new(self.times), phases }
+    }
+}
+
+/// Runs everybody about `runs` times, `tasks` at once, in short batches.
+pub async fn at_once(field: Arc<Field>, tasks: usize, runs: usize) -> Result<AtOnce> {
+    let all = field.entrants().to_vec();
+    let mut times: Vec<Vec<Duration>> = vec![Vec::new(); all.len()];
+    let mut busy = vec![Duration::ZERO; all.len()];
+    let mut orders = Orders::new(all.len());
+    for contestant in all.iter().copied() {
+        batch(Arc::clone(&field), contestant).await?;
+    }
+    for _ in 0..runs.div_ceil(tasks * BATCH) {
+        for index in orders.next() {
+            let start = Instant::now();
+            let batch: Vec<_> = (0..tasks).map(|_| tokio::spawn(batch(Arc::clone(&field), all[index]))).collect();
+            for task in batch {
+                times[index].extend(task.await??);
+            }
+            busy[index] += start.elapsed();
+        }
+    }
+    let results = all.into_iter().zip(times).zip(busy).map(|((contestant, times), busy)| Crowd {
+        contestant,
+        throughput: times.len() as f64 / busy.as_secs_f64(),
+        latency: Sample::new(times),
+    });
+    Ok(AtOnce { tasks, results: results.collect() })
+}
+
+async fn batch(field: Arc<Field>, contestant: Contestant) -> Result<Vec<Duration>> {
+    let mut times = Vec::with_capacity(BATCH);
+    for _ in 0..BATCH {
+        times.push(field.run(contestant, Workload::True).await?.0);
+    }
+    Ok(times)
+}

@@ -1,0 +1,130 @@
+//! How long a program takes behind each wall, compared with no wall: one at a time, and several at once.
+
+mod contestant;
+mod field;
+mod measure;
+mod oci;
+mod peer;
+mod plot;
+mod program;
+mod report;
+mod stage;
+mod workload;
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use contestant::Contestant;
+pub use field::Field;
+pub use workload::Workload;
+
+use crate::host::machine;
+use crate::options::SpawnOptions;
+use crate::results;
+use field::Absent;
+use measure::{AtOnce, Effort, Series};
+use report::Report;
+
+/// Numbers of runs at once.
+const AT_ONCE: [usize; 3] = [2, 4, 8];
+
+/// Measures, prints and writes.
+pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
+    let facts = machine::facts();
+    let plan = Plan::new(options);
+    let mut report = Report::new(facts);
+    one_at_a_time(&plan, &mut report)?;
+    if plan.workloads.contains(&Workload::True) {
+        at_once(&plan, &mut report)?;
+    }
+    print!("{}", report.table());
+    println!();
+    let stem = format!("spawn-{}", report.before.unix_time);
+    results::write_json(out, &stem, &report.json())?;
+    for series in &report.series {
+        results::write(out, &format!("{stem}-{}.svg", series.workload.slug()), &plot::draw(series)?)?;
+    }
+    Ok(())
+}
+
+/// What is asked for.
+struct Plan {
+    selected: Vec<Contestant>,
+    workloads: Vec<Workload>,
+    rounds: usize,
+    share: Duration,
+}
+
+impl Plan {
+    fn new(options: &SpawnOptions) -> Self {
+        // Everything is told relative to bare.
+        let wanted =
+            |who: &Contestant| options.only.is_empty() || *who == Contestant::Bare || options.only.contains(who);
+        let (rounds, share) = if options.quick { (300, 1000) } else { (2000, 20_000) };
+        Self {
+            selected: Contestant::all().into_iter().filter(wanted).collect(),
+            workloads: options.workload.map_or_else(|| Workload::ALL.to_vec(), |workload| vec![workload]),
+            rounds: options.n.map_or(rounds, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+            share: Duration::from_millis(share),
+        }
+    }
+
+    /// Python takes many times as long.
+    fn effort(&self, workload: Workload) -> Effort {
+        match workload {
+            Workload::True => Effort { rounds: self.rounds, share: self.share },
+            Workload::Python => Effort { rounds: self.rounds.div_ceil(4), share: self.share },
+        }
+    }
+}
+
+fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
+    block_on(Threads::One, async {
+        let field = Field::prepare(&plan.selected).await?;
+        for workload in plan.workloads.iter().copied() {
+            match workload.missing() {
+                Some(reason) => report.notes.push(format!("workload {} is left out: {reason}", workload.slug())),
+                None => {
+                    let effort = plan.effort(workload);
+                    report.series.push(measure::one_at_a_time(&field, workload, effort).await?);
+                }
+            }
+        }
+        report.absent = field.absent.clone();
+        report.weaker = field.weaker.clone();
+        Ok(())
+    })
+}
+
+fn at_once(plan: &Plan, report: &mut Report) -> Result<()> {
+    let ran = |who: &Contestant| report.series.iter().any(|series| series.ran(*who));
+    let selected: Vec<Contestant> = plan.selected.iter().copied().filter(|who| who.at_once() && ran(who)).collect();
+    for tasks in AT_ONCE {
+        report.at_once.push(block_on(Threads::Two, async {
+            let field = Arc::new(Field::prepare(&selected).await?);
+            measure::at_once(field, tasks, plan.rounds.saturating_mul(4) / 5).await
+        })?);
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Threads {
+    One,
+    Two,
+}
+
+fn block_on<T>(threads: Threads, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut builder = match threads {
+        Threads::One => tokio::runtime::Builder::new_current_thread(),
+        Threads::Two => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Threads::Two = threads {
+        builder.worker_threads(2);
+    }
+    builder.enable_all().build()?.block_on(work)
+}

@@ -1,0 +1,67 @@
+//! What every contestant runs.
+
+use clap::ValueEnum;
+
+/// Python as the system has it: a version manager's `python3` is a shell script that takes longer than Python itself.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// What every contestant runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Workload {
+    /// `/bin/true`: a dynamically linked program that does nothing.
+    True,
+    /// A Python that starts without its site packages and prints one line.
+    Python,
+}
+
+impl Workload {
+    /// All, in the order in which they run.
+    pub const ALL: [Self; 2] = [Self::True, Self::Python];
+
+    /// The word for it in options, tables and file names.
+    pub fn slug(self) -> &'static str {
+        match self {
+            Self::True => "true",
+            Self::Python => "python",
+        }
+    }
+
+    /// The command.
+    pub fn argv(self) -> &'static [&'static str] {
+        match self {
+            Self::True => &["/bin/true"],
+            Self::Python => &[PYTHON, "-I", "-S", "-c", "print(1)"],
+        }
+    }
+
+    /// What it prints.
+    pub fn output(self) -> &'static str {
+        match self {
+            Self::True => "",
+            Self::Python => "1\n",
+        }
+    }
+
+    /// The command as a line for a shell.
+    pub fn shell_line(self) -> String {
+        let quoted = self.argv().iter().map(|word| format!("'{word}'"));
+        quoted.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Why it cannot be run on this machine, if so.
+    pub fn missing(self) -> Option<String> {
+        let program = self.argv()[0];
+        (!std::path::Path::new(program).exists()).then(|| format!("there is no {program}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_sees_the_same_words() {
+        assert_eq!(Workload::Python.shell_line(), "'/usr/bin/python3' '-I' '-S' '-c' 'print(1)'");
+        assert!(Workload::ALL.iter().flat_map(|workload| workload.argv()).all(|word| !word.contains('\'')));
+    }
+}

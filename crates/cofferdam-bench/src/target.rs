@@ -1,0 +1,208 @@
+//! The targets, each with what was measured beside it. Nothing fails where one is missed: a busy machine misses them all.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::sample::hundredths;
+use crate::spawn::Workload;
+
+// Contestants that targets speak of and that no benchmark has yet. A target finds its figures by these short names, so
+// that a new contestant with such a name fills its row.
+const POOL: &str = "pool";
+const POOL_AT_ONCE: &str = "pool-run";
+const WARM: &str = "warm";
+const WARM_PANDAS: &str = "warm-pandas";
+const COLD_PANDAS: &str = "bare-pandas";
+
+/// What a run found out, as far as targets are about it.
+#[derive(Debug, Clone, Default)]
+pub struct Findings {
+    /// Median and 99th percentile, by workload and the contestant's short name.
+    pub latency: BTreeMap<(Workload, &'static str), (f64, f64)>,
+    /// Runs a second, by the number at once and the contestant's short name.
+    pub per_second: BTreeMap<(usize, &'static str), f64>,
+    /// KiB of a pooled, idle sandbox without an interpreter.
+    pub pooled_kib: Option<f64>,
+}
+
+impl Findings {
+    fn medians(&self, workload: Workload, who: &'static str, base: &'static str) -> Option<f64> {
+        Some(self.latency.get(&(workload, who))?.0 / self.latency.get(&(workload, base))?.0)
+    }
+
+    fn tail(&self, who: &'static str) -> Option<f64> {
+        self.latency.get(&(Workload::True, who)).map(|(median, p99)| p99 / median)
+    }
+
+    fn throughputs(&self, tasks: usize, who: &'static str, base: &'static str) -> Option<f64> {
+        Some(self.per_second.get(&(tasks, who))? / self.per_second.get(&(tasks, base))?)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(bound) => value <= bound,
+            Self::AtLeast(bound) => value >= bound,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::AtMost(bound) => format!("<= {bound}"),
+            Self::AtLeast(bound) => format!(">= {bound}"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Target {
+    what: &'static str,
+    bound: Bound,
+    measured: fn(&Findings) -> Option<f64>,
+}
+
+const TARGETS: &[Target] = &[
+    Target {
+        what: "exec in a live sandbox / bare",
+        bound: Bound::AtMost(1.10),
+        measured: |found| found.medians(Workload::True, "exec", "bare"),
+    },
+    Target {
+        what: "claim from the pool, run, exit reported / bare",
+        bound: Bound::AtMost(1.25),
+        measured: |found| found.medians(Workload::True, POOL, "bare"),
+    },
+    Target {
+        what: "create on request, run, destroy / bare",
+        bound: Bound::AtMost(1.8),
+        measured: |found| found.medians(Workload::True, "run", "bare"),
+    },
+    Target {
+        what: "create on request, run, destroy: p99 / its median",
+        bound: Bound::AtMost(3.0),
+        measured: |found| found.tail("run"),
+    },
+    Target {
+        what: "one-shot command line / bwrap",
+        bound: Bound::AtMost(0.75),
+        measured: |found| found.medians(Workload::True, "cli", "bwrap"),
+    },
+    Target {
+        what: "runs a second, 2 at once, on request / bwrap",
+        bound: Bound::AtLeast(2.5),
+        measured: |found| found.throughputs(2, "run", "bwrap"),
+    },
+    Target {
+        what: "runs a second, 8 at once, pooled / bare",
+        bound: Bound::AtLeast(0.6),
+        measured: |found| found.throughputs(8, POOL_AT_ONCE, "bare"),
+    },
+    Target {
+        what: "print(1) in a warm interpreter / cold, bare",
+        bound: Bound::AtMost(0.10),
+        measured: |found| found.medians(Workload::Python, WARM, "bare"),
+    },
+    Target {
+        what: "the same with pandas imported / cold, bare",
+        bound: Bound::AtMost(0.02),
+        measured: |found| found.medians(Workload::Python, WARM_PANDAS, COLD_PANDAS),
+    },
+];
+
+/// The one that `bench memory` measures.
+const MEMORY: Target = Target {
+    what: "KiB of a pooled, idle sandbox (bench memory)",
+    bound: Bound::AtMost(300.0),
+    measured: |found| found.pooled_kib,
+};
+
+/// A table of all targets, for people.
+pub fn table(found: &Findings) -> String {
+    render(all(), found)
+}
+
+/// A table of what `bench memory` measures.
+pub fn memory_table(found: &Findings) -> String {
+    render([&MEMORY], found)
+}
+
+fn all() -> impl Iterator<Item = &'static Target> {
+    TARGETS.iter().chain([&MEMORY])
+}
+
+fn render(targets: impl IntoIterator<Item = &'static Target>, found: &Findings) -> String {
+    let mut text = format!("\n{:52} {:>8} {:>13}\n", "target", "bound", "measured");
+    for target in targets {
+        let measured = (target.measured)(found);
+        let shown = measured.map_or_else(|| "not measured".to_owned(), |value| format!("{value:.2}"));
+        let verdict = match measured {
+            Some(value) if target.bound.holds(value) => "met",
+            Some(_) => "missed",
+            None => "",
+        };
+        let line = format!("{:52} {:>8} {shown:>13} {verdict}", target.what, target.bound.text());
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// The same for programs.
+pub fn json(found: &Findings) -> Value {
+    let rows = all().map(|target| {
+        let measured = (target.measured)(found);
+        json!({
+            "target": target.what,
+            "bound": target.bound.text(),
+            "measured": measured.map(hundredths),
+            "met": measured.map(|value| target.bound.holds(value)),
+        })
+    });
+    Value::Array(rows.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(found: &Findings, start: &str) -> String {
+        table(found).lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn what_nobody_measured_is_said_to_be_so() {
+        let text = table(&Findings::default());
+        assert_eq!(text.matches("not measured").count(), TARGETS.len() + 1);
+        assert_eq!(memory_table(&Findings::default()).matches("not measured").count(), 1);
+        assert!(!text.contains("met") && !text.contains("missed"), "{text}");
+    }
+
+    #[test]
+    fn ratios_stand_beside_their_bounds() {
+        let mut found = Findings::default();
+        found.latency.insert((Workload::True, "bare"), (600.0, 1000.0));
+        found.latency.insert((Workload::True, "exec"), (630.0, 1000.0));
+        found.latency.insert((Workload::True, "run"), (1200.0, 3000.0));
+        found.per_second.insert((2, "run"), 1000.0);
+        found.per_second.insert((2, "bwrap"), 300.0);
+        assert!(row(&found, "exec in a live").ends_with("1.05 met"));
+        assert!(row(&found, "create on request, run, destroy / bare").ends_with("2.00 missed"));
+        assert!(row(&found, "create on request, run, destroy: p99").ends_with("2.50 met"));
+        assert!(row(&found, "runs a second, 2").ends_with("3.33 met"));
+        assert!(row(&found, "claim from").ends_with("not measured"));
+        // Of another workload, and of another number at once.
+        assert!(row(&found, "print(1)").ends_with("not measured"));
+        let json = json(&found);
+        assert_eq!(json[0]["met"], true);
+        assert_eq!(json[1]["measured"], Value::Null);
+        assert_eq!(json[2]["measured"], 2.0);
+    }
+}
