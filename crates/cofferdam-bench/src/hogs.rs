@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use cofferdam_contract::{Backend, ExecHandle, Limits, Sandbox, Spec};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::host::machine::{self, Facts};
 use crate::options::HogsOptions;
 use crate::rounds::Orders;
-use crate::sample::{Sample, hundredths, tenths};
+use crate::sample::{Sample, hundredths};
 use crate::spawn::{Contestant, Field, Workload};
 use crate::{ours, results};
 
@@ -43,8 +43,8 @@ pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
 #[derive(Debug)]
 struct Report {
     hogs: usize,
-    /// Processors that the hogs had, on average, while they ran.
-    busy: f64,
+    /// Processors that the hogs had, on average, while they ran; `None` where the host does not tell.
+    busy: Option<f64>,
     quiet: Vec<Sample>,
     crowded: Vec<Sample>,
 }
@@ -55,7 +55,7 @@ async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
     let neighbours = Neighbours::make(hogs).await?;
     let mut times = [vec![Vec::new(); WHO.len()], vec![Vec::new(); WHO.len()]];
     let mut orders = Orders::new(WHO.len());
-    let (mut used, mut ran) = (0.0, Duration::ZERO);
+    let (mut used, mut ran) = (Some(0.0), Duration::ZERO);
     block(&field, &mut orders, WARM_UP, &mut vec![Vec::new(); WHO.len()]).await?;
     let [quiet, crowded] = &mut times;
     let mut left = rounds;
@@ -69,11 +69,12 @@ async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
         block(&field, &mut orders, now, crowded).await?;
         stop(running).await?;
         ran += start.elapsed();
-        used += neighbours.cpu_seconds().await? - before;
+        let after = neighbours.cpu_seconds().await?;
+        used = used.zip(before).zip(after).map(|((used, before), after)| used + after - before);
         tokio::time::sleep(SETTLE).await;
     }
     let [quiet, crowded] = times.map(|times| times.into_iter().map(Sample::new).collect());
-    Ok(Report { hogs, busy: used / ran.as_secs_f64(), quiet, crowded })
+    Ok(Report { hogs, busy: used.map(|used: f64| used / ran.as_secs_f64()), quiet, crowded })
 }
 
 /// Runs everybody in each round, and keeps their times.
@@ -110,10 +111,12 @@ impl Neighbours {
         Ok(running)
     }
 
-    async fn cpu_seconds(&self) -> Result<f64> {
-        let mut sum = 0.0;
+    /// What they used till now, all together.
+    async fn cpu_seconds(&self) -> Result<Option<f64>> {
+        let mut sum = Some(0.0);
         for sandbox in &self.sandboxes {
-            sum += sandbox.usage().await?.cpu_seconds.context("this host does not tell what a sandbox used")?;
+            let used = sandbox.usage().await?.cpu_seconds;
+            sum = sum.zip(used).map(|(sum, used)| sum + used);
         }
         Ok(sum)
     }
@@ -130,12 +133,8 @@ async fn stop(running: Vec<ExecHandle>) -> Result<()> {
 
 impl Report {
     fn table(&self, facts: &Facts) -> String {
-        let mut text = format!(
-            "{}\n{} hogs, each in a sandbox of its own; together they had {:.2} processors\n\n",
-            facts.line(),
-            self.hogs,
-            self.busy
-        );
+        let busy = self.busy.map_or_else(String::new, |busy| format!("; together they had {busy:.2} processors"));
+        let mut text = format!("{}\n{} hogs, each in a sandbox of its own{busy}\n\n", facts.line(), self.hogs);
         let _ = writeln!(
             text,
             "{:30} {:>6} {:>11} {:>11} {:>8}   {:>11} {:>11} {:>8} {:>11}",
@@ -174,7 +173,7 @@ impl Report {
             "benchmark": "hogs",
             "machine": facts.json(),
             "hogs": self.hogs,
-            "processors_of_hogs": tenths(self.busy),
+            "processors_of_hogs": self.busy.map(hundredths),
             "results": rows.collect::<Vec<_>>(),
         })
     }
@@ -190,7 +189,7 @@ mod tests {
             micros.into_iter().map(|micros| Sample::new(vec![Duration::from_micros(micros); 3])).collect()
         };
         let report =
-            Report { hogs: 8, busy: 1.9, quiet: samples([500, 600, 1000]), crowded: samples([1000, 1500, 5000]) };
+            Report { hogs: 8, busy: Some(1.9), quiet: samples([500, 600, 1000]), crowded: samples([1000, 1500, 5000]) };
         let json = report.json(&machine::facts());
         let run = &json["results"][2];
         assert_eq!((run["ratio"].as_f64(), run["ratio_to_bare_with"].as_f64()), (Some(5.0), Some(5.0)));

@@ -42,8 +42,8 @@ pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
 /// One look at everything.
 #[derive(Debug, Clone, Copy, Default)]
 struct Look {
-    launcher: Memory,
-    sandboxes: Memory,
+    launcher: Option<Memory>,
+    sandboxes: Option<Memory>,
     processes: usize,
     kernel: KernelMemory,
     groups: GroupMemory,
@@ -128,13 +128,14 @@ impl Report {
     fn rows(&self) -> Vec<Row> {
         let (before, after) = (&self.before, &self.after);
         let both = |name, of: fn(&Look) -> u64| (name, Some(of(before)), Some(of(after)));
+        let told = |name, of: fn(&Look) -> Option<u64>| (name, of(before), of(after));
         vec![
-            both("processes, PSS", |look| look.sandboxes.proportional),
-            both("processes, USS", |look| look.sandboxes.own),
-            both("launcher, PSS", |look| look.launcher.proportional),
-            both("launcher, USS", |look| look.launcher.own),
-            ("control group, all", before.groups.all, after.groups.all),
-            ("control group, kernel", before.groups.kernel, after.groups.kernel),
+            told("processes, PSS", |look| Some(look.sandboxes?.proportional)),
+            told("processes, USS", |look| Some(look.sandboxes?.own)),
+            told("launcher, PSS", |look| Some(look.launcher?.proportional)),
+            told("launcher, USS", |look| Some(look.launcher?.own)),
+            told("control group, all", |look| look.groups.all),
+            told("control group, kernel", |look| look.groups.kernel),
             both("host: Slab", |look| look.kernel.slab),
             both("host: SUnreclaim", |look| look.kernel.unreclaimable),
             both("host: KernelStack", |look| look.kernel.stacks),
@@ -199,7 +200,7 @@ mod tests {
 
     fn report() -> Report {
         let look = |proportional, kernel| Look {
-            sandboxes: Memory { proportional, ..Memory::default() },
+            sandboxes: Some(Memory { proportional, ..Memory::default() }),
             groups: GroupMemory { all: Some(kernel), kernel: None },
             kernel: KernelMemory { total: 10_000, available: 9000 - kernel, ..KernelMemory::default() },
             ..Look::default()

@@ -14,7 +14,7 @@ const FEWEST: u64 = 10;
 #[command(name = "cargo xtask bench", about = "Benchmarks that compare in one run; nothing asserts a time")]
 pub struct Options {
     /// Directory for the files with the results.
-    #[arg(long, global = true, default_value = "bench-results")]
+    #[arg(long, global = true, overrides_with = "out", default_value = "bench-results")]
     pub out: PathBuf,
     /// Which benchmark.
     #[command(subcommand)]
@@ -93,6 +93,7 @@ mod tests {
         let Benchmark::Spawn(spawn) = options.benchmark else { panic!("not spawn") };
         assert_eq!((spawn.n, spawn.quick, spawn.workload), (Some(50), false, Some(Workload::Python)));
         assert_eq!(spawn.only.iter().map(|who| who.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
+        assert_eq!(parse("--out x churn --out y").unwrap().out, PathBuf::from("y"));
         assert!(matches!(parse("memory --n 20").unwrap().benchmark, Benchmark::Memory(MemoryOptions { n: 20 })));
         for line in
             ["", "spawn --n", "spawn --n x", "spawn --n 1", "spawn --slow", "spawn --only nobody", "churn --n 5"]

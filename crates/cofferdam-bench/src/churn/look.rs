@@ -59,15 +59,16 @@ impl Look {
         let launchers = tree::launchers();
         let below = tree::descendants();
         let everybody: Vec<u32> = below.iter().copied().chain([own]).collect();
-        let sum = |of: fn(u32) -> usize| launchers.iter().map(|pid| of(*pid)).sum::<usize>() as f64;
+        let resident = |pids: &[u32]| tree::memory(pids).map(|memory| memory.resident as f64);
+        let descriptors = |pids: &[u32]| tree::descriptors(pids).map(|count| count as f64);
         Self([
-            Some(tree::memory(&[own]).resident as f64),
-            Some(tree::memory(&launchers).resident as f64),
-            Some(tree::descriptors(own) as f64),
-            Some(sum(tree::descriptors)),
+            resident(&[own]),
+            resident(&launchers),
+            descriptors(&[own]),
+            descriptors(&launchers),
             Some(groups::of_launchers(&launchers).len() as f64),
             Some(mounts::count(own) as f64),
-            Some(sum(mounts::count)),
+            Some(launchers.iter().map(|pid| mounts::count(*pid)).sum::<usize>() as f64),
             Some(below.len() as f64),
             Some(tree::namespaces(&everybody) as f64),
             Some(mounts::tmpfs(&everybody) as f64),

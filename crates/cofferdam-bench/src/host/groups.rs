@@ -1,4 +1,4 @@
-//! Control groups of this process's launchers.
+//! Control groups: those of this process's launchers, and those that a peer left behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,20 @@ pub fn of_launchers(launchers: &[u32]) -> Vec<PathBuf> {
         }
     });
     found
+}
+
+/// Removes empty groups whose names begin like this: what a peer left behind that failed.
+pub fn remove_left(prefix: &str) {
+    let mut left = Vec::new();
+    search(Path::new(ROOT), DEPTH, &mut |group| {
+        if group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)) {
+            left.push(group.to_owned());
+        }
+    });
+    for group in left {
+        // One in use cannot be removed, and should not be.
+        let _ = fs::remove_dir(group);
+    }
 }
 
 fn search(parent: &Path, depth: usize, found: &mut dyn FnMut(&Path)) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 
 use super::{field, read};
 
@@ -52,14 +53,21 @@ fn parent(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Memory of these processes together, by the kernel's own sums over their mappings.
-pub fn memory(pids: &[u32]) -> Memory {
-    let parts = pids.iter().map(|pid| rollup(&read(&format!("/proc/{pid}/smaps_rollup"))));
-    parts.fold(Memory::default(), |sum, part| Memory {
-        resident: sum.resident + part.resident,
-        proportional: sum.proportional + part.proportional,
-        own: sum.own + part.own,
-    })
+/// Memory of these processes together, by the kernel's own sums over their mappings. `None` where one of them may not be
+/// looked at; one that has ended has none.
+pub fn memory(pids: &[u32]) -> Option<Memory> {
+    let mut sum = Memory::default();
+    for pid in pids {
+        let part = match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
+            Ok(text) => rollup(&text),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return None,
+            Err(_) => Memory::default(),
+        };
+        sum.resident += part.resident;
+        sum.proportional += part.proportional;
+        sum.own += part.own;
+    }
+    Some(sum)
 }
 
 fn rollup(text: &str) -> Memory {
@@ -67,9 +75,17 @@ fn rollup(text: &str) -> Memory {
     Memory { resident: value("Rss"), proportional: value("Pss"), own: value("Private_Clean") + value("Private_Dirty") }
 }
 
-/// Open descriptors of a process.
-pub fn descriptors(pid: u32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+/// Open descriptors of these processes together. `None` where one of them may not be looked at.
+pub fn descriptors(pids: &[u32]) -> Option<usize> {
+    let mut sum = 0;
+    for pid in pids {
+        match fs::read_dir(format!("/proc/{pid}/fd")) {
+            Ok(entries) => sum += entries.count(),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return None,
+            Err(_) => {}
+        }
+    }
+    Some(sum)
 }
 
 /// Different namespaces that these processes are in.
@@ -99,13 +115,15 @@ mod tests {
     fn a_child_is_found_with_what_it_holds() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let found = descendants();
-        let held = memory(&[child.id()]);
-        let (open, spaces) = (descriptors(child.id()), namespaces(&[child.id()]));
+        let held = memory(&[child.id()]).unwrap();
+        let (open, spaces) = (descriptors(&[child.id()]), namespaces(&[child.id()]));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.contains(&child.id()));
         assert!(held.own > 0 && held.proportional >= held.own && held.resident >= held.proportional, "{held:?}");
-        assert!(open >= 3);
+        assert!(open >= Some(3));
         assert_eq!(spaces, NAMESPACES.len());
+        // It is gone now.
+        assert_eq!((memory(&[child.id()]), descriptors(&[child.id()])), (Some(Memory::default()), Some(0)));
     }
 }

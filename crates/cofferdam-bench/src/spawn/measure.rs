@@ -25,6 +25,13 @@ pub struct Effort {
     pub share: Duration,
 }
 
+impl Effort {
+    /// When rounds end, however many are left: on a machine that has become slower, all have fewer turns.
+    fn deadline(self, contestants: usize) -> Instant {
+        Instant::now() + self.share.saturating_mul(u32::try_from(contestants).unwrap_or(u32::MAX))
+    }
+}
+
 /// One contestant, one at a time.
 #[derive(Debug)]
 pub struct Alone {
@@ -86,7 +93,11 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
         runners.push(runner);
     }
     let mut orders = Orders::new(runners.len());
+    let deadline = effort.deadline(runners.len());
     for round in 0..effort.rounds {
+        if Instant::now() > deadline {
+            break;
+        }
         for index in orders.next() {
             let runner = &mut runners[index];
             if runner.failed.is_none() && takes_part(round, runner.turns, effort.rounds) {
@@ -98,6 +109,9 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
     for runner in runners {
         match runner.failed {
             Some(reason) => series.absent.push((runner.contestant, reason)),
+            None if runner.times.is_empty() => {
+                series.absent.push((runner.contestant, "the time was over before its first turn".to_owned()));
+            }
             None => series.results.push(runner.result()),
         }
     }
@@ -141,8 +155,8 @@ impl Runner {
     }
 }
 
-/// Runs everybody about `runs` times, `tasks` at once, in short batches.
-pub async fn at_once(field: Arc<Field>, tasks: usize, runs: usize) -> Result<AtOnce> {
+/// Runs everybody about as often as there are rounds, `tasks` at once, in short batches.
+pub async fn at_once(field: Arc<Field>, tasks: usize, effort: Effort) -> Result<AtOnce> {
     let all = field.entrants().to_vec();
     let mut times: Vec<Vec<Duration>> = vec![Vec::new(); all.len()];
     let mut busy = vec![Duration::ZERO; all.len()];
@@ -150,7 +164,12 @@ pub async fn at_once(field: Arc<Field>, tasks: usize, runs: usize) -> Result<AtO
     for contestant in all.iter().copied() {
         batch(Arc::clone(&field), contestant).await?;
     }
-    for _ in 0..runs.div_ceil(tasks * BATCH) {
+    let deadline = effort.deadline(all.len());
+    for round in 0..effort.rounds.div_ceil(tasks * BATCH) {
+        // The first round is whole, so that everybody has figures.
+        if round > 0 && Instant::now() > deadline {
+            break;
+        }
         for index in orders.next() {
             let start = Instant::now();
             let batch: Vec<_> = (0..tasks).map(|_| tokio::spawn(batch(Arc::clone(&field), all[index]))).collect();

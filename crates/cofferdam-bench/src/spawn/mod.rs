@@ -106,7 +106,7 @@ fn at_once(plan: &Plan, report: &mut Report) -> Result<()> {
     for tasks in AT_ONCE {
         report.at_once.push(block_on(Threads::Two, async {
             let field = Arc::new(Field::prepare(&selected).await?);
-            measure::at_once(field, tasks, plan.rounds.saturating_mul(4) / 5).await
+            measure::at_once(field, tasks, plan.effort(Workload::True)).await
         })?);
     }
     Ok(())

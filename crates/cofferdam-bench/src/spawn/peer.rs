@@ -49,8 +49,13 @@ impl Scene<'_> {
     }
 
     fn id(&self) -> String {
-        format!("cofferdam-bench-{}-{}", std::process::id(), self.serial)
+        format!("{}{}", id_prefix(), self.serial)
     }
+}
+
+/// How the names of all containers of this process begin.
+pub fn id_prefix() -> String {
+    format!("cofferdam-bench-{}-", std::process::id())
 }
 
 impl Peer {

@@ -10,9 +10,10 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::oci;
-use super::peer::{BOX, IMAGE, Peer};
+use super::peer::{self, BOX, IMAGE, Peer};
 use super::program;
 use super::workload::Workload;
+use crate::host::groups;
 
 /// What peers need before they run.
 #[derive(Debug)]
@@ -85,6 +86,8 @@ impl Drop for Stage {
         if self.boxed {
             let _ = quiet(Command::new("isolate").args([&format!("--box-id={BOX}"), "--cleanup"]));
         }
+        // runsc leaves its groups where it fails.
+        groups::remove_left(&peer::id_prefix());
     }
 }
 
