@@ -227,6 +227,16 @@ mod tests {
         assert_eq!(each("host: not available"), 50.0);
     }
 
+    #[tokio::test]
+    async fn sandboxes_are_held_and_closed_again() {
+        let backend = ours::backend().await.unwrap();
+        let (held, stopped) = hold(&backend, 3).await;
+        assert_eq!((held.len(), stopped), (3, None));
+        let ids: std::collections::BTreeSet<_> = held.iter().map(|sandbox| sandbox.id().clone()).collect();
+        assert_eq!(ids.len(), 3);
+        close(held).await.unwrap();
+    }
+
     #[test]
     fn a_table_says_when_the_host_allowed_fewer() {
         let text = report().table(&machine::facts());

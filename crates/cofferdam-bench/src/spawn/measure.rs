@@ -194,3 +194,40 @@ async fn batch(field: Arc<Field>, contestant: Contestant) -> Result<Vec<Duration
     }
     Ok(times)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer::Peer;
+    use super::*;
+
+    #[tokio::test]
+    async fn everybody_is_measured_or_absent_with_a_reason() {
+        let ours = [Contestant::Bare, Contestant::Exec, Contestant::Create, Contestant::Run, Contestant::Unprepared];
+        let peers = [Contestant::Peer(Peer::Bubblewrap), Contestant::Peer(Peer::Nsjail)];
+        let field = Field::prepare(&[ours.as_slice(), &peers].concat()).await.unwrap();
+        let effort = Effort { rounds: 3, share: Duration::from_secs(60) };
+        let series = one_at_a_time(&field, Workload::True, effort).await.unwrap();
+        for contestant in ours {
+            let row = series.results.iter().find(|row| row.contestant == contestant).unwrap();
+            assert_eq!(row.latency.len(), 3, "{contestant:?}");
+            assert_eq!(row.phases.is_some(), contestant == Contestant::Create);
+        }
+        for contestant in peers {
+            let reason = field.absent.iter().chain(&series.absent).find(|(absent, _)| *absent == contestant);
+            assert_ne!(series.ran(contestant), reason.is_some(), "{contestant:?}: {reason:?}");
+            assert!(reason.is_none_or(|(_, reason)| reason == "not installed" || reason.starts_with("fails: ")));
+        }
+    }
+
+    #[tokio::test]
+    async fn several_at_once_have_a_throughput() {
+        let field = Arc::new(Field::prepare(&[Contestant::Bare, Contestant::Run]).await.unwrap());
+        let effort = Effort { rounds: 20, share: Duration::from_secs(60) };
+        let crowd = at_once(field, 2, effort).await.unwrap();
+        assert_eq!(crowd.results.len(), 2);
+        for row in crowd.results {
+            assert_eq!(row.latency.len(), 20);
+            assert!(row.throughput > 0.0);
+        }
+    }
+}
