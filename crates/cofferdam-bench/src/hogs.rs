@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 
 use crate::host::machine::{self, Facts};
 use crate::options::HogsOptions;
+use crate::ours;
+use crate::results::{self, File};
 use crate::rounds::Orders;
 use crate::sample::{Sample, hundredths};
 use crate::spawn::{Contestant, Field, Workload};
-use crate::{ours, results};
 
 /// Who is measured. The first is what the others are compared with.
 const WHO: [Contestant; 3] = [Contestant::Bare, Contestant::Exec, Contestant::Run];
@@ -34,9 +35,8 @@ pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(usize::try_from(options.hogs)?, usize::try_from(options.n)?))?;
-    print!("{}", report.table(&facts));
-    println!();
-    results::write_json(out, &format!("hogs-{}", facts.unix_time), &report.json(&facts))
+    let file = File::json(&format!("hogs-{}", facts.unix_time), &report.json(&facts));
+    results::publish(out, &[file], &report.table(&facts))
 }
 
 /// Latencies of each of [`WHO`], without hogs and with.

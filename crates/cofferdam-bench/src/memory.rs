@@ -15,9 +15,10 @@ use crate::host::kernel::{self, KernelMemory};
 use crate::host::machine::{self, Facts};
 use crate::host::tree::{self, Memory};
 use crate::options::MemoryOptions;
+use crate::ours;
+use crate::results::{self, File};
 use crate::sample::tenths;
 use crate::target::{self, Findings};
-use crate::{ours, results};
 
 /// Sandboxes closed at the same time at the end.
 const CLOSED_AT_ONCE: usize = 32;
@@ -34,9 +35,8 @@ pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
     let wanted = usize::try_from(options.n)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(wanted))?;
-    print!("{}", report.table(&facts));
-    println!();
-    results::write_json(out, &format!("memory-{}", facts.unix_time), &report.json(&facts))
+    let file = File::json(&format!("memory-{}", facts.unix_time), &report.json(&facts));
+    results::publish(out, &[file], &report.table(&facts))
 }
 
 /// One look at everything.

@@ -12,8 +12,9 @@ use cofferdam_process::ProcessBackend;
 
 use crate::host::{kernel, machine};
 use crate::options::ChurnOptions;
+use crate::ours;
+use crate::results::{self, File};
 use crate::spawn::Workload;
-use crate::{ours, results};
 use look::Look;
 use report::{Report, Sampled};
 
@@ -31,9 +32,8 @@ pub fn run(options: &ChurnOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(options.n))?;
-    print!("{}", report.table(&facts));
-    println!();
-    results::write_json(out, &format!("churn-{}", facts.unix_time), &report.json(&facts))
+    let file = File::json(&format!("churn-{}", facts.unix_time), &report.json(&facts));
+    results::publish(out, &[file], &report.table(&facts))
 }
 
 async fn measure(count: u64) -> Result<Report> {

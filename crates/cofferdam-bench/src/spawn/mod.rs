@@ -24,7 +24,7 @@ pub use workload::Workload;
 
 use crate::host::machine;
 use crate::options::SpawnOptions;
-use crate::results;
+use crate::results::{self, File};
 use field::Absent;
 use measure::{AtOnce, Effort, Series};
 use report::Report;
@@ -41,14 +41,12 @@ pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
     if plan.workloads.contains(&Workload::True) {
         at_once(&plan, &mut report)?;
     }
-    print!("{}", report.table());
-    println!();
     let stem = format!("spawn-{}", report.before.unix_time);
-    results::write_json(out, &stem, &report.json())?;
+    let mut files = vec![File::json(&stem, &report.json())];
     for series in &report.series {
-        results::write(out, &format!("{stem}-{}.svg", series.workload.slug()), &plot::draw(series)?)?;
+        files.push(File::new(format!("{stem}-{}.svg", series.workload.slug()), plot::draw(series)?));
     }
-    Ok(())
+    results::publish(out, &files, &report.table())
 }
 
 /// What is asked for.

@@ -57,7 +57,7 @@ fn draw_into(svg: &mut String, bars: &[Bar], workload: Workload) -> Result<()> {
     let area = SVGBackend::with_string(svg, size).into_drawing_area();
     area.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
     let mut chart = ChartBuilder::on(&area)
-        .caption(format!("{}, one at a time", workload.argv().join(" ")), (FONT, 22))
+        .caption(format!("{}, one at a time", workload.title()), (FONT, 22))
         .margin(12)
         .margin_right(80)
         .set_label_area_size(LabelAreaPosition::Left, NAMES)

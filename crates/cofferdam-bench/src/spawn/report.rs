@@ -44,7 +44,7 @@ impl Report {
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.before.line());
         for series in &self.series {
-            heading(&mut text, &format!("{}, one at a time", series.workload.argv().join(" ")), "");
+            heading(&mut text, &format!("{}, one at a time", series.workload.title()), "");
             let bare = series.bare();
             for row in &series.results {
                 line(&mut text, row.contestant.name(), &row.latency, bare, None);

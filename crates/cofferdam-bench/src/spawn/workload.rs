@@ -26,6 +26,14 @@ impl Workload {
         }
     }
 
+    /// The name for people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::True => "/bin/true",
+            Self::Python => "python3 -I -S -c 'print(1)'",
+        }
+    }
+
     /// The command.
     pub fn argv(self) -> &'static [&'static str] {
         match self {
