@@ -10,7 +10,7 @@ use cofferdam_contract::{
     OutputSubscription, Sandbox, SandboxPath, Spec, SpecBuilder, Stdin,
 };
 
-use crate::{GuestProgram, Options, READY, Target};
+use crate::{GuestProgram, Options, Programs, READY, Target};
 
 /// Why a case ended early.
 #[derive(Debug)]
@@ -143,6 +143,10 @@ impl Context {
         let mut limits = self.target.spec.limits().clone();
         change(&mut limits);
         Ok(self.spec().limits(limits).build()?)
+    }
+
+    pub(crate) fn programs(&self) -> &dyn Programs {
+        &*self.target.programs
     }
 
     /// A request for a guest program; the case is skipped where the guests can't run it.

@@ -25,6 +25,7 @@ mod programs;
 mod report;
 mod run;
 mod target;
+pub mod twins;
 mod unix;
 
 pub use case::CaseInfo;

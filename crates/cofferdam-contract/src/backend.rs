@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ByteSize, Chunk, DirEntry, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream, Posture, Result,
-    SandboxId, SandboxPath, Snapshot, Spec,
+    SandboxId, SandboxPath, Snapshot, Spec, Warm,
 };
 
 /// How thick the wall is.
@@ -86,6 +86,8 @@ pub enum Capability {
     Snapshot,
     /// [`Sandbox::fork`].
     Fork,
+    /// [`Backend::warm`].
+    Warm,
     /// [`crate::NetworkPolicy::Allow`].
     NetworkAllowlist,
     /// [`crate::Command::Script`] and [`crate::Command::Shell`] run programs of a Unix-like root file system.
@@ -161,6 +163,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - Answers `Unsupported` unless [`Capability::Snapshot`] is declared.
     /// - Refuses another backend's snapshot with `InvalidInput`.
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>>;
+
+    /// Makes a sandbox ahead of its request, for requests like `spec`, its template.
+    ///
+    /// # Behavior
+    /// - Answers `Unsupported` unless [`Capability::Warm`] is declared.
+    /// - Refuses a template that [`Self::create`] would refuse, with the same kind of error, and leaves nothing behind.
+    /// - Runs no program of any request, and shares no file with any other sandbox.
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>>;
 }
 
 /// One live enclosure. Dropping the last reference closes it.

@@ -137,14 +137,21 @@ impl ExecHandle {
 
     /// Waits for the end. Any number of callers may wait, before and after it; all get the same answer.
     pub async fn exit(&self) -> Result<Exit> {
+        self.detached_exit().await
+    }
+
+    /// As [`Self::exit`], without holding on to the handle: whoever waits does not keep the exec from being dropped.
+    pub fn detached_exit(&self) -> impl Future<Output = Result<Exit>> + Send + 'static {
         let mut exit = self.exit.clone();
-        let outcome = match exit.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone(),
-            Err(_) => None,
-        };
-        outcome.unwrap_or_else(|| {
-            Err(Error::new(crate::ErrorKind::Internal, "exit", "the backend ended without reporting an exit"))
-        })
+        async move {
+            let outcome = match exit.wait_for(Option::is_some).await {
+                Ok(outcome) => outcome.clone(),
+                Err(_) => None,
+            };
+            outcome.unwrap_or_else(|| {
+                Err(Error::new(crate::ErrorKind::Internal, "exit", "the backend ended without reporting an exit"))
+            })
+        }
     }
 
     /// The exit if it is known already.

@@ -17,6 +17,7 @@ mod posture;
 mod snapshot;
 mod spec;
 mod units;
+mod warm;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, collect};
 pub use error::{Error, ErrorKind, Fault, Result, Retry};
@@ -31,5 +32,8 @@ pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};
 pub use snapshot::Snapshot;
-pub use spec::{Access, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, TenantId, WORKSPACE_PATH, Workspace};
+pub use spec::{
+    Access, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH, Workspace,
+};
 pub use units::{ByteSize, Cpus, parse_duration, serde_duration, serde_optional_duration};
+pub use warm::Warm;

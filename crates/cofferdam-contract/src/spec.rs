@@ -179,6 +179,27 @@ pub struct Spec {
     attributes: BTreeMap<String, serde_json::Value>,
 }
 
+/// All settings of a [`Spec`], given by [`Spec::parts`]. A new setting is a new field here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpecParts<'a> {
+    /// The directory that the code works in.
+    pub workspace: &'a Workspace,
+    /// The root file system.
+    pub root: &'a RootFs,
+    /// What the sandbox may use.
+    pub limits: &'a Limits,
+    /// What the code may reach.
+    pub network: &'a NetworkPolicy,
+    /// Whose work this is.
+    pub tenant: &'a TenantId,
+    /// Names and values for the caller's own use.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Protections that may be weaker than asked, or absent.
+    pub allow_weaker: &'a BTreeSet<Protection>,
+    /// Options of one backend.
+    pub attributes: &'a BTreeMap<String, serde_json::Value>,
+}
+
 impl Spec {
     /// Starts from the defaults: private workspace, default limits, no network.
     pub fn builder() -> SpecBuilder {
@@ -224,6 +245,13 @@ impl Spec {
     /// not know, and ignores other backends' options.
     pub fn attributes(&self) -> &BTreeMap<String, serde_json::Value> {
         &self.attributes
+    }
+
+    /// Every setting there is, to be taken apart without `..`: whoever enforces settings then fails to compile when one
+    /// is added, instead of leaving it out.
+    pub fn parts(&self) -> SpecParts<'_> {
+        let Self { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = self;
+        SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes }
     }
 
     /// A builder that begins with this spec's values.

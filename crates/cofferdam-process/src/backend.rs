@@ -154,6 +154,10 @@ impl Backend for ProcessBackend {
         Err(Error::unsupported("restore", "the process backend cannot restore snapshots")
             .with_remedy("use level vm for snapshots of running programs"))
     }
+
+    async fn warm(&self, _spec: Spec) -> Result<Box<dyn cofferdam_contract::Warm>> {
+        Err(Error::unsupported("warm", "the process backend makes no sandbox ahead of its request"))
+    }
 }
 
 /// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.

@@ -1,19 +1,22 @@
 //! Makes simulated sandboxes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox, SandboxId,
-    Snapshot, Spec, Workspace,
+    Snapshot, Spec, Warm, Workspace,
 };
 
-use crate::fault::{FaultPoint, Faults};
+use crate::fault::FaultPoint;
+use crate::host::Host;
 use crate::posture::posture;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 use crate::tree::Tree;
+use crate::warm::SimulatedWarm;
 use crate::{Config, FaultPlan};
 
 /// The backend's name.
@@ -22,8 +25,7 @@ pub(crate) const NAME: &str = "simulated";
 /// The simulated backend. Needs a tokio runtime with time enabled.
 #[derive(Debug)]
 pub struct SimulatedBackend {
-    config: Arc<Config>,
-    faults: Arc<Faults>,
+    host: Arc<Host>,
     made: AtomicU64,
 }
 
@@ -38,8 +40,7 @@ impl SimulatedBackend {
     pub fn new(config: Config) -> Self {
         let mut config = config;
         config.capabilities.retain(|capability| Config::KNOWN.contains(capability));
-        let faults = Arc::new(Faults::new(config.faults.clone()));
-        Self { config: Arc::new(config), faults, made: AtomicU64::new(0) }
+        Self { host: Arc::new(Host::new(config)), made: AtomicU64::new(0) }
     }
 
     /// A backend that can do all it knows, with faults.
@@ -47,38 +48,43 @@ impl SimulatedBackend {
         Self::new(Config { faults, ..Config::default() })
     }
 
-    fn make(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
+    /// Ids of the sandboxes that are alive, the warm ones included: made, and neither closed nor dropped.
+    pub fn living(&self) -> BTreeSet<SandboxId> {
+        self.host.living().clone()
+    }
+
+    fn share(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Shared> {
         check(&spec)?;
-        let posture = posture(&spec, &self.config);
+        let posture = posture(&spec, &self.host.config);
         posture.require(spec.allow_weaker())?;
         let tree = tree(&spec)?;
         let id = SandboxId::new(format!("{NAME}-{}", self.made.fetch_add(1, Ordering::Relaxed) + 1));
-        let shared = Shared::new(id, spec, posture, tree, Arc::clone(&self.config), Arc::clone(&self.faults));
-        Ok(Arc::new(SimulatedSandbox::new(Arc::new(shared), Arc::new(Maker::of(self)))))
+        Ok(Shared::new(id, spec, posture, tree, Arc::clone(&self.host)))
+    }
+
+    fn make(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
+        let shared = Arc::new(self.share(spec, tree)?);
+        Ok(Arc::new(SimulatedSandbox::new(shared, Arc::new(Maker::new(Arc::clone(&self.host))))))
     }
 }
 
 /// What a sandbox needs to make a fork of itself.
 #[derive(Debug)]
 pub(crate) struct Maker {
-    config: Arc<Config>,
-    faults: Arc<Faults>,
+    host: Arc<Host>,
     forks: AtomicU64,
 }
 
 impl Maker {
-    fn of(backend: &SimulatedBackend) -> Self {
-        Self { config: Arc::clone(&backend.config), faults: Arc::clone(&backend.faults), forks: AtomicU64::new(0) }
+    pub(crate) fn new(host: Arc<Host>) -> Self {
+        Self { host, forks: AtomicU64::new(0) }
     }
 
     pub(crate) fn fork(self: &Arc<Self>, origin: &Shared, tree: Tree) -> Arc<dyn Sandbox> {
         let number = self.forks.fetch_add(1, Ordering::Relaxed) + 1;
         let id = SandboxId::new(format!("{}-fork-{number}", origin.id));
-        let (config, faults) = (Arc::clone(&self.config), Arc::clone(&self.faults));
-        let shared = Shared::new(id, origin.spec.clone(), origin.posture.clone(), tree, config, faults);
-        let maker =
-            Self { config: Arc::clone(&self.config), faults: Arc::clone(&self.faults), forks: AtomicU64::new(0) };
-        Arc::new(SimulatedSandbox::new(Arc::new(shared), Arc::new(maker)))
+        let shared = Shared::new(id, origin.spec.clone(), origin.posture.clone(), tree, Arc::clone(&self.host));
+        Arc::new(SimulatedSandbox::new(Arc::new(shared), Arc::new(Self::new(Arc::clone(&self.host)))))
     }
 }
 
@@ -96,19 +102,19 @@ impl Backend for SimulatedBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.config.capabilities.clone()
+        self.host.config.capabilities.clone()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.faults.pass(FaultPoint::Create).await?;
+        self.host.faults.pass(FaultPoint::Create).await?;
         self.make(spec, |spec| Ok(Tree::new(disk_limit(spec))))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        if !self.config.capabilities.contains(&Capability::Snapshot) {
+        if !self.host.config.capabilities.contains(&Capability::Snapshot) {
             return Err(Error::unsupported("restore", "this backend makes no snapshots"));
         }
-        self.faults.pass(FaultPoint::Restore).await?;
+        self.host.faults.pass(FaultPoint::Restore).await?;
         let frozen = snapshot.payload::<Frozen>().filter(|_| snapshot.backend() == NAME);
         let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot is not of this backend"))?;
         self.make(spec, |spec| {
@@ -117,14 +123,23 @@ impl Backend for SimulatedBackend {
             })
         })
     }
+
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+        if !self.host.config.capabilities.contains(&Capability::Warm) {
+            return Err(Error::unsupported("warm", "this backend makes no sandbox ahead of its request"));
+        }
+        let nth = self.host.faults.pass(FaultPoint::Warm).await?;
+        let shared = self.share(spec, |spec| Ok(Tree::new(disk_limit(spec))))?;
+        Ok(Box::new(SimulatedWarm::new(shared, self.host.faults.death(nth))))
+    }
 }
 
-fn disk_limit(spec: &Spec) -> Option<u64> {
+pub(crate) fn disk_limit(spec: &Spec) -> Option<u64> {
     spec.limits().disk.map(|limit| limit.as_bytes())
 }
 
 /// Refuses what is malformed or beyond the simulation.
-fn check(spec: &Spec) -> Result<()> {
+pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
     if matches!(spec.workspace(), Workspace::HostDir { .. }) {
         return Err(Error::unsupported("create", "a simulated sandbox never touches a directory of the host"));

@@ -1,6 +1,6 @@
 //! What a simulated backend pretends to be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_contract::{Capabilities, Capability, Protection, ProtectionState};
 
@@ -14,19 +14,24 @@ pub struct Config {
     pub capabilities: Capabilities,
     /// Protections in which the pretended host falls short, and how.
     pub shortfalls: BTreeMap<Protection, ProtectionState>,
+    /// Limits that are fixed when a sandbox is made ahead of its request: a spec that asks for another value than the
+    /// template does not fit. Default: the processor share. Protections that are no limit, the workspace's access aside, are never
+    /// fixed.
+    pub fixed_when_warm: BTreeSet<Protection>,
     /// What fails, and when.
     pub faults: FaultPlan,
 }
 
 impl Config {
     /// All that it can do.
-    pub(crate) const KNOWN: [Capability; 6] = [
+    pub(crate) const KNOWN: [Capability; 7] = [
         Capability::MultipleExecs,
         Capability::StreamingStdin,
         Capability::Terminal,
         Capability::Files,
         Capability::Snapshot,
         Capability::Fork,
+        Capability::Warm,
     ];
 }
 
@@ -35,6 +40,7 @@ impl Default for Config {
         Self {
             capabilities: Self::KNOWN.into_iter().collect(),
             shortfalls: BTreeMap::new(),
+            fixed_when_warm: BTreeSet::from([Protection::Cpus]),
             faults: FaultPlan::default(),
         }
     }

@@ -128,7 +128,7 @@ fn parse(shared: &Shared, request: &ExecRequest) -> Result<Program> {
 }
 
 fn check_capabilities(shared: &Shared, request: &ExecRequest) -> Result<()> {
-    let has = |capability| shared.config.capabilities.contains(&capability);
+    let has = |capability| shared.host.config.capabilities.contains(&capability);
     if request.terminal().is_some() && !has(Capability::Terminal) {
         return Err(Error::unsupported("start", "this backend has no terminals"));
     }

@@ -17,6 +17,10 @@ pub enum FaultPoint {
     Create,
     /// `Backend::restore`.
     Restore,
+    /// `Backend::warm`.
+    Warm,
+    /// `Warm::claim`; the sandbox is closed all the same.
+    Claim,
     /// `Sandbox::start`, `Sandbox::exec` included.
     Start,
     /// `Sandbox::read_file`.
@@ -33,7 +37,7 @@ pub enum FaultPoint {
     Fork,
     /// `Sandbox::usage`.
     Usage,
-    /// `Sandbox::close`; it closes all the same.
+    /// `Sandbox::close` and `Warm::close`; it closes all the same.
     Close,
 }
 
@@ -42,6 +46,8 @@ impl FaultPoint {
         match self {
             Self::Create => "create",
             Self::Restore => "restore",
+            Self::Warm => "warm",
+            Self::Claim => "claim",
             Self::Start => "start",
             Self::ReadFile => "read_file",
             Self::WriteFile => "write_file",
@@ -77,6 +83,7 @@ pub struct FaultPlan {
     errors: BTreeMap<(FaultPoint, u64), ErrorKind>,
     delays: BTreeMap<(FaultPoint, u64), Duration>,
     execs: BTreeMap<u64, Vec<ExecFault>>,
+    deaths: BTreeMap<u64, Duration>,
     random: Option<Random>,
 }
 
@@ -114,6 +121,12 @@ impl FaultPlan {
     /// Something goes wrong with the exec that the nth start made.
     pub fn exec(mut self, nth_start: u64, fault: ExecFault) -> Self {
         self.execs.entry(nth_start).or_default().push(fault);
+        self
+    }
+
+    /// The sandbox that the nth `warm` made dies this long after it was made, if it has not been claimed by then.
+    pub fn die_waiting(mut self, nth_warm: u64, after: Duration) -> Self {
+        self.deaths.insert(nth_warm, after);
         self
     }
 
@@ -164,6 +177,11 @@ impl Faults {
             }
             None => Ok(nth),
         }
+    }
+
+    /// How long the sandbox that the nth `warm` made lives unclaimed, if there is an end to it.
+    pub(crate) fn death(&self, nth_warm: u64) -> Option<Duration> {
+        self.plan.deaths.get(&nth_warm).copied()
     }
 
     pub(crate) fn of_exec(&self, nth_start: u64) -> Vec<ExecFault> {

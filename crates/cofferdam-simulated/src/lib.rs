@@ -13,6 +13,7 @@ mod config;
 mod error;
 mod exec;
 mod fault;
+mod host;
 mod interpreter;
 mod posture;
 mod program;
@@ -21,6 +22,7 @@ mod programs;
 mod sandbox;
 mod state;
 mod tree;
+mod warm;
 
 pub use backend::SimulatedBackend;
 pub use config::Config;

@@ -30,11 +30,11 @@ impl SimulatedSandbox {
 
     /// What every call begins with: capability, fault, and whether the sandbox is still there.
     async fn enter(&self, point: FaultPoint, needs: Option<Capability>) -> Result<()> {
-        if needs.is_some_and(|needed| !self.shared.config.capabilities.contains(&needed)) {
+        if needs.is_some_and(|needed| !self.shared.host.config.capabilities.contains(&needed)) {
             return Err(Error::unsupported(point.operation(), "this backend does not offer it"));
         }
         drop(self.shared.open(point.operation())?);
-        self.shared.faults.pass(point).await.map(drop)
+        self.shared.host.faults.pass(point).await.map(drop)
     }
 
     /// The workspace as it is now, for a copy.
@@ -65,8 +65,8 @@ impl Sandbox for SimulatedSandbox {
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         drop(self.shared.open("start")?);
-        let nth = self.shared.faults.pass(FaultPoint::Start).await?;
-        exec::start(&self.shared, request, self.shared.faults.of_exec(nth))
+        let nth = self.shared.host.faults.pass(FaultPoint::Start).await?;
+        exec::start(&self.shared, request, self.shared.host.faults.of_exec(nth))
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
@@ -133,7 +133,7 @@ impl Sandbox for SimulatedSandbox {
     async fn close(&self) -> Result<()> {
         self.shared.shut();
         self.shared.quiet().await;
-        self.shared.faults.pass(FaultPoint::Close).await.map(drop)
+        self.shared.host.faults.pass(FaultPoint::Close).await.map(drop)
     }
 }
 

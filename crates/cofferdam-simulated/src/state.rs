@@ -7,8 +7,7 @@ use std::time::Duration;
 use cofferdam_contract::{Error, ErrorKind, Posture, Result, SandboxId, Spec};
 use tokio::sync::{mpsc, watch};
 
-use crate::Config;
-use crate::fault::Faults;
+use crate::host::Host;
 use crate::tree::Tree;
 
 /// What can happen to a running exec from outside.
@@ -43,22 +42,15 @@ pub(crate) struct Shared {
     pub(crate) id: SandboxId,
     pub(crate) spec: Spec,
     pub(crate) posture: Posture,
-    pub(crate) config: Arc<Config>,
-    pub(crate) faults: Arc<Faults>,
+    pub(crate) host: Arc<Host>,
     state: Mutex<State>,
     /// Execs alive.
     alive: watch::Sender<usize>,
 }
 
 impl Shared {
-    pub(crate) fn new(
-        id: SandboxId,
-        spec: Spec,
-        posture: Posture,
-        tree: Tree,
-        config: Arc<Config>,
-        faults: Arc<Faults>,
-    ) -> Self {
+    pub(crate) fn new(id: SandboxId, spec: Spec, posture: Posture, tree: Tree, host: Arc<Host>) -> Self {
+        host.living().insert(id.clone());
         let state = State {
             tree,
             memory: 0,
@@ -70,7 +62,14 @@ impl Shared {
             next_exec: 1,
             execs: BTreeMap::new(),
         };
-        Self { id, spec, posture, config, faults, state: Mutex::new(state), alive: watch::Sender::new(0) }
+        Self { id, spec, posture, host, state: Mutex::new(state), alive: watch::Sender::new(0) }
+    }
+
+    /// Makes the sandbox what its request asks for. Nothing has run in it; its workspace is as it was made.
+    pub(crate) fn become_what_is_asked(&mut self, posture: Posture, disk: Option<u64>, spec: Spec) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.tree = Tree::new(disk);
+        (self.spec, self.posture) = (spec, posture);
     }
 
     /// The state, whatever became of the sandbox.
@@ -108,7 +107,7 @@ impl Shared {
     }
 
     fn capable_of_many(&self) -> bool {
-        self.config.capabilities.contains(&cofferdam_contract::Capability::MultipleExecs)
+        self.host.config.capabilities.contains(&cofferdam_contract::Capability::MultipleExecs)
     }
 
     /// Takes out an exec that has ended and what it held.
@@ -133,6 +132,7 @@ impl Shared {
     pub(crate) fn shut(&self) {
         let mut state = self.lock();
         state.closed = true;
+        self.host.living().remove(&self.id);
         self.signal_all(&state, Signal::Kill);
     }
 

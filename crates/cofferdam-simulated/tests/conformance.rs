@@ -4,11 +4,16 @@
 use std::sync::Arc;
 
 use cofferdam_conformance::{Options, Outcome, Report, Target, run};
-use cofferdam_contract::Capability;
+use cofferdam_contract::{Capability, Protection, ProtectionState};
 use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
 
 async fn kit(config: Config, options: Options) -> Report {
-    let report = run(&Target::new(Arc::new(SimulatedBackend::new(config)), SimulatedPrograms), &options).await;
+    let backend = Arc::new(SimulatedBackend::new(config));
+    let census = {
+        let backend = Arc::clone(&backend);
+        move || backend.living().iter().map(|id| format!("sandbox {id}")).collect()
+    };
+    let report = run(&Target::new(backend, SimulatedPrograms).with_census(census), &options).await;
     println!("{report}");
     report
 }
@@ -39,13 +44,14 @@ async fn the_simulated_backend_passes() {
             "posture/agrees-with-the-kernel",
             "posture/agrees-on-processes",
             "posture/agrees-on-the-root",
+            "warm/weaker-claims-are-refused",
             "undeclared/multiple-execs",
             "undeclared/streaming-stdin",
             "undeclared/terminal",
             "undeclared/files",
             "undeclared/snapshot",
             "undeclared/fork",
-            "host/nothing-left-behind",
+            "undeclared/warm",
         ]
     );
 }
@@ -54,7 +60,7 @@ async fn the_simulated_backend_passes() {
 async fn a_backend_that_declares_nothing_passes_by_refusing() {
     let report = kit(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
     assert!(report.is_success(), "{report}");
-    for capability in ["multiple-execs", "streaming-stdin", "terminal", "files", "snapshot", "fork"] {
+    for capability in ["multiple-execs", "streaming-stdin", "terminal", "files", "snapshot", "fork", "warm"] {
         assert_eq!(report.get(&format!("undeclared/{capability}")).unwrap().outcome, Outcome::Passed, "{capability}");
     }
     assert!(matches!(report.get("files/round-trip").unwrap().outcome, Outcome::Skipped(_)));
@@ -69,6 +75,31 @@ async fn every_single_capability_can_be_left_out() {
         assert!(report.is_success(), "without {left_out:?}: {report}");
     }
     assert!(Config::default().capabilities.contains(&Capability::Files));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_would_be_weaker_is_refused() {
+    let config = Config {
+        shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
+        fixed_when_warm: [].into(),
+        ..Config::default()
+    };
+    let options = Options { filter: Some("warm/".into()), ..Options::default() };
+    let report = kit(config, options).await;
+    assert!(report.is_success(), "{report}");
+    assert_eq!(report.get("warm/weaker-claims-are-refused").unwrap().outcome, Outcome::Passed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
+    let fixed_when_warm = Protection::ALL.iter().copied().collect();
+    let options = Options { filter: Some("warm/".into()), ..Options::default() };
+    let report = kit(Config { fixed_when_warm, ..Config::default() }, options).await;
+    assert!(report.is_success(), "{report}");
+    for case in ["warm/access-is-the-claims", "warm/disk-is-the-claims", "warm/processes-are-the-claims"] {
+        assert!(matches!(report.get(case).unwrap().outcome, Outcome::Skipped(_)), "{case}");
+    }
+    assert_eq!(report.get("warm/spec-is-the-claims").unwrap().outcome, Outcome::Passed);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

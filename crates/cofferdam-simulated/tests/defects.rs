@@ -8,12 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cofferdam_conformance::{Options, Target, run};
-use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
-use support::{Broken, Defect, failed};
+use cofferdam_contract::{Protection, ProtectionState};
+use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
+use support::{Defect, broken, failed};
+
+/// The host on which a defect shows.
+fn config(defect: Defect) -> Config {
+    match defect {
+        Defect::WarmAcceptsWeaker => Config {
+            shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
+            fixed_when_warm: [].into(),
+            ..Config::default()
+        },
+        _ => Config::default(),
+    }
+}
 
 /// Runs the kit on a broken backend, and looks for the case that must fail.
 async fn caught(defect: Defect, case: &str) -> Result<(), String> {
-    let backend = Broken { inner: SimulatedBackend::default(), defect };
+    let backend = broken(SimulatedBackend::new(config(defect)), defect);
     let group = case.split('/').next().unwrap_or_default();
     let options =
         Options { filter: Some(format!("{group}/")), large_file: "1M".parse().unwrap(), ..Options::default() };
@@ -69,6 +82,17 @@ async fn each_defect_fails_its_case() {
         (D::LeavesRowsOut, "posture/has-every-row"),
         (D::ForksShareFiles, "snapshot/forks-are-independent"),
         (D::RestoresAnything, "snapshot/of-another-backend"),
+        (D::WarmForgetsLimits, "warm/claimed-as-created"),
+        (D::WarmForgetsLimits, "warm/processes-are-the-claims"),
+        (D::WarmForgetsLimits, "warm/disk-is-the-claims"),
+        (D::WarmForgetsAccess, "warm/claimed-as-created"),
+        (D::WarmForgetsAccess, "warm/access-is-the-claims"),
+        (D::WarmKeepsItsTemplate, "warm/spec-is-the-claims"),
+        (D::WarmInheritsAVariable, "warm/environment-is-a-delta"),
+        (D::WarmFitsEverything, "warm/claimed-as-created"),
+        (D::WarmAcceptsWeaker, "warm/weaker-claims-are-refused"),
+        (D::WarmDoesMoreThanDeclared, "undeclared/warm"),
+        (D::ClaimsShareASandbox, "warm/claims-share-nothing"),
         (D::Panics, "exit/success-with-full-output"),
         (D::Hangs, "exit/success-with-full-output"),
     ] {
@@ -79,10 +103,22 @@ async fn each_defect_fails_its_case() {
 
 #[tokio::test(start_paused = true)]
 async fn the_wrapper_alone_fails_nothing() {
-    let backend = Broken { inner: SimulatedBackend::default(), defect: Defect::Sound };
+    let backend = broken(SimulatedBackend::default(), Defect::Sound);
     let options = Options { large_file: "1M".parse().unwrap(), ..Options::default() };
     let report = run(&Target::new(Arc::new(backend), SimulatedPrograms), &options).await;
     assert!(report.is_success(), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warm_sandbox_that_is_left_behind_is_found() {
+    for (defect, sound) in [(Defect::WarmLeaksWhenClosed, false), (Defect::Sound, true)] {
+        let backend = Arc::new(broken(SimulatedBackend::default(), defect));
+        let watched = Arc::clone(&backend);
+        let census = move || watched.inner.living().iter().map(|id| format!("sandbox {id}")).collect();
+        let target = Target::new(backend, SimulatedPrograms).with_census(census);
+        let report = run(&target, &Options::default()).await;
+        assert_eq!(failed(&report).contains("host/nothing-left-behind"), !sound, "{defect:?}: {report}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

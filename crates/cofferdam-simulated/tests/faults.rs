@@ -89,3 +89,36 @@ async fn a_pretended_shortfall_is_refused_unless_named() {
     let spec = Spec::builder().allow_weaker(Protection::Memory).build().unwrap();
     assert!(backend.create(spec).await.is_ok());
 }
+
+#[tokio::test(start_paused = true)]
+async fn warm_and_claim_fail_and_leave_nothing() {
+    let plan = FaultPlan::none().fail(FaultPoint::Warm, 1, ErrorKind::Unavailable).fail(
+        FaultPoint::Claim,
+        1,
+        ErrorKind::ResourceExhausted,
+    );
+    let backend = SimulatedBackend::with_faults(plan);
+    assert_eq!(backend.warm(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let warm = backend.warm(Spec::default()).await.unwrap();
+    assert_eq!(backend.living().len(), 1);
+    assert_eq!(warm.claim(Spec::default()).await.unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(backend.living().len(), 0);
+    let sandbox = backend.warm(Spec::default()).await.unwrap().claim(Spec::default()).await.unwrap();
+    assert!(backend.living().contains(sandbox.id()));
+    drop(sandbox);
+    assert_eq!(backend.living().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_dies_while_it_waits_says_so() {
+    let hour = Duration::from_secs(3600);
+    let backend = SimulatedBackend::with_faults(FaultPlan::none().die_waiting(1, hour));
+    let (mortal, other) = (backend.warm(Spec::default()).await.unwrap(), backend.warm(Spec::default()).await.unwrap());
+    assert!(mortal.is_alive());
+    tokio::time::advance(hour).await;
+    assert!(!mortal.is_alive() && other.is_alive());
+    let error = mortal.claim(Spec::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, cofferdam_contract::Retry::MayHelp));
+    other.close().await.unwrap();
+    assert_eq!(backend.living().len(), 0);
+}

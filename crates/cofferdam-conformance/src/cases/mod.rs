@@ -14,6 +14,7 @@ mod snapshot;
 mod stdin;
 mod terminal;
 pub(crate) mod undeclared;
+mod warm;
 mod workspace;
 
 use crate::CaseInfo;
@@ -147,6 +148,17 @@ cases! {
     "snapshot/of-another-backend" "E2" [Snapshot] snapshot::of_another_backend;
     "snapshot/forks-are-independent" "E2" [Fork, Files] snapshot::forks_are_independent;
 
+    "warm/claimed-as-created" "E5" [Warm] warm::claimed_as_created;
+    "warm/spec-is-the-claims" "E5" [Warm] warm::spec_is_the_claims;
+    "warm/environment-is-a-delta" "E5" [Warm] warm::environment_is_a_delta;
+    "warm/access-is-the-claims" "E5" [Warm] warm::access_is_the_claims;
+    "warm/processes-are-the-claims" "E5" [Warm] warm::processes_are_the_claims;
+    "warm/disk-is-the-claims" "E5" [Warm] warm::disk_is_the_claims;
+    "warm/weaker-claims-are-refused" "E5" [Warm] warm::weaker_claims_are_refused;
+    "warm/invalid-specs-are-refused" "E5" [Warm] warm::invalid_specs_are_refused;
+    "warm/closes-unused" "E5" [Warm] warm::closes_unused;
+    "warm/claims-share-nothing" "E5" [Warm, Files] warm::claims_share_nothing;
+
     "undeclared/multiple-execs" "K6" [] undeclared::multiple_execs;
     "undeclared/streaming-stdin" "K6" [] undeclared::streaming_stdin;
     "undeclared/terminal" "K6" [] undeclared::terminal;
@@ -155,6 +167,7 @@ cases! {
     "undeclared/root-directory" "K6" [] undeclared::root_directory;
     "undeclared/snapshot" "K6" [] undeclared::snapshot;
     "undeclared/fork" "K6" [] undeclared::fork;
+    "undeclared/warm" "K6" [] undeclared::warm;
     "undeclared/network-allowlist" "K6" [] undeclared::network_allowlist;
     "undeclared/unix-programs" "K6" [] undeclared::unix_programs;
 }

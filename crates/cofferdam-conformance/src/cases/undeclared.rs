@@ -45,6 +45,7 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             let fork = cx.sandbox().await?.fork().await.map(|sandbox| cx.keep(sandbox));
             expect_error(fork, &UNSUPPORTED, "fork")
         }
+        Capability::Warm => expect_error(cx.backend().warm(cx.spec().build()?).await, &UNSUPPORTED, "warm, undeclared"),
         Capability::NetworkAllowlist => {
             let policy = NetworkPolicy::Allow { hosts: vec!["example.org".to_owned()] };
             refused_spec(cx, cx.spec().network(policy), "an allowlist of hosts").await
@@ -120,6 +121,7 @@ one_case_each! {
     root_directory RootDirectory,
     snapshot Snapshot,
     fork Fork,
+    warm Warm,
     network_allowlist NetworkAllowlist,
     unix_programs UnixPrograms,
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
     ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, OutputEvent, OutputStream, Posture, Protection, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize, Workspace,
+    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize, Warm, Workspace,
 };
 use cofferdam_simulated::SimulatedBackend;
 
@@ -56,6 +56,15 @@ pub enum Defect {
     LeavesRowsOut,
     ForksShareFiles,
     RestoresAnything,
+    WarmForgetsLimits,
+    WarmForgetsAccess,
+    WarmKeepsItsTemplate,
+    WarmInheritsAVariable,
+    WarmFitsEverything,
+    WarmAcceptsWeaker,
+    WarmDoesMoreThanDeclared,
+    WarmLeaksWhenClosed,
+    ClaimsShareASandbox,
     Panics,
     Hangs,
 }
@@ -64,6 +73,8 @@ pub enum Defect {
 pub struct Broken {
     pub inner: SimulatedBackend,
     pub defect: Defect,
+    /// What claims are given that share one.
+    pub shared: Arc<Mutex<Option<Arc<dyn Sandbox>>>>,
 }
 
 #[derive(Debug)]
@@ -76,6 +87,11 @@ struct BrokenSandbox {
     spare: Option<Arc<dyn Sandbox>>,
     closes: AtomicU64,
     last_input: Mutex<Bytes>,
+}
+
+/// A backend that breaks one promise of `inner`.
+pub fn broken(inner: SimulatedBackend, defect: Defect) -> Broken {
+    Broken { inner, defect, shared: Arc::default() }
 }
 
 fn loosened(spec: &Spec, defect: Defect) -> Spec {
@@ -137,8 +153,10 @@ impl Backend for Broken {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.inner.capabilities();
-        if self.defect == Defect::DoesMoreThanDeclared {
-            capabilities.remove(&Capability::Fork);
+        match self.defect {
+            Defect::DoesMoreThanDeclared => drop(capabilities.remove(&Capability::Fork)),
+            Defect::WarmDoesMoreThanDeclared => drop(capabilities.remove(&Capability::Warm)),
+            _ => {}
         }
         capabilities
     }
@@ -153,6 +171,92 @@ impl Backend for Broken {
             (Err(_), Defect::RestoresAnything) => self.inner.create(spec).await,
             (restored, _) => self.wrap(restored?, spec).await,
         }
+    }
+
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+        let inner = self.inner.warm(spec).await?;
+        Ok(Box::new(BrokenWarm { inner: Some(inner), defect: self.defect, shared: Arc::clone(&self.shared) }))
+    }
+}
+
+#[derive(Debug)]
+struct BrokenWarm {
+    inner: Option<Box<dyn Warm>>,
+    defect: Defect,
+    shared: Arc<Mutex<Option<Arc<dyn Sandbox>>>>,
+}
+
+impl BrokenWarm {
+    fn inner(&self) -> &dyn Warm {
+        self.inner.as_deref().unwrap()
+    }
+
+    /// What is claimed of the inner one in place of what was asked for.
+    fn claimed(&self, spec: &Spec) -> Spec {
+        let template = self.inner().made_for();
+        let builder = match self.defect {
+            Defect::WarmForgetsLimits => spec.to_builder().limits(template.limits().clone()),
+            Defect::WarmForgetsAccess => spec.to_builder().workspace(template.workspace().clone()),
+            Defect::WarmKeepsItsTemplate => template.to_builder(),
+            Defect::WarmFitsEverything if !self.inner().fits(spec) => template.to_builder(),
+            Defect::WarmAcceptsWeaker => spec.to_builder().allow_weaker(Protection::Cpus),
+            _ => spec.to_builder(),
+        };
+        // An invalid one is passed on as it is, to be refused.
+        builder.build().unwrap_or_else(|_| spec.clone())
+    }
+}
+
+#[async_trait]
+impl Warm for BrokenWarm {
+    fn made_for(&self) -> &Spec {
+        self.inner().made_for()
+    }
+
+    fn fits(&self, spec: &Spec) -> bool {
+        self.defect == Defect::WarmFitsEverything || self.inner().fits(spec)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.inner().is_alive()
+    }
+
+    async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        let (wanted, defect) = (self.claimed(&spec), self.defect);
+        if defect == Defect::ClaimsShareASandbox
+            && let Some(shared) = self.shared.lock().unwrap().clone()
+        {
+            return Ok(shared);
+        }
+        let inner = self.inner.take().unwrap().claim(wanted).await?;
+        let posture = inner.posture().clone();
+        let (defect, spec) = match defect {
+            Defect::WarmInheritsAVariable => (Defect::InheritsAVariable, spec),
+            Defect::WarmKeepsItsTemplate => (Defect::Sound, inner.spec().clone()),
+            _ => (Defect::Sound, spec),
+        };
+        let sandbox: Arc<dyn Sandbox> = Arc::new(BrokenSandbox {
+            inner,
+            defect,
+            spec,
+            posture,
+            spare: None,
+            closes: AtomicU64::new(0),
+            last_input: Mutex::default(),
+        });
+        if self.defect == Defect::ClaimsShareASandbox {
+            *self.shared.lock().unwrap() = Some(Arc::clone(&sandbox));
+        }
+        Ok(sandbox)
+    }
+
+    async fn close(mut self: Box<Self>) -> Result<()> {
+        let inner = self.inner.take().unwrap();
+        if self.defect == Defect::WarmLeaksWhenClosed {
+            std::mem::forget(inner);
+            return Ok(());
+        }
+        inner.close().await
     }
 }
 

@@ -1,0 +1,190 @@
+//! Sandboxes made before their request: a claim gives what a create gives.
+
+use std::sync::Arc;
+
+use cofferdam_contract::{Access, ByteSize, Capability, Cpus, ErrorKind, Sandbox, Spec, TenantId, Warm, Workspace};
+
+use crate::GuestProgram as P;
+use crate::case::{
+    Context, Outcome, Stop, Verdict, check, check_eq, expect_error, path, read_small, text, write_small,
+};
+use crate::twins::{Trial, compare};
+
+/// Random specs that are claimed; each costs two sandboxes.
+const TRIALS: u64 = 8;
+
+async fn warm(cx: &Context, template: &Spec) -> Outcome<Box<dyn Warm>> {
+    let warm = cx.backend().warm(template.clone()).await?;
+    check!(warm.is_alive(), "a sandbox just made is not alive");
+    check_eq!(warm.made_for(), template, "the template");
+    check!(warm.fits(template), "its own template does not fit");
+    Ok(warm)
+}
+
+/// Claims from a new warm sandbox. `None` where the spec does not fit, which must then be refused.
+async fn claim(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Option<Arc<dyn Sandbox>>> {
+    let warm = warm(cx, template).await?;
+    let fits = warm.fits(spec);
+    let claimed = warm.claim(spec.clone()).await.map(|sandbox| cx.keep(sandbox));
+    match (fits, claimed) {
+        (true, claimed) => Ok(Some(claimed?)),
+        (false, Err(_)) => Ok(None),
+        (false, Ok(_)) => Err(Stop::fail(format!("a spec that does not fit was claimed: {spec:?}"))),
+    }
+}
+
+async fn claim_fitting(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Arc<dyn Sandbox>> {
+    claim(cx, template, spec).await?.ok_or_else(|| Stop::skip("what the case changes is fixed in a warm sandbox"))
+}
+
+pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
+    let lent = tempfile::tempdir()?;
+    let directory = lent.path().canonicalize()?;
+    let lent = cx.declares(Capability::HostWorkspace).then_some(directory.as_path());
+    let base = cx.spec().build()?;
+    let mut fitting = 0;
+    for seed in 0..TRIALS {
+        let trial = Trial::seeded(seed, &base, lent);
+        // The template is another spec each time, so that what stays of it shows.
+        let template = Trial::seeded(seed + 1000, &base, None).spec;
+        let warm = match cx.backend().warm(template.clone()).await {
+            Ok(warm) => warm,
+            Err(error) => {
+                let created = cx.backend().create(template).await.map(|sandbox| cx.keep(sandbox));
+                expect_error(created, &[error.kind()], "creating what cannot be made ahead")?;
+                continue;
+            }
+        };
+        if !warm.fits(&trial.spec) {
+            check!(warm.claim(trial.spec.clone()).await.is_err(), "a spec that does not fit was claimed");
+            continue;
+        }
+        fitting += 1;
+        let claimed = warm.claim(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
+        let created = cx.backend().create(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
+        let compared = compare(created, claimed, cx.programs(), &trial).await;
+        compared.map_err(|differs| Stop::fail(format!("{differs}, for {:?}", trial.spec)))?;
+    }
+    if fitting == 0 { Err(Stop::skip("nothing but its own template fits a warm sandbox")) } else { Ok(()) }
+}
+
+pub(super) async fn spec_is_the_claims(cx: Context) -> Verdict {
+    let template = cx.spec().tenant(TenantId::new("template")?).label("of", "the-template").build()?;
+    let spec = cx.spec().tenant(TenantId::new("acme-7")?).label("job", "42").build()?;
+    let sandbox = claim_fitting(&cx, &template, &spec).await?;
+    check_eq!(sandbox.spec(), &spec, "the spec");
+    check_eq!(sandbox.spec().tenant().as_str(), "acme-7", "the tenant");
+    check!(!sandbox.spec().labels().contains_key("of"), "a label of the template is there");
+    Ok(())
+}
+
+pub(super) async fn environment_is_a_delta(cx: Context) -> Verdict {
+    let spec = cx.spec().build()?;
+    let request = |value: &str| Ok::<_, Stop>(cx.request(&P::PrintEnvironment)?.env("OF_THE_CLAIM", value).build()?);
+    let sorted = |output: &[u8]| {
+        let mut variables: Vec<String> = text(output).split('\0').map(str::to_owned).collect();
+        variables.sort();
+        variables
+    };
+    let claimed = claim_fitting(&cx, &spec, &spec).await?.exec(request("x")?).await?;
+    let created = cx.sandbox_of(spec).await?.exec(request("x")?).await?;
+    check_eq!(sorted(&claimed.stdout), sorted(&created.stdout), "the environment");
+    check!(text(&claimed.stdout).contains("OF_THE_CLAIM=x"), "the variable that was set is missing");
+    Ok(())
+}
+
+pub(super) async fn access_is_the_claims(cx: Context) -> Verdict {
+    let of = |access| Ok::<_, Stop>(cx.spec().workspace(Workspace::Private { access }).build()?);
+    let write = || P::WriteFile { path: "made".into(), contents: "x".into() };
+    let (open, closed) = (of(Access::ReadWrite)?, of(Access::ReadOnly)?);
+    let done = cx.exec(&claim_fitting(&cx, &open, &closed).await?, write()).await?;
+    check!(done.exit.code != 0, "a read-only claim can be written to, as its template could");
+    cx.exec_ok(&claim_fitting(&cx, &closed, &open).await?, write()).await?;
+    Ok(())
+}
+
+pub(super) async fn processes_are_the_claims(cx: Context) -> Verdict {
+    super::limits::enforced(&cx, cofferdam_contract::Protection::Processes).await?;
+    let template = cx.limited(|limits| limits.processes = Some(60))?;
+    let spec = cx.limited(|limits| limits.processes = Some(8))?;
+    let sandbox = claim_fitting(&cx, &template, &spec).await?;
+    let done = cx.exec_ok(&sandbox, P::Fork { count: 40 }).await?;
+    let forked = text(&done.stdout);
+    let count: u32 = forked.trim().strip_prefix("forked ").and_then(|count| count.parse().ok()).unwrap_or(u32::MAX);
+    check!(count < 8, "{forked:?} under a limit of 8 that was claimed");
+    Ok(())
+}
+
+pub(super) async fn disk_is_the_claims(cx: Context) -> Verdict {
+    super::limits::enforced(&cx, cofferdam_contract::Protection::Disk).await?;
+    let template = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(64)))?;
+    let spec = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(4)))?;
+    let fill = || P::FillDisk { path: "big".into(), bytes: 16 << 20 };
+    let done = cx.exec(&claim_fitting(&cx, &template, &spec).await?, fill()).await?;
+    check!(done.exit.code != 0, "16 MiB fitted under a limit of 4 MiB that was claimed");
+    cx.exec_ok(&claim_fitting(&cx, &spec, &template).await?, fill()).await?;
+    Ok(())
+}
+
+pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
+    let directory = tempfile::tempdir()?;
+    let mut candidates = vec![cx.limited(|limits| limits.cpus = Some(Cpus::from_millis(500)))?];
+    if cx.declares(Capability::HostWorkspace) {
+        let workspace = Workspace::HostDir { path: directory.path().canonicalize()?, access: Access::ReadWrite };
+        let limited = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(8)))?;
+        candidates.push(limited.to_builder().workspace(workspace).build()?);
+    }
+    let template = cx.spec().build()?;
+    let mut refused = 0;
+    for spec in candidates {
+        let weaker = match cx.backend().create(spec.clone()).await.map(|sandbox| cx.keep(sandbox)) {
+            Ok(_) => continue,
+            Err(error) if error.kind() == ErrorKind::WeakerThanAsked => [ErrorKind::WeakerThanAsked],
+            Err(_) => continue,
+        };
+        let warm = warm(&cx, &template).await?;
+        let fits = warm.fits(&spec);
+        let claimed = warm.claim(spec).await.map(|sandbox| cx.keep(sandbox));
+        match fits {
+            true => expect_error(claimed, &weaker, "claiming what a create refuses as weaker")?,
+            false => check!(claimed.is_err(), "a spec that does not fit was claimed"),
+        }
+        refused += 1;
+    }
+    if refused == 0 { Err(Stop::skip("this host enforces everything that could be tried")) } else { Ok(()) }
+}
+
+pub(super) async fn invalid_specs_are_refused(cx: Context) -> Verdict {
+    let bad: Spec = serde_json::from_str(r#"{"limits":{"memory":1}}"#).map_err(std::io::Error::other)?;
+    let made = cx.backend().warm(bad.clone()).await;
+    expect_error(made, &[ErrorKind::InvalidInput], "making one ahead for an invalid template")?;
+    let claimed = warm(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
+    check!(claimed.is_err(), "an invalid spec was claimed");
+    Ok(())
+}
+
+pub(super) async fn closes_unused(cx: Context) -> Verdict {
+    let template = cx.spec().build()?;
+    warm(&cx, &template).await?.close().await?;
+    drop(warm(&cx, &template).await?);
+    // The backend is none the worse for it. What would be left behind is for the census to find.
+    let sandbox = claim_fitting(&cx, &template, &template).await?;
+    cx.exec_ok(&sandbox, P::Succeed).await?;
+    sandbox.close().await?;
+    Ok(())
+}
+
+pub(super) async fn claims_share_nothing(cx: Context) -> Verdict {
+    let template = cx.spec().build()?;
+    let (one, other) = (warm(&cx, &template).await?, warm(&cx, &template).await?);
+    let one = cx.keep(one.claim(template.clone()).await?);
+    let other = cx.keep(other.claim(template.clone()).await?);
+    check!(one.id() != other.id(), "two claims gave the sandbox {}", one.id());
+    write_small(&one, "file", "one").await?;
+    expect_error(other.read_file(&path("file")?).await, &[ErrorKind::NotFound], "reading another claim's file")?;
+    cx.exec_ok(&other, P::WriteFile { path: "file".into(), contents: "other".into() }).await?;
+    check_eq!(text(&read_small(&one, "file").await?), "one", "the first claim's file");
+    one.close().await?;
+    check_eq!(text(&read_small(&other, "file").await?), "other", "the file of the claim that is still open");
+    Ok(())
+}

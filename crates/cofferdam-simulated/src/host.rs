@@ -1,0 +1,29 @@
+//! What all sandboxes of one backend share: what it pretends to be, its faults, and who is alive.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cofferdam_contract::SandboxId;
+
+use crate::Config;
+use crate::fault::Faults;
+
+/// The pretended host of one backend.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) config: Config,
+    pub(crate) faults: Faults,
+    living: Mutex<BTreeSet<SandboxId>>,
+}
+
+impl Host {
+    pub(crate) fn new(config: Config) -> Self {
+        let faults = Faults::new(config.faults.clone());
+        Self { config, faults, living: Mutex::default() }
+    }
+
+    /// Sandboxes made and not closed.
+    pub(crate) fn living(&self) -> MutexGuard<'_, BTreeSet<SandboxId>> {
+        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

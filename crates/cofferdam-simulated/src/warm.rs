@@ -1,0 +1,112 @@
+//! A simulated sandbox that waits for its request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cofferdam_contract::{Error, ErrorKind, Limits, Protection, Result, Sandbox, Spec, SpecParts, Warm, Workspace};
+use tokio::time::Instant;
+
+use crate::backend::{Maker, check, disk_limit};
+use crate::fault::FaultPoint;
+use crate::posture::posture;
+use crate::sandbox::SimulatedSandbox;
+use crate::state::Shared;
+
+/// A sandbox without a request. No exec has ever entered it.
+#[derive(Debug)]
+pub(crate) struct SimulatedWarm {
+    /// `None` once it was claimed.
+    shared: Option<Box<Shared>>,
+    template: Spec,
+    /// When the fault plan lets it die.
+    death: Option<Instant>,
+}
+
+impl SimulatedWarm {
+    pub(crate) fn new(shared: Shared, dies_after: Option<Duration>) -> Self {
+        let template = shared.spec.clone();
+        Self { shared: Some(Box::new(shared)), template, death: dies_after.map(|after| Instant::now() + after) }
+    }
+}
+
+impl Drop for SimulatedWarm {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.shut();
+        }
+    }
+}
+
+#[async_trait]
+impl Warm for SimulatedWarm {
+    fn made_for(&self) -> &Spec {
+        &self.template
+    }
+
+    fn fits(&self, spec: &Spec) -> bool {
+        let fixed = |protection| self.shared.as_ref().is_none_or(|it| fixed(it, protection));
+        fits(&self.template, spec, fixed)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.shared.is_some() && self.death.is_none_or(|death| Instant::now() < death)
+    }
+
+    async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        check(&spec)?;
+        if !self.fits(&spec) {
+            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+        }
+        let alive = self.is_alive();
+        let host = self.shared.as_ref().map(|shared| Arc::clone(&shared.host));
+        let (Some(host), true) = (host, alive) else {
+            return Err(Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited"));
+        };
+        host.faults.pass(FaultPoint::Claim).await?;
+        let posture = posture(&spec, &host.config);
+        posture.require(spec.allow_weaker())?;
+        let Some(mut shared) = self.shared.take() else { return Err(Error::closed("claim")) };
+        shared.become_what_is_asked(posture, disk_limit(&spec), spec);
+        let maker = Maker::new(host);
+        Ok(Arc::new(SimulatedSandbox::new(Arc::new(*shared), Arc::new(maker))))
+    }
+
+    async fn close(mut self: Box<Self>) -> Result<()> {
+        let Some(shared) = self.shared.take() else { return Ok(()) };
+        shared.shut();
+        shared.host.faults.pass(FaultPoint::Close).await.map(drop)
+    }
+}
+
+fn fixed(shared: &Shared, protection: Protection) -> bool {
+    shared.host.config.fixed_when_warm.contains(&protection)
+}
+
+/// Whether a sandbox made for `template` can still become what `spec` asks for.
+fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> bool {
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    // These are names and permissions; nothing was built from the template's.
+    let (_, _, _) = (tenant, labels, allow_weaker);
+    // The backend has none of its own, and ignores those of others.
+    let _ = attributes;
+    matches!(workspace, Workspace::Private { .. })
+        && (workspace.access() == template.workspace().access() || !fixed(Protection::Workspace))
+        && root == template.root()
+        && network == template.network()
+        && limits_fit(template.limits(), limits, fixed)
+}
+
+fn limits_fit(template: &Limits, asked: &Limits, fixed: impl Fn(Protection) -> bool) -> bool {
+    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    [
+        (Protection::CpuTime, *cpu_time == template.cpu_time),
+        (Protection::Memory, *memory == template.memory),
+        (Protection::Disk, *disk == template.disk),
+        (Protection::WallTime, *wall_time == template.wall_time),
+        (Protection::Processes, *processes == template.processes),
+        (Protection::Cpus, *cpus == template.cpus),
+    ]
+    .into_iter()
+    .all(|(protection, same)| same || !fixed(protection))
+}
