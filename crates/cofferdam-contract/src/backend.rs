@@ -1,5 +1,6 @@
 //! The traits a backend implements.
 
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -261,7 +262,9 @@ impl dyn Sandbox {
 }
 
 /// Collects an exec's output and exit; without loss only if the request's `output_buffer` holds its `max_output`.
-pub async fn collect(handle: ExecHandle) -> Result<Completed> {
+/// Dropping the future drops the handle, if it was given away.
+pub async fn collect(handle: impl Borrow<ExecHandle> + Send) -> Result<Completed> {
+    let handle = handle.borrow();
     let mut output = handle.output();
     let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
     while let Some(event) = output.next().await {

@@ -137,21 +137,12 @@ impl ExecHandle {
 
     /// Waits for the end. Any number of callers may wait, before and after it; all get the same answer.
     pub async fn exit(&self) -> Result<Exit> {
-        self.detached_exit().await
+        self.exit_watch().exit().await
     }
 
-    /// As [`Self::exit`], without holding on to the handle: whoever waits does not keep the exec from being dropped.
-    pub fn detached_exit(&self) -> impl Future<Output = Result<Exit>> + Send + 'static {
-        let mut exit = self.exit.clone();
-        async move {
-            let outcome = match exit.wait_for(Option::is_some).await {
-                Ok(outcome) => outcome.clone(),
-                Err(_) => None,
-            };
-            outcome.unwrap_or_else(|| {
-                Err(Error::new(crate::ErrorKind::Internal, "exit", "the backend ended without reporting an exit"))
-            })
-        }
+    /// The end alone: whoever watches it does not keep the exec from being dropped.
+    pub fn exit_watch(&self) -> ExitWatch {
+        ExitWatch(self.exit.clone())
     }
 
     /// The exit if it is known already.
@@ -203,6 +194,29 @@ impl Drop for ExecHandle {
 impl fmt::Debug for ExecHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExecHandle").field("id", &self.id).field("exit", &self.try_exit()).finish_non_exhaustive()
+    }
+}
+
+/// Watches an exec's end without holding on to its handle.
+#[derive(Debug, Clone)]
+pub struct ExitWatch(watch::Receiver<Outcome>);
+
+impl ExitWatch {
+    /// As [`ExecHandle::exit`].
+    pub async fn exit(&self) -> Result<Exit> {
+        let mut exit = self.0.clone();
+        let outcome = match exit.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone(),
+            Err(_) => None,
+        };
+        outcome.unwrap_or_else(|| {
+            Err(Error::new(crate::ErrorKind::Internal, "exit", "the backend ended without reporting an exit"))
+        })
+    }
+
+    /// Whether the exec has ended, or its backend has.
+    pub fn is_over(&self) -> bool {
+        self.0.borrow().is_some() || self.0.has_changed().is_err()
     }
 }
 

@@ -27,7 +27,7 @@ pub use exec::{
 };
 pub use exit::{Exit, Usage};
 pub use files::{DirEntry, EntryKind, FileReader, SandboxPath};
-pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, StdinWriter};
+pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};

@@ -24,6 +24,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
+    layer("cofferdam-engine", &["cofferdam-contract"], &["cofferdam-conformance", "cofferdam-simulated"]),
     layer("cofferdam", ANY, ANY),
     layer("cofferdam-bench", ANY, ANY),
     layer("xtask", &[], &[]),
@@ -83,11 +84,18 @@ mod tests {
             ("cofferdam-process", "cofferdam", Some("dev"), false),
             ("cofferdam-contract", "cofferdam-linux", None, false),
             ("cofferdam-contract", "serde", None, true),
+            ("cofferdam-engine", "cofferdam-contract", None, true),
+            ("cofferdam-engine", "cofferdam-process", None, false),
+            ("cofferdam-engine", "cofferdam-process", Some("dev"), false),
+            ("cofferdam-engine", "cofferdam-simulated", None, false),
+            ("cofferdam-engine", "cofferdam-simulated", Some("dev"), true),
+            ("cofferdam-process", "cofferdam-engine", None, false),
             ("cofferdam", "cofferdam-process", None, true),
             ("xtask", "cofferdam-process", None, false),
         ] {
             let others = ["cofferdam-contract", "cofferdam-linux", "cofferdam-simulated", "cofferdam-conformance"];
-            let ours: Vec<&str> = others.into_iter().chain(["cofferdam-process", "cofferdam"]).collect();
+            let ours: Vec<&str> =
+                others.into_iter().chain(["cofferdam-process", "cofferdam-engine", "cofferdam"]).collect();
             assert_eq!(package_breaches(&package(name, on, kind), &ours).is_empty(), good, "{name} on {on} {kind:?}");
         }
     }
