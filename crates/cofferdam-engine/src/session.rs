@@ -94,9 +94,13 @@ struct Running {
 }
 
 impl State {
-    /// Forgets what has ended; gives how many run or are being started.
+    /// Forgets what has ended, whose end is a use of the session; gives how many run or are being started.
     fn busy(&mut self) -> usize {
+        let before = self.running.len();
         self.running.retain(|_, running| !running.end.is_over());
+        if self.running.len() < before {
+            self.last_use = Instant::now();
+        }
         self.starting + self.running.len()
     }
 }
@@ -170,7 +174,11 @@ impl Session {
     /// # Errors
     /// `NotFound` if no exec of this id runs.
     pub async fn cancel(&self, id: ExecId) -> Result<Exit> {
-        let handle = self.shared.lock().running.get(&id).and_then(|running| running.handle.upgrade());
+        let handle = {
+            let mut state = self.shared.lock();
+            state.busy();
+            state.running.get(&id).and_then(|running| running.handle.upgrade())
+        };
         let missing = || {
             Error::new(ErrorKind::NotFound, "cancel", "no exec of this id runs in the session")
                 .with_context("exec", id.to_string())
@@ -277,9 +285,9 @@ impl Starting {
         self.0.lock().running.insert(handle.id(), running);
         let shared = Arc::clone(&self.0);
         self.0.runtime.spawn(async move {
-            // How it ended is for those who hold the handle; that it ended is a use of the session.
+            // How it ended is for those who hold the handle.
             let _ = end.exit().await;
-            shared.lock().last_use = Instant::now();
+            shared.lock().busy();
         });
     }
 }

@@ -1,0 +1,130 @@
+//! The conformance kit through a pool, and random specs against creates.
+#![forbid(unsafe_code)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_conformance::twins::{Trial, compare_backends};
+use cofferdam_conformance::{Options, Outcome, Target, run};
+use cofferdam_contract::{Access, Capability, Protection, ProtectionState, Spec, Workspace};
+use cofferdam_engine::{PoolConfig, PooledBackend};
+use cofferdam_simulated::{Config, FaultPlan, SimulatedBackend, SimulatedPrograms};
+use proptest::prelude::*;
+use support::{SECOND, of_tenant, settle};
+
+fn pooled(backend: &Arc<SimulatedBackend>, template: Spec) -> PooledBackend {
+    PooledBackend::new(Arc::clone(backend) as _, template, PoolConfig::default()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
+    let backend = Arc::new(SimulatedBackend::default());
+    let pooled = Arc::new(pooled(&backend, of_tenant("template")));
+    let target = Target::new(Arc::clone(&pooled) as _, SimulatedPrograms);
+    let report = run(&target, &Options::default()).await;
+    assert!(report.is_success(), "{report}");
+    let passed = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
+    assert!(passed >= 85, "only {passed} cases could be run: {report}");
+    let metrics = pooled.pool().metrics();
+    assert!(metrics.claims.warm > 50 && metrics.claims.cold_unfit > 0 && metrics.claims.copy > 3, "{metrics:?}");
+    pooled.pool().shutdown(SECOND).await.unwrap();
+    assert!(backend.living().is_empty(), "{:?}", backend.living());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pooled_path_passes_the_kit_cold() {
+    let capabilities = Config::default().capabilities.into_iter().filter(|it| *it != Capability::Warm).collect();
+    let backend = Arc::new(SimulatedBackend::new(Config { capabilities, ..Config::default() }));
+    let pooled = Arc::new(pooled(&backend, Spec::default()));
+    let report = run(&Target::new(pooled as _, SimulatedPrograms), &Options::default()).await;
+    assert!(report.is_success(), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_the_backend_inside_but_makes_none_ahead_for_others() {
+    use cofferdam_contract::Backend as _;
+    let backend = Arc::new(SimulatedBackend::default());
+    let pooled = pooled(&backend, Spec::default());
+    assert_eq!((pooled.name(), pooled.level()), (backend.name(), backend.level()));
+    let mut capabilities = backend.capabilities();
+    assert!(capabilities.remove(&Capability::Warm));
+    assert_eq!(pooled.capabilities(), capabilities);
+    let sandbox = pooled.create(Spec::default()).await.unwrap();
+    let fork = sandbox.fork().await.unwrap();
+    assert_eq!(pooled.pool().metrics().claimed, 2);
+    drop(sandbox);
+    fork.close().await.unwrap();
+    settle().await;
+    assert_eq!(pooled.pool().metrics().claimed, 0);
+}
+
+/// A host that is one of several: everything enforced, a limit that falls short, or limits fixed ahead.
+fn host(which: u8) -> Config {
+    match which {
+        0 => Config::default(),
+        1 => Config { shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(), ..Config::default() },
+        2 => Config {
+            shortfalls: [(Protection::Disk, ProtectionState::WeakerThanAsked)].into(),
+            fixed_when_warm: [].into(),
+            ..Config::default()
+        },
+        _ => Config { fixed_when_warm: [Protection::Memory, Protection::Workspace].into(), ..Config::default() },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever is asked for: a claim gives what a create gives, refusals included.
+    #[test]
+    fn claims_are_as_creates(seeds in prop::collection::vec(any::<u64>(), 1..8), template: u64, which in 0u8..4) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let differs: Vec<String> = runtime.block_on(async {
+            let backend = Arc::new(SimulatedBackend::new(host(which)));
+            let template = Trial::seeded(template, &Spec::default(), None).spec;
+            let pooled = pooled(&backend, template);
+            let mut differs = Vec::new();
+            for seed in seeds {
+                settle().await;
+                // A lent directory is one more thing that the simulation refuses, in both ways.
+                let trial = Trial::seeded(seed, &Spec::default(), Some(std::path::Path::new("/lent")));
+                let compared = compare_backends(&*backend, &pooled, &SimulatedPrograms, &trial).await;
+                differs.extend(compared.err().map(|differs| format!("{differs}, for {:?}", trial.spec)));
+            }
+            pooled.pool().shutdown(SECOND).await.unwrap();
+            assert!(backend.living().is_empty());
+            differs
+        });
+        prop_assert!(differs.is_empty(), "{}", differs.join("\n"));
+    }
+}
+
+/// The property above can fail: twins of different specs are told apart.
+#[tokio::test(start_paused = true)]
+async fn different_twins_are_told_apart() {
+    let backend = Arc::new(SimulatedBackend::default());
+    let weak = Config { shortfalls: [(Protection::Memory, ProtectionState::Absent)].into(), ..Config::default() };
+    let other = SimulatedBackend::new(weak);
+    let trial = Trial { spec: Spec::builder().allow_weaker(Protection::Memory).build().unwrap(), env: Vec::new() };
+    let compared = compare_backends(&*backend, &other, &SimulatedPrograms, &trial).await;
+    assert!(compared.unwrap_err().contains("posture differs"));
+    let trial = Trial { spec: Spec::default(), env: Vec::new() };
+    let compared = compare_backends(&*backend, &other, &SimulatedPrograms, &trial).await;
+    assert!(compared.unwrap_err().contains("refused"));
+    assert!(backend.living().is_empty() && other.living().is_empty());
+}
+
+/// A run of a lent directory answers only when its sandbox is gone; the simulation lends none, so it is refused here.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_the_backend_passes_through() {
+    use cofferdam_contract::Backend as _;
+    let backend = Arc::new(SimulatedBackend::with_faults(FaultPlan::none()));
+    let pooled = pooled(&backend, Spec::default());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let lent = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
+    let spec = Spec::builder().workspace(lent).build().unwrap();
+    let (one, other) = (backend.create(spec.clone()).await.unwrap_err(), pooled.create(spec).await.unwrap_err());
+    assert_eq!(one.to_json(), other.to_json());
+}

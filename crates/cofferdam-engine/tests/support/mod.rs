@@ -1,0 +1,54 @@
+//! What the tests of the pool have in common. They run on tokio's paused clock: time passes when everybody waits.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{Cpus, ExecRequest, Limits, Spec, TenantId};
+use cofferdam_engine::{Pool, PoolConfig};
+use cofferdam_simulated::{Config, FaultPlan, OnTerm, Program, SimulatedBackend, Step};
+
+pub const SECOND: Duration = Duration::from_secs(1);
+
+/// A pool over a simulated backend with faults, and that backend.
+pub fn pool(config: PoolConfig, faults: FaultPlan) -> (Arc<SimulatedBackend>, Pool) {
+    pool_over(Config { faults, ..Config::default() }, config)
+}
+
+pub fn pool_over(backend: Config, config: PoolConfig) -> (Arc<SimulatedBackend>, Pool) {
+    let backend = Arc::new(SimulatedBackend::new(backend));
+    let pool = Pool::new(Arc::clone(&backend) as _, Spec::default(), config).unwrap();
+    (backend, pool)
+}
+
+/// A small pool that refills one by one.
+pub fn small() -> PoolConfig {
+    PoolConfig { min_warm: 2, max_warm: 3, max: 4, ..PoolConfig::default() }
+}
+
+/// Lets everything that can happen now happen.
+pub async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+pub fn of_tenant(name: &str) -> Spec {
+    Spec::builder().tenant(TenantId::new(name).unwrap()).build().unwrap()
+}
+
+/// A spec that no simulated sandbox made ahead for the default spec fits.
+pub fn unfit() -> Spec {
+    let limits = Limits { cpus: Some(Cpus::from_millis(500)), ..Limits::default() };
+    Spec::builder().limits(limits).build().unwrap()
+}
+
+pub fn program(steps: impl IntoIterator<Item = Step>) -> ExecRequest {
+    Program::new(steps).request().build().unwrap()
+}
+
+pub fn print(text: &str) -> ExecRequest {
+    program([Step::Print { stream: cofferdam_contract::OutputStream::Stdout, text: text.into() }])
+}
+
+pub fn sleep_forever() -> ExecRequest {
+    program([Step::OnTerm(OnTerm::Exit(3)), Step::SleepForever])
+}
