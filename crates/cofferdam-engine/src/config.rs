@@ -16,7 +16,7 @@ pub struct PoolConfig {
     /// Sandboxes kept ready, unclaimed. Default 2; with 0 none is made ahead, and the pool only bounds and queues.
     pub min_warm: usize,
     /// Sandboxes kept ready at most: the pool goes up to this when claims find it empty, and back when they stop.
-    /// Default 8.
+    /// Default 8; where `max` is less, that holds.
     pub max_warm: usize,
     /// Sandboxes alive at most: ready, claimed, being made and being closed together. Default 32.
     pub max: usize,
@@ -84,8 +84,8 @@ impl PoolConfig {
         if self.max == 0 || self.max > MOST_SANDBOXES {
             return bad("a pool's max must be 1 to 65536");
         }
-        if self.min_warm > self.max_warm || self.max_warm > self.max {
-            return bad("a pool's min_warm must not exceed max_warm, nor max_warm exceed max");
+        if self.min_warm > self.max_warm || self.min_warm > self.max {
+            return bad("a pool's min_warm must exceed neither its max_warm nor its max");
         }
         if self.refill_at_once == 0 {
             return bad("with a refill_at_once of 0 a pool is never filled; for none made ahead set max_warm to 0");
@@ -121,7 +121,7 @@ mod tests {
             PoolConfig { max: 0, min_warm: 0, max_warm: 0, ..config() },
             PoolConfig { max: 1 << 20, ..config() },
             PoolConfig { min_warm: 9, ..config() },
-            PoolConfig { max_warm: 33, ..config() },
+            PoolConfig { min_warm: 5, max: 4, ..config() },
             PoolConfig { refill_at_once: 0, ..config() },
             PoolConfig { claim_timeout: Duration::ZERO, ..config() },
             PoolConfig { check_every: Duration::ZERO, ..config() },

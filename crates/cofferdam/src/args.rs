@@ -226,6 +226,9 @@ pub struct ConformanceArgs {
     /// The backend to examine
     #[arg(long, value_name = "NAME")]
     pub backend: String,
+    /// Take the sandboxes from a pool of that backend
+    #[arg(long)]
+    pub pooled: bool,
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,

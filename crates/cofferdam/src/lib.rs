@@ -31,11 +31,30 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Who wants sandboxes again and again takes them from a pool, which keeps some ready:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use cofferdam::engine::PoolConfig;
+//! use cofferdam::{ExecRequest, Spec, registry};
+//!
+//! # async fn example() -> cofferdam::Result<()> {
+//! let pooled = registry::pooled(registry::DEFAULT_BACKEND, Spec::default(), PoolConfig::default())?;
+//! let request = ExecRequest::argv(["echo", "hello"]).build()?;
+//! let (completed, _posture) = pooled.pool().run(Spec::default(), request).await?;
+//! assert_eq!(completed.stdout, "hello\n");
+//! pooled.pool().shutdown(Duration::from_secs(5)).await?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod registry;
 
 pub use cofferdam_contract::*;
+pub use cofferdam_engine as engine;
 
 /// Makes a sandbox of the default backend, runs one command in it, closes it.
 ///

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cofferdam_conformance::{Target, UnixPrograms};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
+use cofferdam_engine::{PoolConfig, PooledBackend};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
 use serde::Serialize;
@@ -75,11 +76,27 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
 
 /// The backend of this name, with programs that its guests can run, for the conformance kit.
 pub fn conformance_target(name: &str) -> Result<Target> {
-    let backend = backend(name)?;
+    target_of(name, backend(name)?)
+}
+
+/// As [`conformance_target`], through a pool of that backend, which is to be shut down after the run. Must be called in
+/// a tokio runtime.
+pub fn pooled_conformance_target(name: &str) -> Result<(Target, Arc<PooledBackend>)> {
+    let pooled = Arc::new(pooled(name, Spec::default(), PoolConfig::default())?);
+    let target = target_of(name, Arc::clone(&pooled) as _)?;
+    Ok((target, pooled))
+}
+
+fn target_of(name: &str, backend: Arc<dyn Backend>) -> Result<Target> {
     Ok(match find(name)?.name {
         "simulated" => Target::new(backend, SimulatedPrograms),
         _ => Target::new(backend, UnixPrograms::default()),
     })
+}
+
+/// Makes a pool of the backend of this name. Must be called in a tokio runtime.
+pub fn pooled(name: &str, template: Spec, config: PoolConfig) -> Result<PooledBackend> {
+    PooledBackend::new(backend(name)?, template, config)
 }
 
 /// Makes the backend of this name, for sandbox after sandbox.

@@ -163,7 +163,7 @@ impl<W, T> Ledger<W, T> {
             let who = self.waiting.pop()?;
             self.shift(Standing::Free, Standing::Making);
             if kind == ClaimKind::ColdEmpty {
-                self.target = (self.target + 1).min(self.config.max_warm);
+                self.target = (self.target + 1).min(self.config.max_warm).min(self.config.max);
             }
             return Some(Next::Cold(who, kind));
         }

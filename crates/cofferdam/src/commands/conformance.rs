@@ -2,14 +2,18 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cofferdam::{Result, registry};
-use cofferdam_conformance::{CaseResult, Options, Target};
+use cofferdam_conformance::{CaseResult, Options, Report};
 use serde_json::json;
 
 use super::block_on;
 use crate::args::ConformanceArgs;
 use crate::report::{self, Form};
+
+/// How long sandboxes that a case left to the background may take to end.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs the kit; the exit status is 0 when no case fails.
 pub fn main(args: &ConformanceArgs) -> u8 {
@@ -21,10 +25,6 @@ pub fn main(args: &ConformanceArgs) -> u8 {
 }
 
 fn conform(args: &ConformanceArgs) -> Result<u8> {
-    let mut target: Target = registry::conformance_target(&args.backend)?;
-    if let Some(root) = &args.root {
-        target = target.with_root(root);
-    }
     let show = !args.json;
     let progress = move |case: &CaseResult| {
         if show {
@@ -33,11 +33,28 @@ fn conform(args: &ConformanceArgs) -> Result<u8> {
         }
     };
     let options = Options { filter: args.filter.clone(), progress: Some(Arc::new(progress)), ..Options::default() };
-    let report = block_on(async { Ok(cofferdam_conformance::run(&target, &options).await) })?;
+    let report = block_on(examine(args, &options))?;
     let result = if args.json {
         report::document(&json!({"success": report.is_success(), "backend": report.backend, "cases": report.cases}))
     } else {
         report::print(&format!("{}\n", report.summary()))
     };
     Ok(report::printed(result, u8::from(!report.is_success())))
+}
+
+async fn examine(args: &ConformanceArgs, options: &Options) -> Result<Report> {
+    let (mut target, pooled) = if args.pooled {
+        let (target, pooled) = registry::pooled_conformance_target(&args.backend)?;
+        (target, Some(pooled))
+    } else {
+        (registry::conformance_target(&args.backend)?, None)
+    };
+    if let Some(root) = &args.root {
+        target = target.with_root(root);
+    }
+    let report = cofferdam_conformance::run(&target, options).await;
+    if let Some(pooled) = pooled {
+        pooled.pool().shutdown(PATIENCE).await?;
+    }
+    Ok(report)
 }

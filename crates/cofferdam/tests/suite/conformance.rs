@@ -27,6 +27,41 @@ fn process_backend_passes_the_conformance_kit() {
 }
 
 #[test]
+fn process_backend_passes_the_conformance_kit_through_a_pool() {
+    let before = census::census();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (target, pooled) = registry::pooled_conformance_target("process").expect("the backend is built in");
+        let report = run(&target.with_root("/"), &Options::default()).await;
+        let failures: Vec<String> = report.failures().map(ToString::to_string).collect();
+        assert!(report.is_success(), "{}\n{}", failures.join("\n"), report.summary());
+        let capable = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
+        assert!(capable >= 100, "only {capable} cases could be run");
+        let claims = pooled.pool().metrics().claims;
+        assert!(claims.total() >= 100, "{claims:?}");
+        pooled.pool().shutdown(std::time::Duration::from_secs(60)).await.expect("everything ends");
+    });
+    drop(runtime);
+    let left = census::left_behind(&before, std::time::Duration::from_secs(60));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn simulated_backend_passes_the_conformance_kit_through_a_pool() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (target, pooled) = registry::pooled_conformance_target("simulated").expect("the backend is built in");
+        let options = Options { parallelism: 8, large_file: ByteSize::from_mebibytes(4), ..Options::default() };
+        let report = run(&target, &options).await;
+        let failures: Vec<String> = report.failures().map(ToString::to_string).collect();
+        assert!(report.is_success(), "{}\n{}", failures.join("\n"), report.summary());
+        let metrics = pooled.pool().metrics();
+        assert!(metrics.claims.warm > 20, "{metrics:?}");
+        pooled.pool().shutdown(std::time::Duration::from_secs(60)).await.expect("everything ends");
+    });
+}
+
+#[test]
 fn whole_life_of_a_backend_leaves_nothing_behind() {
     let before = census::census();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

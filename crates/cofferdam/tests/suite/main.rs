@@ -5,4 +5,5 @@ mod census;
 mod cli;
 mod conformance;
 mod hostile;
+mod pool;
 mod supervisor;

@@ -1,0 +1,117 @@
+//! A pool of process sandboxes: what it gives out is what a create gives, and nothing is left behind.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam::engine::{PoolConfig, PooledBackend, Session, SessionConfig};
+use cofferdam::{Backend, Capability, ExecRequest, Spec, TenantId, registry};
+use cofferdam_conformance::UnixPrograms;
+use cofferdam_conformance::twins::{Trial, compare_backends};
+
+use crate::census;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Each costs two sandboxes, and a template for every other one.
+const TRIALS: u64 = 12;
+
+/// Runs an async test on one thread, between two looks at the host.
+fn leaving_nothing(test: impl Future<Output = ()>) {
+    let before = census::census();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(test);
+    drop(runtime);
+    let left = census::left_behind(&before, PATIENCE);
+    assert!(left.is_empty(), "{left:?}");
+}
+
+fn process() -> Arc<dyn Backend> {
+    registry::backend("process").expect("the backend is built in")
+}
+
+/// Waits until as many are ready as are to be kept, where the backend makes any ahead for this template.
+async fn refilled(pooled: &PooledBackend, ahead: bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let metrics = pooled.pool().metrics();
+        if !ahead || metrics.refill_failures > 0 || metrics.warm >= pooled.pool().config().min_warm {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{metrics:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[test]
+fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
+    leaving_nothing(async {
+        let lent = tempfile::tempdir().expect("a directory");
+        // As an ordinary user's sandbox sees it: writable for whoever the guest is.
+        std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+        let directory = lent.path().canonicalize().expect("it exists");
+        let backend = process();
+        let ahead = backend.capabilities().contains(&Capability::Warm);
+        let mut warm = 0;
+        for pair in 0..TRIALS / 2 {
+            let template = Trial::seeded(pair + 1000, &Spec::default(), None).spec;
+            let config = PoolConfig { min_warm: 1, ..PoolConfig::default() };
+            let pooled = PooledBackend::new(Arc::clone(&backend), template, config).expect("a pool");
+            for seed in [pair * 2, pair * 2 + 1] {
+                refilled(&pooled, ahead).await;
+                let trial = Trial::seeded(seed, &Spec::default(), Some(&directory));
+                let compared = compare_backends(&*backend, &pooled, &UnixPrograms::default(), &trial).await;
+                compared.unwrap_or_else(|differs| panic!("{differs}, for {:?}", trial.spec));
+            }
+            warm += pooled.pool().metrics().claims.warm;
+            pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+        }
+        assert!(warm > 0 || !ahead, "nothing was claimed that was made ahead");
+    });
+}
+
+#[test]
+fn runs_through_a_pool_are_apart_and_leave_nothing() {
+    leaving_nothing(async {
+        let config = PoolConfig { max: 4, ..PoolConfig::default() };
+        let pooled = Arc::new(registry::pooled("process", Spec::default(), config).expect("a pool"));
+        let mut running = tokio::task::JoinSet::new();
+        for number in 0..24 {
+            let pooled = Arc::clone(&pooled);
+            running.spawn(async move {
+                let tenant = TenantId::new(format!("t{}", number % 3)).expect("valid");
+                let spec = Spec::builder().tenant(tenant).build().expect("valid");
+                let line =
+                    format!("test ! -e mark && echo {number} > mark && cat mark && sleep 1000 &\nsleep 0.05; cat mark");
+                let request = ExecRequest::shell(line).build().expect("valid");
+                let (done, posture) = pooled.pool().run(spec, request).await.expect("it runs");
+                let said = String::from_utf8_lossy(&done.stdout).into_owned();
+                assert_eq!(said, format!("{number}\n{number}\n"));
+                assert!(!posture.items().is_empty());
+            });
+        }
+        while let Some(done) = running.join_next().await {
+            done.expect("it does not panic");
+        }
+        let metrics = pooled.pool().metrics();
+        assert_eq!((metrics.claims.total(), metrics.failures), (24, 0), "{metrics:?}");
+        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+    });
+}
+
+#[test]
+fn a_dropped_pool_and_a_dropped_session_leave_nothing() {
+    leaving_nothing(async {
+        let pooled = registry::pooled("process", Spec::default(), PoolConfig::default()).expect("a pool");
+        let lease = pooled.pool().claim(Spec::default()).await.expect("a sandbox");
+        let session = Session::leased(lease, SessionConfig::default()).expect("a session");
+        let request = ExecRequest::argv(["sleep", "1000"]).build().expect("valid");
+        let (one, other) = (session.start(request.clone()).await, session.start(request).await);
+        let (one, other) = (one.expect("it starts"), other.expect("it starts"));
+        assert_eq!(session.execs().len(), 2);
+        assert!(session.cancel(one.id()).await.expect("it runs").cancelled);
+        assert!(other.try_exit().is_none());
+        drop(pooled);
+        drop(session);
+        assert!(other.exit().await.is_ok_and(|exit| exit.cancelled));
+    });
+}
