@@ -7,7 +7,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{ErrorKind, ExecRequest, Protection, ProtectionState, Spec};
+use cofferdam_contract::{
+    Backend, Capabilities, ErrorKind, ExecRequest, Level, Protection, ProtectionState, Result, Sandbox, Snapshot, Spec,
+    Warm,
+};
 use cofferdam_engine::{ClaimCounts, ClaimKind, Pool, PoolConfig};
 use cofferdam_simulated::{Config, FaultPlan, FaultPoint, SimulatedBackend};
 use support::{SECOND, of_tenant, pool, pool_over, print, settle, sleep_forever, small, unfit};
@@ -392,6 +395,48 @@ fn a_pool_needs_a_runtime_and_a_sound_configuration() {
     assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
     let made = Pool::new(backend, Spec::default(), PoolConfig { max: 0, ..PoolConfig::default() });
     assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+/// A backend whose creates panic.
+#[derive(Debug)]
+struct Panicking;
+
+#[async_trait::async_trait]
+impl Backend for Panicking {
+    fn name(&self) -> &str {
+        "panicking"
+    }
+
+    fn level(&self) -> Level {
+        Level::Simulated
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+
+    async fn create(&self, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        panic!("a deliberate panic")
+    }
+
+    async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        panic!("a deliberate panic")
+    }
+
+    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+        panic!("a deliberate panic")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_backend_costs_one_claim_and_no_place() {
+    let pool = Pool::new(Arc::new(Panicking), Spec::default(), PoolConfig { max: 2, ..small() }).unwrap();
+    for _ in 0..5 {
+        assert_eq!(pool.claim(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    tokio::time::sleep(SECOND).await;
+    assert!((3..10).contains(&pool.metrics().refill_failures), "it backs off: {:?}", pool.metrics());
+    pool.shutdown(SECOND).await.unwrap();
 }
 
 /// Many tasks on threads, with faults everywhere: the bounds hold all the time, and nothing is left in the end.

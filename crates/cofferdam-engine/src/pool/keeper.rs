@@ -56,18 +56,15 @@ async fn fill_one(place: Place) {
 
 /// Enters what came of it into the ledger; gives back what nobody wants.
 fn enter(shared: &Shared, made: Result<Box<dyn Warm>>) -> Option<Box<dyn Warm>> {
-    let now = shared.now();
-    let mut state = shared.lock();
     match made {
         Ok(warm) => {
+            let now = shared.now();
+            let mut state = shared.lock();
             state.tally.refills += 1;
             return state.ledger.filled(warm, now);
         }
-        Err(error) if error.kind() == ErrorKind::Unsupported => state.ledger.fill_unsupported(),
-        Err(_) => {
-            state.tally.refill_failures += 1;
-            state.ledger.fill_failed(now, fastrand::f64());
-        }
+        Err(error) if error.kind() == ErrorKind::Unsupported => shared.lock().ledger.fill_unsupported(),
+        Err(_) => shared.fill_failed(),
     }
     None
 }

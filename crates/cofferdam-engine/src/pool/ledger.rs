@@ -162,9 +162,6 @@ impl<W, T> Ledger<W, T> {
         if self.count(Standing::Free) > 0 {
             let who = self.waiting.pop()?;
             self.shift(Standing::Free, Standing::Making);
-            if kind == ClaimKind::ColdEmpty {
-                self.target = (self.target + 1).min(self.config.max_warm).min(self.config.max);
-            }
             return Some(Next::Cold(who, kind));
         }
         // One for each claim that waits, less what comes free anyway.
@@ -172,6 +169,11 @@ impl<W, T> Ledger<W, T> {
             return self.take_oldest().map(Next::Evict);
         }
         None
+    }
+
+    /// A claim found none ready: keeps one more from now on.
+    pub(crate) fn found_empty(&mut self) {
+        self.target = (self.target + 1).min(self.config.max_warm).min(self.config.max);
     }
 
     /// How many to make ahead now. Their places are counted as taken.
@@ -235,18 +237,20 @@ impl<W, T> Ledger<W, T> {
 
     /// Takes out those that died.
     pub(crate) fn reap(&mut self, is_alive: impl Fn(&W) -> bool) -> Vec<W> {
+        if self.idle.iter().all(|idle| is_alive(&idle.warm)) {
+            return Vec::new();
+        }
         self.take_where(|idle| !is_alive(&idle.warm))
     }
 
     /// Takes out those that are too old, a few at a time so that their successors keep up, and one that is too many.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<W> {
         let mut room = if self.count(Standing::Filling) == 0 { self.config.refill_at_once } else { 0 };
-        let max_age = self.config.max_age;
-        let mut gone = self.take_where(|idle| {
-            let old = room > 0 && idle.since + max_age <= now;
-            room -= usize::from(old);
-            old
-        });
+        let mut gone = Vec::new();
+        while room > 0 && self.idle.front().is_some_and(|oldest| oldest.since + self.config.max_age <= now) {
+            gone.extend(self.take_oldest());
+            room -= 1;
+        }
         while self.surplus_until().is_some_and(|until| until <= now) {
             self.target = self.config.min_warm.max(self.target.min(self.idle.len()).saturating_sub(1));
             gone.extend(self.take_oldest());
@@ -286,8 +290,8 @@ impl<W, T> Ledger<W, T> {
         Some(oldest.warm)
     }
 
-    fn take_where(&mut self, mut unwanted: impl FnMut(&Idle<W>) -> bool) -> Vec<W> {
-        let (gone, kept): (Vec<_>, Vec<_>) = self.idle.drain(..).partition(|idle| unwanted(idle));
+    fn take_where(&mut self, unwanted: impl Fn(&Idle<W>) -> bool) -> Vec<W> {
+        let (gone, kept): (Vec<_>, Vec<_>) = self.idle.drain(..).partition(&unwanted);
         self.idle = kept.into();
         for _ in &gone {
             self.shift(Standing::Idle, Standing::Closing);

@@ -70,6 +70,7 @@ fn demand_raises_the_target_and_idleness_lowers_it() {
     for _ in 0..5 {
         ledger.enter(&tenant(0), (0, true)).unwrap();
         assert!(matches!(next(&mut ledger), Some(Next::Cold(_, ClaimKind::ColdEmpty))));
+        ledger.found_empty();
         ledger.shift(Standing::Making, Standing::Leased);
         ledger.shift(Standing::Leased, Standing::Closing);
         ledger.shift(Standing::Closing, Standing::Free);
@@ -225,7 +226,7 @@ proptest! {
                 Step::Leave(which) => { tickets.get(which).map(|ticket| ledger.leave(ticket)); },
                 Step::Serve => match next(&mut ledger) {
                     Some(Next::Warm(_, warm) | Next::Evict(warm)) => prop_assert!(seen.insert(warm), "{} twice", warm),
-                    Some(Next::Cold(..)) => {}
+                    Some(Next::Cold(_, kind)) => if kind == ClaimKind::ColdEmpty { ledger.found_empty() },
                     None => {
                         let still = [Standing::Filling, Standing::Making, Standing::Leased, Standing::Closing];
                         let under_way: usize = still.iter().map(|it| ledger.count(*it)).sum();

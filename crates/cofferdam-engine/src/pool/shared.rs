@@ -18,7 +18,7 @@ use super::lease::Lease;
 use super::ledger::{Ledger, Next, Standing};
 use super::make::{Grant, Make, make};
 use super::queue::{Full, Ticket};
-use crate::{PoolConfig, PoolMetrics, error};
+use crate::{ClaimKind, PoolConfig, PoolMetrics, error};
 
 /// Somebody who waits for a sandbox.
 #[derive(Debug)]
@@ -146,7 +146,13 @@ impl Shared {
                 let dead = state.ledger.reap(|warm| warm.is_alive());
                 state.tally.died += dead.len() as u64;
                 let next = state.ledger.next(|waiter, warm| waiter.fits(&**warm));
-                state.tally.evicted += u64::from(matches!(next, Some(Next::Evict(_))));
+                match &next {
+                    Some(Next::Evict(_)) => state.tally.evicted += 1,
+                    Some(Next::Cold(waiter, ClaimKind::ColdEmpty)) if matches!(waiter.make, Make::Claim) => {
+                        state.ledger.found_empty();
+                    }
+                    _ => {}
+                }
                 drop(state);
                 self.close_unused(dead);
                 next
@@ -176,6 +182,14 @@ impl Shared {
                 place.note_close(&closed);
             });
         }
+    }
+
+    /// One could not be made ahead.
+    pub(super) fn fill_failed(&self) {
+        let now = self.now();
+        let mut state = self.lock();
+        state.tally.refill_failures += 1;
+        state.ledger.fill_failed(now, fastrand::f64());
     }
 
     /// Hands a sandbox out.
@@ -329,8 +343,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Some(standing) = self.standing else { return };
-        self.shared.lock().ledger.shift(standing, Standing::Free);
+        match self.standing {
+            None => return,
+            // The backend panicked; to try again at once would be to panic for ever.
+            Some(Standing::Filling) => self.shared.fill_failed(),
+            Some(standing) => self.shared.lock().ledger.shift(standing, Standing::Free),
+        }
         self.shared.settle();
     }
 }

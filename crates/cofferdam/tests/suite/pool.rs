@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::engine::{PoolConfig, PooledBackend, Session, SessionConfig};
-use cofferdam::{Backend, Capability, ExecRequest, Spec, TenantId, registry};
+use cofferdam::{Access, Backend, Capability, ExecRequest, Protection, Spec, TenantId, Workspace, registry};
 use cofferdam_conformance::UnixPrograms;
 use cofferdam_conformance::twins::{Trial, compare_backends};
 
@@ -94,6 +94,27 @@ fn runs_through_a_pool_are_apart_and_leave_nothing() {
         }
         let metrics = pooled.pool().metrics();
         assert_eq!((metrics.claims.total(), metrics.failures), (24, 0), "{metrics:?}");
+        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+    });
+}
+
+#[test]
+fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
+    leaving_nothing(async {
+        let lent = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+        let path = lent.path().canonicalize().expect("it exists");
+        let pooled = registry::pooled("process", Spec::default(), PoolConfig::default()).expect("a pool");
+        let workspace = Workspace::HostDir { path: path.clone(), access: Access::ReadWrite };
+        let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("valid");
+        let line = "(while :; do echo x >> beats; done) > /dev/null 2>&1 &\nuntil test -s beats; do :; done";
+        let request = ExecRequest::shell(line).build().expect("valid");
+        let (done, _posture) = pooled.pool().run(spec, request).await.expect("it runs");
+        assert!(done.exit.success(), "{done:?}");
+        let size = || std::fs::metadata(path.join("beats")).expect("it was made").len();
+        let before = size();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(size(), before);
         pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
     });
 }

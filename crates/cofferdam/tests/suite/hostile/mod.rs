@@ -72,6 +72,11 @@ fn processor_time_is_limited() {
 }
 
 #[test]
+fn attacks_fail_through_a_pool_too() {
+    run::run_pooled(table::all());
+}
+
+#[test]
 fn secrets_of_the_supervisor_stay_outside() {
     // The kernel shows the environment that a process was started with, so this binary starts again with the secret.
     let status = Command::new(std::env::current_exe().expect("this binary has a path"))

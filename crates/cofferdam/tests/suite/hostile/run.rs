@@ -5,12 +5,13 @@ use std::fs;
 use std::future::Future;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cofferdam::engine::{PoolConfig, PooledBackend};
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Completed, ExecRequest, Protection, Result, Sandbox, SandboxPath, Spec, TerminalSize,
-    Workspace,
+    Access, Backend, ByteSize, Capability, Completed, ExecRequest, Protection, Result, Sandbox, SandboxPath, Spec,
+    TerminalSize, Workspace,
 };
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
@@ -43,13 +44,16 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
-/// Runs all rows and fails with every row that did not hold, its output below it; then looks for what was left behind.
-///
 /// One group at a time: bombs would starve the others, and their sandboxes would look left behind.
-pub fn run(rows: Vec<Row>) {
+fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A group that failed has poisoned it; the next has its turn all the same.
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs all rows and fails with every row that did not hold, its output below it; then looks for what was left behind.
+pub fn run(rows: Vec<Row>) {
+    let _turn = turn();
     // The backend keeps a launcher for the life of the process; it must not count as left behind by this group.
     block_on(warm_up());
     let before = census();
@@ -72,8 +76,45 @@ pub fn run(rows: Vec<Row>) {
     });
     drop(host);
     drop(guests);
-    failures.extend(left_behind(&before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
-    assert!(failures.is_empty(), "{} of {} rows failed\n\n{}", failures.len(), rows.len(), failures.join("\n\n"));
+    report(rows.len(), failures, &before);
+}
+
+/// As [`run`], in sandboxes of a pool, one of which is ready for each attack where the backend makes any ahead. The
+/// programs are not tried outside once more.
+pub fn run_pooled(rows: Vec<Row>) {
+    let _turn = turn();
+    block_on(warm_up());
+    let before = census();
+    let guests = Guests::compile(&rows.iter().map(|row| row.guest).collect());
+    let host = Host::new();
+    let mut failures = Vec::new();
+    block_on(async {
+        let inner = backend();
+        let ahead = inner.capabilities().contains(&Capability::Warm);
+        let pooled = PooledBackend::new(inner, Spec::default(), PoolConfig::default()).expect("a pool");
+        for row in &rows {
+            let deadline = tokio::time::Instant::now() + PATIENCE;
+            while ahead && pooled.pool().metrics().warm == 0 && tokio::time::Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if let Err(why) = attack(&pooled, &guests, &host, row).await {
+                failures.push(format!("{}: {why}", row.name));
+            }
+        }
+        let claims = pooled.pool().metrics().claims;
+        if ahead && claims.warm == 0 {
+            failures.push(format!("no attack was made in a sandbox made ahead: {claims:?}"));
+        }
+        failures.extend(pooled.pool().shutdown(PATIENCE).await.err().map(|error| error.to_string()));
+    });
+    drop(host);
+    drop(guests);
+    report(rows.len(), failures, &before);
+}
+
+fn report(rows: usize, mut failures: Vec<String>, before: &BTreeSet<String>) {
+    failures.extend(left_behind(before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
+    assert!(failures.is_empty(), "{} of {rows} rows failed\n\n{}", failures.len(), failures.join("\n\n"));
 }
 
 async fn warm_up() {
