@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecRequest, Level,
-    NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
+    NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 use tokio::sync::Mutex;
 
@@ -18,6 +18,7 @@ use crate::error;
 use crate::interpreters::{self, Found};
 use crate::protocol::{Configure, Create, WorkspacePlan};
 use crate::sandbox::{Made, ProcessSandbox};
+use crate::warm::ProcessWarm;
 
 /// The backend's name.
 pub const NAME: &str = "process";
@@ -135,6 +136,7 @@ impl Backend for ProcessBackend {
             Capability::HostWorkspace,
             Capability::RootDirectory,
             Capability::UnixPrograms,
+            Capability::Warm,
         ]
         .into()
     }
@@ -155,13 +157,18 @@ impl Backend for ProcessBackend {
             .with_remedy("use level vm for snapshots of running programs"))
     }
 
-    async fn warm(&self, _spec: Spec) -> Result<Box<dyn cofferdam_contract::Warm>> {
-        Err(Error::unsupported("warm", "the process backend makes no sandbox ahead of its request"))
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+        if matches!(spec.workspace(), Workspace::HostDir { .. }) {
+            return Err(Error::invalid("warm", "a sandbox is not made ahead around a directory of the host")
+                .with_remedy("make the template with a private workspace: requests with others are made on request"));
+        }
+        let (launcher, create, made) = self.plan(spec).await?;
+        Ok(Box::new(ProcessWarm::make(launcher, create, made).await?))
     }
 }
 
 /// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
-fn check(spec: &Spec) -> Result<()> {
+pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
     match spec.network() {
         NetworkPolicy::None => {}

@@ -14,7 +14,7 @@ use cofferdam_linux::message;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::protocol::{self, Configure, Create, Evidence, Hello, HostFacts, Walls};
+use crate::protocol::{self, Adapt, Ask, Configure, Create, Evidence, Failure, Hello, HostFacts, Walls};
 use crate::sys::watch::watch;
 use crate::{error, sys};
 
@@ -140,10 +140,26 @@ impl Launcher {
         let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
         let (control, init) = message::pair().map_err(io)?;
         let socket = self.socket.as_ref().ok_or_else(|| Error::closed("create"))?;
-        protocol::send(socket.as_fd(), create, &[init.as_fd()], Duration::from_secs(10)).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error)
-        })?;
+        protocol::send(socket.as_fd(), &Ask::Create(create.clone()), &[init.as_fd()], Duration::from_secs(10))
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error)
+            })?;
         Ok(control)
+    }
+
+    /// Gives a sandbox other bounds, in which nothing has run yet.
+    pub async fn adapt(&self, adapt: Adapt) -> Result<()> {
+        let io = |error| error::os("claim", "cannot ask the launcher for other bounds", error);
+        let (ours, theirs) = message::pair().map_err(io)?;
+        let socket = self.socket.as_ref().ok_or_else(|| Error::closed("claim"))?;
+        protocol::send(socket.as_fd(), &Ask::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10)).map_err(io)?;
+        drop(theirs);
+        let answer = watch(ours, Interest::READABLE).map_err(io)?;
+        match tokio::time::timeout(START_LIMIT, receive::<std::result::Result<(), Failure>>(&answer)).await {
+            Ok(Ok(Some((Ok(()), _)))) => Ok(()),
+            Ok(Ok(Some((Err(failure), _)))) => Err(error::create(&failure)),
+            _ => Err(Error::new(ErrorKind::Unavailable, "claim", "the launcher has ended").with_retry(Retry::MayHelp)),
+        }
     }
 }
 

@@ -155,7 +155,7 @@ pub async fn attach(
     let (wishes, on_wish) = mpsc::unbounded_channel();
     let control = Arc::new(Control { wishes, terminal: control_end });
     let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
-    let timeout = request.timeout().unwrap_or(core.limits.wall_time);
+    let timeout = request.timeout().unwrap_or(core.limits().wall_time);
     let run = Run {
         core: Arc::clone(core),
         exec,
@@ -368,13 +368,13 @@ impl Run {
     }
 
     fn over_cpu(&self, used: u64) -> bool {
-        self.core.limits.cpu_time.is_some_and(|limit| u128::from(used) >= limit.as_micros())
+        self.core.limits().cpu_time.is_some_and(|limit| u128::from(used) >= limit.as_micros())
     }
 
     /// The limit cannot be passed before what is left is used up on all processors at once.
     fn next_cpu_look(&self, used: u64) -> Option<Instant> {
         self.core.stats.as_ref()?;
-        let left = self.core.limits.cpu_time?.saturating_sub(Duration::from_micros(used));
+        let left = self.core.limits().cpu_time?.saturating_sub(Duration::from_micros(used));
         Some(Instant::now() + (left / cofferdam_linux::process::processors().max(1)).max(CPU_LOOK))
     }
 
@@ -429,7 +429,7 @@ impl Run {
     }
 
     fn disk_full(&self) -> bool {
-        self.core.limits.disk.is_some()
+        self.core.limits().disk.is_some()
             && rustix::fs::fstatvfs(self.core.code()).is_ok_and(|stat| stat.f_bfree == 0 || stat.f_ffree == 0)
     }
 }

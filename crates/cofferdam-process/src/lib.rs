@@ -26,6 +26,7 @@ mod sandbox;
 mod stdio;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
+mod warm;
 
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ProcessConfig};

@@ -79,6 +79,28 @@ pub struct Failure {
     pub errno: i32,
 }
 
+/// What an owner asks of its launcher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum Ask {
+    /// A sandbox.
+    Create(Create),
+    /// Other bounds for a sandbox in which nothing has run yet.
+    Adapt(Adapt),
+}
+
+/// Gives a sandbox other bounds. With it comes a socket, on which the launcher answers with `Result<(), Failure>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Adapt {
+    /// Which sandbox.
+    pub serial: u64,
+    /// Bytes for its own writable directories.
+    pub disk: Option<u64>,
+    /// Bytes of memory, if a control group bounds them.
+    pub memory: Option<u64>,
+    /// Tasks, the init not counted, if a control group bounds them.
+    pub tasks: Option<u64>,
+}
+
 /// Asks the launcher for a sandbox. With it comes a socket, which becomes the init's. The launcher keeps it, too, until
 /// nothing of the sandbox is left: then its other end reads as closed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
@@ -391,7 +413,7 @@ mod tests {
         assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected));
         assert!(!Evidence { members: 1, ..other.clone() }.is_as(&expected));
         assert!(!Evidence { pid: 2, ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { ids: (0, 0), ..other.clone() }.is_as(&expected));
+        assert!(!Evidence { ids: (1, 1), ..other.clone() }.is_as(&expected));
         assert!(!Evidence { seccomp: true, ..other.clone() }.is_as(&expected));
         assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.is_as(&expected));
         assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected));
@@ -402,6 +424,7 @@ mod tests {
         fn garbage_is_refused_or_read_but_never_harms(body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode::<Order>(&body);
             let _ = decode::<Event>(&body);
+            let _ = decode::<Ask>(&body);
             let _ = decode::<Create>(&body);
             let _ = decode::<Configure>(&body);
             let _ = decode::<Hello>(&body);

@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Command, Completed, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Posture, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace, collect,
+    ByteSize, Command, Completed, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Posture,
+    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace, collect,
 };
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::process;
@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch as flag};
 
 use crate::client::{self, Kind, Launcher};
 use crate::posture::{GroupBounds, Measured, posture};
-use crate::protocol::{self, Create, Event, Evidence, NotStarted, Order, WorkspacePlan};
+use crate::protocol::{self, Adapt, Create, Event, Evidence, HostFacts, NotStarted, Order, Walls, WorkspacePlan};
 use crate::sys::watch::watch;
 use crate::{error, exec, files};
 
@@ -97,7 +97,8 @@ pub struct Core {
     pub stats: Option<Stats>,
     /// What the control group had counted before this sandbox: kills for memory, forks refused, bytes in use.
     pub group_base: (u64, u64, u64),
-    pub limits: Limits,
+    /// Those of the spec that it was accepted for; nothing starts before.
+    limits: OnceLock<Limits>,
     pub path: String,
     slots: Mutex<HashMap<u64, Slot>>,
     next_exec: AtomicU64,
@@ -171,8 +172,36 @@ impl ProcessSandbox {
         made: Made,
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
-        let kind = kind(&create);
-        let known = launcher.known_walls(kind);
+        let (raw, enrolled) = Raw::receive(launcher, create, &made.spec, made.path, control).await?;
+        Ok((raw.accept(made.spec).await?, enrolled))
+    }
+}
+
+/// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
+#[derive(Debug)]
+pub struct Raw {
+    core: Arc<Core>,
+    accepted: bool,
+    create: Create,
+    evidence: Evidence,
+    walls: Arc<Walls>,
+}
+
+impl Raw {
+    /// Has a sandbox made that no spec is held against yet.
+    pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
+        create.probe = launcher.known_walls(kind(&create)).is_none();
+        let control = launcher.create(&create)?;
+        Ok(Self::receive(launcher, create, &made.spec, made.path, control).await?.0)
+    }
+
+    async fn receive(
+        launcher: Arc<Launcher>,
+        create: Create,
+        spec: &Spec,
+        path: String,
+        control: OwnedFd,
+    ) -> Result<(Self, Option<Enrolled>)> {
         let control = watch(control, Interest::READABLE)
             .map_err(|error| error::os("create", "cannot wait for the sandbox", error))?;
         let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
@@ -190,24 +219,14 @@ impl ProcessSandbox {
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let facts = launcher.facts();
-        let version = match facts.cgroup_version {
-            1 => Some(Version::V1),
-            2 => Some(Version::V2),
-            _ => None,
-        };
-        let stats = version.map(|version| Stats::new(version, groups, &facts.cgroup_layout));
-        let bounds = version
-            .zip(stats.as_ref())
-            .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), made.spec.limits()));
+        let stats = version(facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
         let mut evidence = *evidence;
+        let known = launcher.known_walls(kind(&create));
         let walls = match (known, evidence.walls.take()) {
             (Some(walls), _) => walls,
             (None, walls) => Arc::new(walls.unwrap_or_default()),
         };
-        let posture =
-            posture(&Measured { spec: &made.spec, facts, evidence: &evidence, walls: &walls, group: bounds.as_ref() });
-        let (workspace, owner) = room(&made.spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
-        let id = SandboxId::new(format!("process-{}-{}", launcher.pid(), create.serial));
+        let (workspace, owner) = room(spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
         let (gone_sender, gone) = flag::channel(false);
         let core = Arc::new(Core {
             control,
@@ -218,8 +237,8 @@ impl ProcessSandbox {
             owner,
             stats,
             group_base: evidence.group_base,
-            limits: made.spec.limits().clone(),
-            path: made.path,
+            limits: OnceLock::new(),
+            path,
             slots: Mutex::new(HashMap::new()),
             next_exec: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -228,16 +247,84 @@ impl ProcessSandbox {
             over_cpu: AtomicBool::new(false),
             launcher,
         });
-        let sandbox = Self { id, posture, core, spec: made.spec };
-        let enrolled = first.map(|outcome| sandbox.core.enroll_started(outcome));
-        tokio::spawn(listen(Arc::clone(&sandbox.core), gone_sender));
-        if let Err(error) = sandbox.posture.require(sandbox.spec.allow_weaker()) {
-            sandbox.core.close().await?;
+        let enrolled = first.map(|outcome| core.enroll_started(outcome));
+        tokio::spawn(listen(Arc::clone(&core), gone_sender));
+        Ok((Self { core, accepted: false, create, evidence, walls }, enrolled))
+    }
+
+    /// Whether it is still there.
+    pub fn is_alive(&self) -> bool {
+        !self.core.is_closed()
+    }
+
+    /// Has it bounded as `spec` asks, where that is not how it was made. Nothing may run in it yet.
+    pub async fn adapt(&mut self, spec: &Spec) -> Result<()> {
+        let limits = spec.limits();
+        let create = &mut self.create;
+        let asked = Adapt {
+            serial: create.serial,
+            disk: limits.disk.map(ByteSize::as_bytes),
+            memory: limits.memory.map(ByteSize::as_bytes),
+            tasks: limits.processes.map(u64::from),
+        };
+        if (asked.disk, asked.memory, asked.tasks) == (create.disk, create.memory, create.tasks) {
+            return Ok(());
+        }
+        (create.disk, create.memory, create.tasks) = (asked.disk, asked.memory, asked.tasks);
+        self.core.launcher.adapt(asked).await?;
+        // The same file system as inside, seen through its directory.
+        let disk = rustix::fs::fstatvfs(&self.core.code)
+            .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
+        (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
+        Ok(())
+    }
+
+    /// What the measurements amount to for a spec.
+    pub fn posture(&self, spec: &Spec) -> Posture {
+        let Self { core, evidence, walls, .. } = self;
+        let facts = core.launcher.facts();
+        let bounds = version(facts)
+            .zip(core.stats.as_ref())
+            .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), spec.limits()));
+        posture(&Measured { spec, facts, evidence, walls, group: bounds.as_ref() })
+    }
+
+    /// Holds it against a spec: the sandbox, or an error and nothing left.
+    pub async fn accept(mut self, spec: Spec) -> Result<ProcessSandbox> {
+        let posture = self.posture(&spec);
+        if let Err(error) = posture.require(spec.allow_weaker()) {
+            self.close().await?;
             return Err(error);
         }
-        sandbox.core.launcher.remember_walls(kind, &walls);
-        sandbox.core.launcher.accept(&create, &evidence);
-        Ok((sandbox, enrolled))
+        self.accepted = true;
+        let (core, create) = (Arc::clone(&self.core), &self.create);
+        core.launcher.remember_walls(kind(create), &self.walls);
+        core.launcher.accept(create, &self.evidence);
+        // Set once: what was accepted cannot be accepted again.
+        let _ = core.limits.set(spec.limits().clone());
+        let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
+        Ok(ProcessSandbox { id, posture, core, spec })
+    }
+
+    /// Ends it; nothing is left when this returns.
+    pub async fn close(&self) -> Result<()> {
+        self.core.close().await
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if !self.accepted {
+            self.core.end();
+        }
+    }
+}
+
+fn version(facts: &HostFacts) -> Option<Version> {
+    match facts.cgroup_version {
+        1 => Some(Version::V1),
+        2 => Some(Version::V2),
+        _ => None,
     }
 }
 
@@ -412,6 +499,11 @@ impl Core {
         }
     }
 
+    /// The limits of the spec that it was accepted for.
+    pub fn limits(&self) -> &Limits {
+        self.limits.get_or_init(Limits::default)
+    }
+
     /// Directory in which each exec's script gets a directory of its own.
     pub fn code(&self) -> &OwnedFd {
         &self.code
@@ -421,6 +513,12 @@ impl Core {
 impl Drop for ProcessSandbox {
     fn drop(&mut self) {
         self.core.end();
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("closed", &self.is_closed()).finish_non_exhaustive()
     }
 }
 

@@ -141,7 +141,9 @@ impl Cells {
 }
 
 impl Cell {
-    /// Bounds the writable directories, if they are not bounded so already.
+    /// Bounds the writable directories, if they were not made with this bound.
+    ///
+    /// Fails where there is less room than is in use, and where there was no limit before.
     pub fn resize(&self, disk: Option<u64>) -> io::Result<()> {
         if Some(self.disk) == disk {
             return Ok(());

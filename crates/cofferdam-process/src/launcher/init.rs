@@ -309,16 +309,18 @@ impl<'a> Init<'a> {
             let _ = process::kill(-1, signal); // One step, which no fork can outrun.
             return;
         }
+        // One that was killed forks no more, however long it takes to be gone.
+        let mut signalled: Vec<i32> = Vec::new();
         for _ in 0..if kills { KILL_SCANS } else { 1 } {
-            let marked: Vec<i32> =
-                pids().filter(|pid| process::limit_of(*pid, Resource::MARK).ok() == Some(exec)).collect();
-            let alive: Vec<i32> = marked.into_iter().filter(|pid| process::is_running(*pid)).collect();
-            if alive.is_empty() {
+            let marked = |pid: &i32| process::limit_of(*pid, Resource::MARK).ok() == Some(exec);
+            let fresh: Vec<i32> = pids().filter(|pid| !signalled.contains(pid) && marked(pid)).collect();
+            if fresh.is_empty() {
                 return;
             }
-            for pid in alive {
+            for &pid in &fresh {
                 let _ = process::kill(pid, signal);
             }
+            signalled.extend(fresh);
         }
         if kills {
             // It forks faster than it can be counted. The sandbox ends rather than the order be disobeyed.

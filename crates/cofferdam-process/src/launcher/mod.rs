@@ -23,7 +23,7 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid};
 use cofferdam_linux::{landlock, message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Configure, Create, Failure, Hello, HostFacts};
+use crate::protocol::{self, Adapt, Ask, Configure, Create, Failure, Hello, HostFacts};
 use cells::{Cell, Cells, Mould};
 use template::Template;
 
@@ -109,6 +109,7 @@ impl Filters {
 
 /// A sandbox that is not yet wholly gone.
 struct Live {
+    serial: u64,
     pid: i32,
     group: Option<Box<Group>>,
     reaped: bool,
@@ -258,8 +259,9 @@ impl Launcher {
                 self.collect();
             }
             if requests {
-                match protocol::receive::<Create>(self.socket.as_fd()) {
-                    Ok(Some((create, fds))) => self.create(&create, fds),
+                match protocol::receive::<Ask>(self.socket.as_fd()) {
+                    Ok(Some((Ask::Create(create), fds))) => self.create(&create, fds),
+                    Ok(Some((Ask::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
                 }
@@ -317,7 +319,8 @@ impl Launcher {
                 cell.rules = None;
                 // What holds a host's directory must end with the init: its owner may want to unmount it.
                 let cell = workspace.is_none().then_some(cell);
-                self.live.push(Live { pid, group, reaped: false, gone: Some(control), cell });
+                let serial = create.serial;
+                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), cell });
                 Ok(())
             }
             Err(failure) => {
@@ -325,6 +328,28 @@ impl Launcher {
                 self.cells.dispose(cell);
                 Err((control, failure))
             }
+        }
+    }
+
+    fn adapt(&mut self, adapt: &Adapt, fds: Vec<OwnedFd>) {
+        let answer = self.try_adapt(adapt);
+        if let Ok([socket]) = <[OwnedFd; 1]>::try_from(fds) {
+            let _ = protocol::send(socket.as_fd(), &answer, &[], PATIENCE);
+        }
+    }
+
+    fn try_adapt(&mut self, adapt: &Adapt) -> Step<()> {
+        let missing = |what: &str| Failure { step: format!("find {what} of the sandbox"), errno: libc::ENOENT };
+        let found = self.live.iter_mut().find(|live| live.serial == adapt.serial && !live.reaped);
+        let live = found.ok_or_else(|| missing("the processes"))?;
+        let cell = live.cell.as_mut().ok_or_else(|| missing("the tmpfs"))?;
+        cell.resize(adapt.disk).step("bound the sandbox's tmpfs")?;
+        match (&self.owner, &mut live.group) {
+            (Some(owner), Some(group)) => {
+                let tasks = adapt.tasks.map(|tasks| tasks + 1);
+                owner.rebind(group, Bounds { memory: adapt.memory, tasks, cpu_millis: None }).step("set the bounds")
+            }
+            _ => Ok(()),
         }
     }
 
