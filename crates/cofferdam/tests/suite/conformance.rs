@@ -62,6 +62,21 @@ fn simulated_backend_passes_the_conformance_kit_through_a_pool() {
 }
 
 #[test]
+fn the_command_line_examines_a_backend_through_a_pool() {
+    for (backend, filter) in [("simulated", "warm"), ("process", "exit/code")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        command.args(["conformance", "--backend", backend, "--pooled", "--json", "--filter", filter]);
+        let output = command.output().expect("the binary starts");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
+        assert_eq!((output.status.code(), &report["success"]), (Some(0), &true.into()), "{report}");
+        // A pool makes none ahead for others, whatever the backend inside does; a skip would say that it does.
+        let cases = report["cases"].as_array().expect("cases").iter();
+        let mut undeclared = cases.filter(|case| case["name"] == "undeclared/warm");
+        assert!(undeclared.all(|case| case["outcome"] == "passed"), "{report}");
+    }
+}
+
+#[test]
 fn whole_life_of_a_backend_leaves_nothing_behind() {
     let before = census::census();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
