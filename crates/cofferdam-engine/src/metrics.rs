@@ -116,6 +116,9 @@ pub struct PoolMetrics {
     pub refills: u64,
     /// Sandboxes that could not be made ahead.
     pub refill_failures: u64,
+    /// Why the last refill failed; `None` once one has succeeded again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refill_error: Option<String>,
     /// Sandboxes destroyed unclaimed, because they were too many or too old.
     pub expired: u64,
     /// Sandboxes destroyed unclaimed, to make room for a claim that they did not fit.

@@ -36,6 +36,19 @@ async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refill_begins_as_soon_as_the_claim_is_served() {
+    let faults = FaultPlan::none().delay(FaultPoint::Claim, 1, Duration::from_millis(10));
+    let (_backend, pool) = pool(small(), faults);
+    settle().await;
+    let _lease = pool.claim(Spec::default()).await.unwrap();
+    // The clock stands still while somebody is ready to run.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pool.metrics().warm, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_sandbox_is_given_out_twice() {
     let (_backend, pool) = pool(small(), FaultPlan::none());
     let mut seen = BTreeSet::new();
@@ -237,11 +250,13 @@ async fn failed_refills_back_off_and_recover() {
     let (_backend, pool) = pool(small(), faults);
     tokio::time::sleep(Duration::from_millis(40)).await;
     assert_eq!(pool.metrics().refill_failures, 1, "no second attempt at once");
+    assert!(pool.metrics().refill_error.is_some_and(|error| error.contains("injected")));
     // 100 + 200 + 400 + 800 + 1600 ms at most, half of it at least.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(pool.metrics().warm == 0 && (2..=5).contains(&pool.metrics().refill_failures));
     tokio::time::sleep(Duration::from_millis(1700)).await;
     assert_eq!((pool.metrics().refill_failures, pool.metrics().warm), (5, 2));
+    assert_eq!(pool.metrics().refill_error, None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -61,10 +61,11 @@ fn enter(shared: &Shared, made: Result<Box<dyn Warm>>) -> Option<Box<dyn Warm>> 
             let now = shared.now();
             let mut state = shared.lock();
             state.tally.refills += 1;
+            state.tally.refill_error = None;
             return state.ledger.filled(warm, now);
         }
         Err(error) if error.kind() == ErrorKind::Unsupported => shared.lock().ledger.fill_unsupported(),
-        Err(_) => shared.fill_failed(),
+        Err(error) => shared.fill_failed(&error),
     }
     None
 }

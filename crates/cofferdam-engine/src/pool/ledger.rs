@@ -301,5 +301,4 @@ impl<W, T> Ledger<W, T> {
 }
 
 #[cfg(test)]
-#[path = "ledger_tests.rs"]
 mod tests;

@@ -185,10 +185,11 @@ impl Shared {
     }
 
     /// One could not be made ahead.
-    pub(super) fn fill_failed(&self) {
+    pub(super) fn fill_failed(&self, error: &Error) {
         let now = self.now();
         let mut state = self.lock();
         state.tally.refill_failures += 1;
+        state.tally.refill_error = Some(error.to_string());
         state.ledger.fill_failed(now, fastrand::f64());
     }
 
@@ -201,6 +202,8 @@ impl Shared {
         let too_late = state.all_ended;
         drop(state);
         place.shift(Standing::Leased).forget();
+        // What gave way to this one can go on.
+        self.changed.notify_one();
         if too_late {
             drop(self.end_lease(number));
         }
@@ -346,7 +349,7 @@ impl Drop for Place {
         match self.standing {
             None => return,
             // The backend panicked; to try again at once would be to panic for ever.
-            Some(Standing::Filling) => self.shared.fill_failed(),
+            Some(Standing::Filling) => self.shared.fill_failed(&error::given_up("warm")),
             Some(standing) => self.shared.lock().ledger.shift(standing, Standing::Free),
         }
         self.shared.settle();
