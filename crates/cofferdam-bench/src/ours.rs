@@ -1,9 +1,11 @@
 //! What every benchmark uses of Cofferdam: the process backend, through the library.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cofferdam_contract::{Backend, Completed, ExecRequest, Spec};
+use cofferdam_engine::{Pool, PoolConfig};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 /// The backend as everybody has it, after one sandbox, so that its launcher runs. A default spec names no exception:
@@ -22,6 +24,19 @@ async fn started(config: ProcessConfig) -> Result<Arc<ProcessBackend>> {
     let sandbox = backend.create(Spec::default()).await.context("cannot make a sandbox: see `cofferdam doctor`")?;
     sandbox.close().await?;
     Ok(backend)
+}
+
+/// A pool with this many ready.
+pub async fn pool(backend: &Arc<ProcessBackend>, warm: usize) -> Result<Pool> {
+    let config = PoolConfig { min_warm: warm, max_warm: warm, max: 4 * warm, ..PoolConfig::default() };
+    let pool = Pool::new(Arc::clone(backend) as Arc<dyn Backend>, Spec::default(), config)?;
+    for _ in 0..1000 {
+        if pool.metrics().warm == warm {
+            return Ok(pool);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    bail!("the pool is not filled after 10 s: {:?}", pool.metrics())
 }
 
 /// A request for this command.

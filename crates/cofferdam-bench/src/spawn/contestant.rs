@@ -16,6 +16,10 @@ pub enum Contestant {
     Run,
     /// The one-shot call to a backend that makes nothing ready in idle time.
     Unprepared,
+    /// A claim from a pool that has some ready, and a command in it.
+    Pool,
+    /// The same from a pool that has enough ready for a burst of them all.
+    PoolBurst,
     /// `cofferdam run` as a program, with everything that it starts and ends.
     CommandLine,
     /// Another program.
@@ -25,7 +29,16 @@ pub enum Contestant {
 impl Contestant {
     /// Everybody, in the order of the tables.
     pub fn all() -> Vec<Self> {
-        let ours = [Self::Bare, Self::Exec, Self::Create, Self::Run, Self::Unprepared, Self::CommandLine];
+        let ours = [
+            Self::Bare,
+            Self::Exec,
+            Self::Pool,
+            Self::PoolBurst,
+            Self::Create,
+            Self::Run,
+            Self::Unprepared,
+            Self::CommandLine,
+        ];
         ours.into_iter().chain(Peer::ALL.iter().copied().map(Self::Peer)).collect()
     }
 
@@ -37,6 +50,8 @@ impl Contestant {
             Self::Create => "create",
             Self::Run => "run",
             Self::Unprepared => "unprepared",
+            Self::Pool => "pool",
+            Self::PoolBurst => "pool-run",
             Self::CommandLine => "cli",
             Self::Peer(peer) => peer.slug(),
         }
@@ -50,6 +65,8 @@ impl Contestant {
             Self::Create => "cofferdam create+exec+close",
             Self::Run => "cofferdam run (one call)",
             Self::Unprepared => "cofferdam run, unprepared",
+            Self::Pool => "cofferdam pool: claim+run",
+            Self::PoolBurst => "cofferdam pool: claim+run, burst",
             Self::CommandLine => "cofferdam command line",
             Self::Peer(peer) => peer.name(),
         }
@@ -57,7 +74,13 @@ impl Contestant {
 
     /// Whether it is measured with several at once, too: those that a target or a comparison needs.
     pub fn at_once(self) -> bool {
-        matches!(self, Self::Bare | Self::Create | Self::Run | Self::CommandLine | Self::Peer(Peer::Bubblewrap))
+        let ours = matches!(self, Self::Bare | Self::PoolBurst | Self::Create | Self::Run | Self::CommandLine);
+        ours || self == Self::Peer(Peer::Bubblewrap)
+    }
+
+    /// Whether it is measured one at a time.
+    pub fn alone(self) -> bool {
+        self != Self::PoolBurst
     }
 
     /// The one with this short name.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use cofferdam_contract::{Backend, Sandbox, Spec};
+use cofferdam_engine::Pool;
 use cofferdam_process::ProcessBackend;
 
 use super::contestant::Contestant;
@@ -16,6 +17,11 @@ use super::program::{self, Keep};
 use super::stage::Stage;
 use super::workload::Workload;
 use crate::ours;
+
+/// Sandboxes that a pool keeps ready for one claim after the other.
+const FEW: usize = 4;
+/// Sandboxes that a pool keeps ready for a burst: all runs of the largest batch.
+const BURST: usize = 64;
 
 /// One who does not take part, and why.
 pub type Absent = (Contestant, String);
@@ -42,6 +48,7 @@ pub struct Field {
     backend: Arc<ProcessBackend>,
     unprepared: Arc<ProcessBackend>,
     live: Arc<dyn Sandbox>,
+    pools: [Pool; 2],
     command_line: PathBuf,
     options: BTreeMap<Peer, &'static [&'static str]>,
     stage: Stage,
@@ -58,6 +65,7 @@ impl Field {
             absent: Vec::new(),
             weaker: Vec::new(),
             live: backend.create(Spec::default()).await?,
+            pools: [ours::pool(&backend, FEW).await?, ours::pool(&backend, BURST).await?],
             unprepared: ours::unprepared_backend().await?,
             backend,
             // Cargo puts both programs into the same directory.
@@ -119,6 +127,8 @@ impl Field {
                 ours::check(&self.live.exec(ours::request(workload.argv())?).await?, workload.output())?;
                 None
             }
+            Contestant::Pool => pooled(&self.pools[0], workload).await?,
+            Contestant::PoolBurst => pooled(&self.pools[1], workload).await?,
             Contestant::Create => Some(self.sandbox(workload).await?),
             Contestant::Run => one_call(&self.backend, workload).await?,
             Contestant::Unprepared => one_call(&self.unprepared, workload).await?,
@@ -156,6 +166,12 @@ impl Field {
 
 async fn one_call(backend: &ProcessBackend, workload: Workload) -> Result<Option<Phases>> {
     let (completed, _) = backend.run(Spec::default(), ours::request(workload.argv())?).await?;
+    ours::check(&completed, workload.output())?;
+    Ok(None)
+}
+
+async fn pooled(pool: &Pool, workload: Workload) -> Result<Option<Phases>> {
+    let (completed, _) = pool.run(Spec::default(), ours::request(workload.argv())?).await?;
     ours::check(&completed, workload.output())?;
     Ok(None)
 }

@@ -86,7 +86,7 @@ struct Runner {
 /// Runs everybody, one at a time.
 pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) -> Result<Series> {
     let mut runners = Vec::new();
-    for contestant in field.entrants().iter().copied() {
+    for contestant in field.entrants().iter().copied().filter(|contestant| contestant.alone()) {
         let mut runner = Runner { contestant, turns: 0, times: Vec::new(), phases: Vec::new(), failed: None };
         let cost = runner.warm_up(field, workload, effort.share).await?;
         runner.turns = turns(cost, effort.share, effort.rounds);
