@@ -23,6 +23,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-linux", &[], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
+    layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
     layer("cofferdam-engine", &["cofferdam-contract"], &["cofferdam-conformance", "cofferdam-simulated"]),
     layer("cofferdam", ANY, ANY),

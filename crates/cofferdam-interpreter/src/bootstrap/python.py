@@ -1,0 +1,323 @@
+# Waits, warm, for the one request that this interpreter will run. Started as
+# `python3 FLAGS FILE TOKEN ENDING WARM_UP MODULE...`; docs/interpreters.md says what it has to keep as it is from cold.
+#
+# The first line keeps what Python gives a script's namespace, before this file adds to it.
+pristine = dict(globals())
+import _weakref
+import atexit
+import gc
+import os
+import sys
+import time
+
+own_file = __file__
+token, ending, warm_up, modules = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+# With options such as -I a script's directory is not searched; the flags decide for the request as for this file.
+searched = bool(sys.path) and sys.path[0] == os.path.dirname(own_file)
+
+
+def send(descriptor, text):
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def refuse(word, what, error):
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    send(1, f"{token} {word} {what}: {reason}"[:2000] + "\n")
+    os._exit(1)
+
+
+def receive(count):
+    parts = []
+    while count:
+        part = os.read(0, min(count, 1 << 20))
+        if not part:
+            # Nobody will ask any more.
+            os._exit(0)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def next_request():
+    lengths = receive(8)
+    head, code = int.from_bytes(lengths[:4], "big"), int.from_bytes(lengths[4:], "big")
+    body = receive(head + code)
+    words = [os.fsdecode(word) for word in body[:head].split(b"\0")]
+    kind, name, cwd, count = words[:4]
+    count = int(count)
+    return kind, name, cwd, words[4 : 4 + count], words[4 + count :], body[head:]
+
+
+def store(path, data):
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
+
+
+def change_environment(changes):
+    for change in changes:
+        key, sets, value = change.partition("=")
+        if sets:
+            os.environ[key] = value
+        else:
+            os.environ.pop(key, None)
+        if key == "TZ":
+            time.tzset()
+
+
+def prepare(request):
+    """Takes over place and environment; gives the script's path. What fails here is told before any code runs."""
+    kind, name, cwd, args, changes, code = request
+    if cwd:
+        os.chdir(cwd)
+    path = name
+    if kind == "code":
+        path = f"{directory}/{name}"
+        store(path, code)
+        os.chmod(directory, 0o555)
+    change_environment(changes)
+    sys.argv[:] = [path, *args]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = [*interpreter, path, *args]
+    if searched:
+        sys.path[0] = directory if kind == "code" else os.path.dirname(os.path.realpath(path))
+    return path
+
+
+def namespace_for(path):
+    """A fresh `__main__`, as Python makes it for a script."""
+    main = type(sys)("__main__")
+    names = main.__dict__
+    names.clear()
+    names.update(pristine)
+    if "__annotations__" in names:
+        names["__annotations__"] = {}
+    names["__file__"] = path
+    names["__loader__"] = type(pristine["__loader__"])("__main__", path)
+    sys.modules["__main__"] = main
+    return names
+
+
+def load(path, data):
+    """Gives code and namespace of a script."""
+    if data is None and sys.version_info >= (3, 9):
+        path = os.path.join(os.getcwd(), path)
+    names = namespace_for(path)
+    if data is None:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except IsADirectoryError:
+            return packed(path, names)
+        except OSError as error:
+            program = interpreter[0] if interpreter else sys.executable
+            sys.stderr.write(f"{program}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+            raise SystemExit(2)
+        if b"PK\x05\x06" in data[-65557:]:
+            return packed(path, names)
+        if path.endswith(".pyc"):
+            import marshal
+
+            return marshal.loads(data[16:]), names
+    return compile(data, path, "exec", dont_inherit=True), names
+
+
+def packed(path, names):
+    """A directory or an archive that has a `__main__` of its own."""
+    import runpy
+
+    if searched:
+        sys.path[0] = path
+    else:
+        sys.path.insert(0, path)
+    return compile("import runpy\nrunpy._run_module_as_main('__main__', False)", own_file, "exec"), {}
+
+
+def outside(trace):
+    """The part of a traceback that is not this file's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == own_file:
+        trace = trace.tb_next
+    return trace
+
+
+def explain(error):
+    """What Python says when a script ends by an exception; gives the exit status."""
+    if isinstance(error, SystemExit):
+        return exit_status(error)
+    error.__traceback__ = trace = outside(error.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as second:
+        return exit_status(second)
+    except BaseException as second:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        second.__context__ = None
+        second.__traceback__ = outside(second.__traceback__)
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, trace)
+    return "interrupt" if isinstance(error, KeyboardInterrupt) else 1
+
+
+def exit_status(error):
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
+    try:
+        sys.stderr.write(f"{code}\n")
+    except Exception:
+        pass
+    return 1
+
+
+def flush(stream):
+    try:
+        if stream is not None and not stream.closed:
+            stream.flush()
+    except BaseException as error:
+        if stream is sys.stdout:
+            send(2, f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
+        return False
+    return True
+
+
+def discard():
+    """Lets go of what the script made, so that files are flushed and finalizers run, in the order of a usual end."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    made = [name for name in sys.modules if name not in known]
+    modules = []
+    for name in made:
+        module = sys.modules.pop(name)
+        if isinstance(module, type(sys)):
+            modules.append(_weakref.ref(module))
+        del module
+    gc.collect()
+    for alive in reversed(modules):
+        names = getattr(alive(), "__dict__", {})
+        # Python's order: names with one underscore first, then the others.
+        for private in (True, False):
+            for name in [name for name in names if isinstance(name, str) and name != "__builtins__"]:
+                if private == (name[:1] == "_" and name[1:2] != "_"):
+                    names[name] = None
+    gc.collect()
+
+
+def finish(status):
+    """Ends the process in Python's order, without taking the interpreter itself apart: the kernel does that faster."""
+    threading = sys.modules.get("threading")
+    try:
+        if threading is not None:
+            threading._shutdown()
+    except BaseException as error:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        # Older versions raise again what they have reported.
+        pass
+    good = flush(sys.stdout)
+    flush(sys.stderr)
+    try:
+        discard()
+    except BaseException:
+        pass
+    good = flush(sys.stdout) and good
+    flush(sys.stderr)
+    if status == "interrupt":
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status if good else 120)
+
+
+def anchor():
+    """Starts a process that shares this one's memory and nothing else, and does nothing.
+
+    The kernel takes memory apart when its last process ends, before anybody is told of that end. With the anchor there,
+    the end of this process is told at once. It has none of our descriptors, so that closing one closes it.
+    """
+    try:
+        import ctypes
+
+        clone, pause = (getattr(ctypes.CDLL(None), name) for name in ("clone", "pause"))
+    except (ImportError, OSError, AttributeError):
+        return None
+    import _signal
+    import _socket
+
+    stack = ctypes.create_string_buffer(1 << 14)
+    top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    standard = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+    # While the process is made, our descriptors are on their way through a socket, so that it gets no copy of them.
+    ours.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, standard)])
+    for number in range(3):
+        os.close(number)
+    # Our handlers must not run in it: they would change this process's memory.
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    # CLONE_VM, and CLONE_PARENT so that the script never meets it as a child.
+    clone(ctypes.cast(pause, ctypes.c_void_p), top, 0x100 | 0x8000, None)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    _, (message,), _, _ = theirs.recvmsg(1, _socket.CMSG_LEN(len(standard)))
+    if message[2] != standard:
+        os._exit(1)
+    ours.close()
+    theirs.close()
+    return stack
+
+
+for module in modules:
+    try:
+        __import__(module)
+    except BaseException as error:
+        refuse("missing", f"the module {module!r} cannot be imported", error)
+directory = f"/tmp/code-{os.urandom(8).hex()}"
+interpreter = getattr(sys, "orig_argv", [])[: -len(sys.argv)]
+try:
+    # Once through what every request goes through, so that nothing of it is done for the first time then.
+    os.mkdir(directory, 0o755)
+    store(f"{directory}/warm.py", b"print(1)\n")
+    exec(*load(f"{directory}/warm.py", b"print(1)\n"))
+    os.unlink(f"{directory}/warm.py")
+    exec(*load(own_file, warm_up.encode()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+except BaseException as error:
+    refuse("failed", "the warm-up failed", error)
+held = anchor() if ending == "anchored" else None
+known = set(sys.modules)
+known.discard("__main__")
+# What is here stays: no collection of the script's looks at it again.
+gc.freeze()
+send(2, f"{token} ready\n")
+send(1, f"{token} ready {int(time.process_time() * 1e6)}\n")
+request = next_request()
+try:
+    path = prepare(request)
+except OSError as error:
+    send(1, f"-{error.errno} {'directory' if error.filename == request[2] else 'store'}\n")
+    os._exit(1)
+os.write(1, b"+")
+code = request[5] if request[0] == "code" else None
+del request
+status = 0
+try:
+    exec(*load(path, code))
+except BaseException as error:
+    status = explain(error)
+finish(status)

@@ -1,0 +1,83 @@
+//! Finding the line that an interpreter writes when it is warm, behind whatever its modules printed before.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+/// A line begins with this much chance of not being printed by anybody else.
+pub fn token() -> String {
+    let half = |seed: u8| RandomState::new().hash_one(seed);
+    format!("\u{1}{:016x}{:016x}", half(0), half(1))
+}
+
+/// Waits for a token and the rest of its line in a stream.
+#[derive(Debug)]
+pub struct Marker {
+    token: String,
+    seen: Vec<u8>,
+    most: usize,
+}
+
+/// More came before the line than is kept.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooLoud;
+
+impl Marker {
+    /// Looks for `token` within the first `most` bytes.
+    pub fn new(token: &str, most: usize) -> Self {
+        Self { token: token.to_owned(), seen: Vec::new(), most }
+    }
+
+    /// Takes more of the stream; gives what follows the token on its line, once that is complete.
+    pub fn push(&mut self, data: &[u8]) -> Result<Option<String>, TooLoud> {
+        if self.seen.len() + data.len() > self.most {
+            return Err(TooLoud);
+        }
+        self.seen.extend_from_slice(data);
+        let token = self.token.as_bytes();
+        let Some(at) = self.seen.windows(token.len()).position(|window| window == token) else { return Ok(None) };
+        let rest = &self.seen[at + token.len()..];
+        let line = rest.split_inclusive(|&byte| byte == b'\n').next().and_then(|line| line.strip_suffix(b"\n"));
+        Ok(line.map(|line| String::from_utf8_lossy(line).trim().to_owned()))
+    }
+
+    /// The end of what came before.
+    pub fn noise(&self) -> String {
+        let at = self.seen.windows(self.token.len()).position(|window| window == self.token.as_bytes());
+        let noise = &self.seen[..at.unwrap_or(self.seen.len())];
+        String::from_utf8_lossy(&noise[noise.len().saturating_sub(2000)..]).trim().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn too_much_noise_is_refused() {
+        let mut marker = Marker::new("T", 4);
+        assert_eq!(marker.push(b"abc"), Ok(None));
+        assert_eq!(marker.push(b"de"), Err(TooLoud));
+        assert_ne!(token(), token());
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_is_found_wherever_the_stream_is_cut(noise in "[a-z\\n]{0,40}", cuts in prop::collection::vec(1usize..9, 1..40)) {
+            let token = token();
+            let text = format!("{noise}{token} ready 12\n");
+            let mut rest = text.as_bytes();
+            let mut marker = Marker::new(&token, 1000);
+            let mut cuts = cuts.into_iter().cycle();
+            let mut found = None;
+            while !rest.is_empty() {
+                prop_assert_eq!(&found, &None);
+                let (now, later) = rest.split_at(cuts.next().unwrap_or(1).min(rest.len()));
+                found = marker.push(now).unwrap();
+                rest = later;
+            }
+            prop_assert_eq!(found.as_deref(), Some("ready 12"));
+            prop_assert_eq!(marker.noise(), noise.trim());
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What waiting is worth: medians of one interleaved run. Nothing asserts a time.
+
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{Backend, Completed, ExecRequest, OutputEvent, Spec};
+use cofferdam_interpreter::InterpreterConfig;
+use cofferdam_process::ProcessBackend;
+
+use crate::support::{backend, block_on, code, has, has_module, main_file, warm};
+
+const ROUNDS: usize = 60;
+
+/// Run it alone, on a machine that does nothing else, in a release build:
+/// `cargo test --release -p cofferdam-interpreter --test suite -- --ignored --nocapture measure`
+#[test]
+#[ignore = "a measurement, not a test"]
+fn measure() {
+    block_on(async {
+        let backend = backend();
+        let python = InterpreterConfig::python();
+        measure_one(&backend, "python print(1)", &python, "print(1)", &["python3", "-I", "-S", "-c", "print(1)"]).await;
+        for module in ["numpy", "pandas"] {
+            if has_module(&backend, "measure", module).await {
+                let text = format!("import {module}\nprint(1)");
+                let bare = ["python3", "-c", text.as_str()];
+                measure_one(&backend, module, &python.clone().with_modules([module]), &text, &bare).await;
+            }
+        }
+        let node = InterpreterConfig::node();
+        if has(&backend, "measure", &node).await {
+            measure_one(&backend, "node", &node, "console.log(1)", &["node", "-e", "console.log(1)"]).await;
+        }
+    });
+}
+
+async fn measure_one(backend: &ProcessBackend, what: &str, config: &InterpreterConfig, text: &str, bare: &[&str]) {
+    let request = || code(config, main_file(config.runtime), text).build().expect("valid");
+    let mut times: [Vec<Duration>; 4] = Default::default();
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        let output = std::process::Command::new(bare[0]).args(&bare[1..]).output().expect("it runs");
+        times[0].push(begun.elapsed());
+        assert_eq!(output.stdout, b"1\n");
+
+        let begun = Instant::now();
+        let (completed, _) = backend.run(Spec::default(), request()).await.expect("it runs");
+        times[1].push(begun.elapsed());
+        check(&completed);
+
+        let waiting = warm(backend, config).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let begun = Instant::now();
+        let handle = waiting.start(request()).await.expect("it starts");
+        let mut output = handle.output();
+        while let Some(OutputEvent::Chunk(_)) = output.next().await {
+            if times[2].len() == times[3].len() {
+                times[2].push(begun.elapsed());
+            }
+        }
+        assert!(handle.exit().await.expect("it ends").success());
+        times[3].push(begun.elapsed());
+    }
+    let [bare, cold, first, whole] = times.map(|mut times| {
+        times.sort();
+        times[times.len() / 2].as_secs_f64() * 1e3
+    });
+    println!("{what}: bare {bare:.2} ms, cold in a sandbox {cold:.2} ms");
+    println!("    waiting, to the first output {first:.3} ms = {:.3} x bare", first / bare);
+    println!("    waiting, to the exit         {whole:.3} ms = {:.3} x bare", whole / bare);
+}
+
+fn check(completed: &Completed) {
+    assert!(completed.exit.success(), "{completed:?}");
+}
+
+/// A request as [`measure_one`] makes it is served.
+#[test]
+fn what_is_measured_is_served() {
+    let config = InterpreterConfig::python();
+    let request: ExecRequest = code(&config, main_file(config.runtime), "print(1)").build().expect("valid");
+    assert!(config.accepts(&request).is_ok());
+}
