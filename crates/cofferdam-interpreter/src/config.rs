@@ -13,7 +13,7 @@ const MOST_MODULES: usize = 256;
 /// A kind of interpreter that can wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Runtime {
-    /// `CPython`, 3.8 or newer.
+    /// CPython 3.10 or newer.
     Python,
     /// Node.js, 20 or newer.
     Node,

@@ -107,7 +107,7 @@ impl WaitingInterpreter {
             return Err(StartError::TooOld.into());
         }
         let frame = frame::encode(&plan);
-        let answer = tokio::time::timeout(ANSWER_LIMIT.min(timeout), self.ask(&frame)).await;
+        let answer = tokio::time::timeout(ANSWER_LIMIT, self.ask(&frame)).await;
         let first = answer.unwrap_or(Err(StartError::Silent))?;
         let stdin = feed(self.stdin, request.stdin());
         let inner = Arc::new(self.inner);

@@ -10,6 +10,7 @@ if (!require("node:worker_threads").isMainThread) return;
 const fs = require("node:fs");
 const Module = require("node:module");
 const crypto = require("node:crypto");
+const WARM_ROUNDS = 5;
 const [token, , warmUp, ...modules] = process.argv.splice(2);
 
 function send(descriptor, text) {
@@ -68,6 +69,18 @@ function prepare(request) {
   return file;
 }
 
+// Goes through everything that a request goes through, so that V8 has compiled it by then, and undoes it.
+function rehearse() {
+  const [place, main] = [process.argv[1], process.mainModule];
+  const code = Buffer.from("console.log(' ')");
+  const file = prepare({ kind: "code", name: "warm.js", directory: "", args: [], variables: ["A=1", "A"], code });
+  Module.runMain(file);
+  [process.argv[1], process.mainModule] = [place, main];
+  delete require.cache[file];
+  fs.chmodSync(home, 0o755);
+  fs.unlinkSync(file);
+}
+
 const home = `/tmp/code-${crypto.randomBytes(8).toString("hex")}`;
 for (const name of modules) {
   try {
@@ -79,12 +92,7 @@ for (const name of modules) {
 }
 try {
   fs.mkdirSync(home, 0o755);
-  // Once through what every request goes through, so that nothing of it is done for the first time then.
-  fs.writeFileSync(`${home}/warm.js`, "console.log(1)");
-  Module._load(`${home}/warm.js`, null, false);
-  delete require.cache[`${home}/warm.js`];
-  delete Module._pathCache[Object.keys(Module._pathCache).find((key) => key.includes(home))];
-  fs.unlinkSync(`${home}/warm.js`);
+  for (let round = 0; round < WARM_ROUNDS; round++) rehearse();
   new Function("require", warmUp)(require);
 } catch (error) {
   refuse("failed", "the warm-up failed", error);

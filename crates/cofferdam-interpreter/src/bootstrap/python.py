@@ -82,8 +82,7 @@ def prepare(request):
         os.chmod(directory, 0o555)
     change_environment(changes)
     sys.argv[:] = [path, *args]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = [*interpreter, path, *args]
+    sys.orig_argv[:] = [*interpreter, path, *args]
     if searched:
         sys.path[0] = directory if kind == "code" else os.path.dirname(os.path.realpath(path))
     return path
@@ -105,7 +104,7 @@ def namespace_for(path):
 
 def load(path, data):
     """Gives code and namespace of a script."""
-    if data is None and sys.version_info >= (3, 9):
+    if data is None:
         path = os.path.join(os.getcwd(), path)
     names = namespace_for(path)
     if data is None:
@@ -115,8 +114,7 @@ def load(path, data):
         except IsADirectoryError:
             return packed(path, names)
         except OSError as error:
-            program = interpreter[0] if interpreter else sys.executable
-            sys.stderr.write(f"{program}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+            sys.stderr.write(f"{interpreter[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
             raise SystemExit(2)
         if b"PK\x05\x06" in data[-65557:]:
             return packed(path, names)
@@ -205,14 +203,16 @@ def discard():
             modules.append(_weakref.ref(module))
         del module
     gc.collect()
-    for alive in reversed(modules):
-        names = getattr(alive(), "__dict__", {})
+    modules = [module for module in (alive() for alive in reversed(modules)) if module is not None]
+    for module in modules:
+        names = module.__dict__
         # Python's order: names with one underscore first, then the others.
         for private in (True, False):
             for name in [name for name in names if isinstance(name, str) and name != "__builtins__"]:
                 if private == (name[:1] == "_" and name[1:2] != "_"):
                     names[name] = None
-    gc.collect()
+    if modules:
+        gc.collect()
 
 
 def finish(status):
@@ -225,9 +225,8 @@ def finish(status):
         sys.__excepthook__(type(error), error, error.__traceback__)
     try:
         atexit._run_exitfuncs()
-    except BaseException:
-        # Older versions raise again what they have reported.
-        pass
+    except BaseException as error:
+        sys.__excepthook__(type(error), error, error.__traceback__)
     good = flush(sys.stdout)
     flush(sys.stderr)
     try:
@@ -280,18 +279,20 @@ def anchor():
     return stack
 
 
+if sys.version_info < (3, 10):
+    refuse("failed", "this Python cannot wait", RuntimeError("it is older than 3.10"))
 for module in modules:
     try:
         __import__(module)
     except BaseException as error:
         refuse("missing", f"the module {module!r} cannot be imported", error)
 directory = f"/tmp/code-{os.urandom(8).hex()}"
-interpreter = getattr(sys, "orig_argv", [])[: -len(sys.argv)]
+interpreter = sys.orig_argv[: -len(sys.argv)]
 try:
     # Once through what every request goes through, so that nothing of it is done for the first time then.
     os.mkdir(directory, 0o755)
-    store(f"{directory}/warm.py", b"print(1)\n")
-    exec(*load(f"{directory}/warm.py", b"print(1)\n"))
+    store(f"{directory}/warm.py", b"print()\n")
+    exec(*load(f"{directory}/warm.py", b"print()\n"))
     os.unlink(f"{directory}/warm.py")
     exec(*load(own_file, warm_up.encode()))
     sys.stdout.flush()

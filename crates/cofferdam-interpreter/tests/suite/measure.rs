@@ -6,7 +6,7 @@ use cofferdam_contract::{Backend, Completed, ExecRequest, OutputEvent, Spec};
 use cofferdam_interpreter::InterpreterConfig;
 use cofferdam_process::ProcessBackend;
 
-use crate::support::{backend, block_on, code, has, has_module, main_file, warm};
+use crate::support::{self, backend, block_on, code, has, has_module, main_file, stdout, warm};
 
 const ROUNDS: usize = 60;
 
@@ -18,11 +18,15 @@ fn measure() {
     block_on(async {
         let backend = backend();
         let python = InterpreterConfig::python();
-        measure_one(&backend, "python print(1)", &python, "print(1)", &["python3", "-I", "-S", "-c", "print(1)"]).await;
+        // A shim in front of the interpreter would be measured as well.
+        let found = warm(&backend, &python).await.run(support::python("import sys\nprint(sys.executable)")).await;
+        let found = stdout(&found.expect("it runs"));
+        let program = found.trim();
+        measure_one(&backend, "python print(1)", &python, "print(1)", &[program, "-I", "-S", "-c", "print(1)"]).await;
         for module in ["numpy", "pandas"] {
             if has_module(&backend, "measure", module).await {
                 let text = format!("import {module}\nprint(1)");
-                let bare = ["python3", "-c", text.as_str()];
+                let bare = [program, "-c", text.as_str()];
                 measure_one(&backend, module, &python.clone().with_modules([module]), &text, &bare).await;
             }
         }
