@@ -12,6 +12,7 @@ const OWN: &str = "#own";
 const PYTHON: &[(&str, &str)] = &[
     ("print", "print(1); print('é', flush=True)"),
     ("empty", ""),
+    ("looks-like-an-answer", "print('+')\nprint('-2 directory')"),
     ("namespace", "print(sorted(globals()), __name__, __spec__, __package__, __doc__, __builtins__)"),
     ("docstring", "'''words'''\nprint(__doc__)"),
     ("annotations", "x: int = 1\nprint(__annotations__ if '__annotations__' in globals() else '-')"),
@@ -235,6 +236,24 @@ const ESM: &[(&str, &str)] = &[
 #[test]
 fn python_scripts_run_as_from_cold() {
     compare("python_scripts_run_as_from_cold", &InterpreterConfig::python(), "main.py", PYTHON);
+}
+
+#[test]
+fn preloaded_modules_change_nothing() {
+    // Modules with threads, exit functions, hooks and state of their own.
+    let config = InterpreterConfig::python().with_modules([
+        "asyncio",
+        "concurrent.futures.thread",
+        "inspect",
+        "logging",
+        "multiprocessing.pool",
+        "random",
+        "resource",
+        "subprocess",
+        "traceback",
+        "unittest",
+    ]);
+    compare("preloaded_modules_change_nothing", &config, "main.py", PYTHON);
 }
 
 #[test]
