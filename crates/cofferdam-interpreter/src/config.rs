@@ -9,6 +9,10 @@ use crate::plan::Plan;
 
 /// The most modules that one interpreter imports beforehand.
 const MOST_MODULES: usize = 256;
+/// The longest that an interpreter may live: 30 days.
+const LONGEST_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The most output that may be kept for one request.
+const MOST_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 
 /// A kind of interpreter that can wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,8 +95,11 @@ impl InterpreterConfig {
         if let Some(name) = self.modules.iter().find(|name| name.is_empty() || name.starts_with('-')) {
             return Err(ConfigError::BadModule { name: name.clone() });
         }
-        if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit {
-            return Err(ConfigError::NoTime);
+        if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit || self.lifetime > LONGEST_LIFE {
+            return Err(ConfigError::BadTime { most: LONGEST_LIFE });
+        }
+        if self.most_output > MOST_OUTPUT {
+            return Err(ConfigError::TooMuchOutput { most: MOST_OUTPUT });
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! This crate's failures, and what they are in the contract's words.
 
+use std::time::Duration;
+
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Fault, Retry};
 use thiserror::Error as ThisError;
 
@@ -12,8 +14,10 @@ pub enum ConfigError {
     TooManyModules { most: usize },
     #[error("'{}' is not the name of a module", name.escape_debug())]
     BadModule { name: String },
-    #[error("the warm limit must be above 0, and the lifetime longer than it")]
-    NoTime,
+    #[error("the warm limit must be above 0, and the lifetime longer than it and at most {most:?}")]
+    BadTime { most: Duration },
+    #[error("most_output is at most {most}")]
+    TooMuchOutput { most: ByteSize },
 }
 
 /// Why an interpreter did not become warm.
@@ -59,8 +63,8 @@ pub enum StartError {
     Silent,
     #[error("the waiting interpreter's lifetime ends before the request's time-out")]
     TooOld,
-    #[error("the working directory cannot be entered")]
-    Directory { errno: i32 },
+    #[error("cannot enter the working directory '{}'", path.escape_debug())]
+    Directory { path: String, errno: i32 },
     #[error("the script cannot be stored in the sandbox")]
     Store { errno: i32 },
 }
@@ -103,9 +107,8 @@ impl From<StartError> for Error {
                     .with_retry(Retry::MayHelp)
                     .with_remedy("warm another one, or start the request cold")
             }
-            StartError::Directory { errno } => {
-                let kind = if errno == NO_ENTRY { ErrorKind::NotFound } else { ErrorKind::Io };
-                Self::new(kind, "start", message).with_source(std::io::Error::from_raw_os_error(errno))
+            StartError::Directory { errno, .. } => {
+                Self::invalid("start", message).with_source(std::io::Error::from_raw_os_error(errno))
             }
             StartError::Store { errno } => {
                 let kind = if errno == NO_SPACE { ErrorKind::ResourceExhausted } else { ErrorKind::Io };
@@ -115,5 +118,4 @@ impl From<StartError> for Error {
     }
 }
 
-const NO_ENTRY: i32 = 2;
 const NO_SPACE: i32 = 28;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use cofferdam_contract::{
     ByteSize, Chunk, Command, Completed, ExecHandle, ExecRequest, OutputEvent, OutputStream, OutputSubscription,
-    Result, Sandbox, Script, Stdin, StdinWriter, collect,
+    Result, Sandbox, SandboxPath, Script, Stdin, StdinWriter, collect,
 };
 use tokio::io::AsyncWriteExt;
 
@@ -94,7 +94,7 @@ impl WaitingInterpreter {
     ///
     /// # Behavior
     /// - Answers `Unsupported` for what [`InterpreterConfig::accepts`] does not accept; the interpreter is gone then.
-    /// - Answers `NotFound` when the working directory does not exist, and `Unavailable` when the interpreter is gone.
+    /// - Answers `InvalidInput` when the working directory cannot be entered, and `Unavailable` when the interpreter is gone.
     /// - The handle is as one of [`Sandbox::start`]. Time and CPU seconds of warming are not counted in its exit.
     /// - Holds the sandbox until the request has ended; whoever wants it longer keeps a reference.
     pub async fn start(mut self, request: ExecRequest) -> Result<ExecHandle> {
@@ -102,12 +102,10 @@ impl WaitingInterpreter {
         request.validate()?;
         let plan = Plan::new(&self.config, &request)?;
         let timeout = request.timeout().unwrap_or(self.sandbox.spec().limits().wall_time);
-        let deadline = begun + timeout;
-        if deadline > self.expires {
-            return Err(StartError::TooOld.into());
-        }
+        let deadline = begun.checked_add(timeout).filter(|deadline| *deadline <= self.expires);
+        let deadline = deadline.ok_or(StartError::TooOld)?;
         let frame = frame::encode(&plan);
-        let answer = tokio::time::timeout(ANSWER_LIMIT, self.ask(&frame)).await;
+        let answer = tokio::time::timeout(ANSWER_LIMIT, self.ask(&frame, request.working_dir())).await;
         let first = answer.unwrap_or(Err(StartError::Silent))?;
         let stdin = feed(self.stdin, request.stdin());
         let inner = Arc::new(self.inner);
@@ -132,7 +130,7 @@ impl WaitingInterpreter {
     }
 
     /// Sends the request and waits for the answer; gives what was printed beside it.
-    async fn ask(&mut self, frame: &[u8]) -> Result<Vec<Chunk>, StartError> {
+    async fn ask(&mut self, frame: &[u8], directory: &SandboxPath) -> Result<Vec<Chunk>, StartError> {
         self.stdin.write_all(frame).await.map_err(|_| StartError::Gone)?;
         let (mut answer, mut first) = (BytesMut::new(), Vec::new());
         loop {
@@ -151,7 +149,7 @@ impl WaitingInterpreter {
                     first.push(Chunk { stream: OutputStream::Stdout, data: answer.freeze() });
                     return Ok(first);
                 }
-                Some(b'-') if answer.ends_with(b"\n") => return Err(failure(&answer[1..])),
+                Some(b'-') if answer.ends_with(b"\n") => return Err(failure(&answer[1..], directory)),
                 Some(b'-') if answer.len() < MOST_ANSWER => {}
                 _ => return Err(StartError::Silent),
             }
@@ -160,12 +158,12 @@ impl WaitingInterpreter {
 }
 
 /// An answer such as `-2 directory`.
-fn failure(answer: &[u8]) -> StartError {
+fn failure(answer: &[u8], directory: &SandboxPath) -> StartError {
     let text = String::from_utf8_lossy(answer);
     let mut words = text.split_whitespace();
     let errno = words.next().and_then(|errno| errno.parse().ok()).unwrap_or_default();
     match words.next() {
-        Some("directory") => StartError::Directory { errno },
+        Some("directory") => StartError::Directory { path: directory.inside(), errno },
         _ => StartError::Store { errno },
     }
 }

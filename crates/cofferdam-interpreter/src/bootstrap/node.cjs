@@ -84,8 +84,8 @@ function rehearse() {
 const home = `/tmp/code-${crypto.randomBytes(8).toString("hex")}`;
 for (const name of modules) {
   try {
-    // From where a script would look, not from this file's directory.
-    Module.createRequire(`${process.cwd()}/main.js`)(name);
+    // Not from the workspace: what Node does not find there it never looks for again, and its files may still come.
+    Module.createRequire("/main.js")(name);
   } catch (error) {
     refuse("missing", `the module '${name}' cannot be loaded`, error);
   }

@@ -118,10 +118,6 @@ def load(path, data):
             raise SystemExit(2)
         if b"PK\x05\x06" in data[-65557:]:
             return packed(path, names)
-        if path.endswith(".pyc"):
-            import marshal
-
-            return marshal.loads(data[16:]), names
     return compile(data, path, "exec", dont_inherit=True), names
 
 

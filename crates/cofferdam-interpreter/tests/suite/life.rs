@@ -135,10 +135,11 @@ fn a_time_out_ends_the_whole_tree() {
             let handle = waiting.expect("it becomes warm").start(request).await.expect("it starts");
             let exit = handle.exit().await.expect("it ends");
             assert_eq!((exit.code, exit.timed_out, exit.cancelled), (-1, true, false), "{text}: {exit:?}");
-            let names = ExecRequest::shell("cat /proc/[0-9]*/comm").build().expect("valid");
-            let left = sandbox.exec(names).await.expect("it runs");
-            assert!(stdout(&left).contains("init"), "{}", printed(&left));
-            assert!(!stdout(&left).contains("python"), "{text}: {}", printed(&left));
+            // What was killed may still be on its way out.
+            let gone =
+                "for i in 1 2 3 4 5 6 7 8 9; do cat /proc/[0-9]*/comm | grep python || exit 0; sleep 1; done; exit 1";
+            let left = sandbox.exec(ExecRequest::shell(gone).build().expect("valid")).await.expect("it runs");
+            assert!(left.exit.success(), "{text}: {}", printed(&left));
             sandbox.close().await.expect("it closes");
         }
     });
@@ -252,14 +253,38 @@ fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
 }
 
 #[test]
+fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
+    block_on(async {
+        let backend = backend();
+        let text = "import os\nown = open('/proc/self/cmdline').read()\n\
+                    for pid in filter(str.isdigit, os.listdir('/proc')):\n    \
+                    if int(pid) in (1, os.getpid()) or open(f'/proc/{pid}/cmdline').read() != own:\n        continue\n    \
+                    names = [os.readlink(f'/proc/{pid}/fd/{fd}') for fd in os.listdir(f'/proc/{pid}/fd')]\n    \
+                    status = dict(line.split(':\\t', 1) for line in open(f'/proc/{pid}/status'))\n    \
+                    print('anchor', [n for n in names if not n.startswith('socket:')], status['PPid'].strip(), \
+                    int(status['SigBlk'], 16) & 0x7ff == 0x6ff)";
+        let completed = warm(&backend, &InterpreterConfig::python()).await.run(python(text)).await.expect("it runs");
+        let told = stdout(&completed);
+        if told.is_empty() && completed.exit.success() {
+            let usage = sandbox(&backend, 0).await.usage().await.expect("it is told");
+            assert_eq!(usage.memory_bytes, None, "an anchor is missing where a control group counts memory");
+            println!("SKIP the_anchor_has_memory_in_common...: no control group counts memory here");
+            return;
+        }
+        assert_eq!(told, "anchor [] 1 True\n", "{}", printed(&completed));
+    });
+}
+
+#[test]
 fn a_request_that_cannot_begin_says_why() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();
         let there = SandboxPath::new("no/such/directory").expect("valid");
         let request = request("print(1)").working_dir(there).build().expect("valid");
-        let error = warm(&backend, &config).await.start(request).await.expect_err("the directory is not there");
-        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        let error = warm(&backend, &config).await.start(request.clone()).await.expect_err("the directory is not there");
+        let cold = sandbox(&backend, 0).await.start(request).await.expect_err("the directory is not there");
+        assert_eq!((error.kind(), error.message()), (cold.kind(), cold.message()), "{error}");
 
         let cold = ExecRequest::argv(["python3", "-V"]).build().expect("valid");
         let error = warm(&backend, &config).await.start(cold).await.expect_err("that has to start cold");
