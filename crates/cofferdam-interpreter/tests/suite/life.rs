@@ -268,7 +268,9 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
         if told.is_empty() && completed.exit.success() {
             let usage = sandbox(&backend, 0).await.usage().await.expect("it is told");
             assert_eq!(usage.memory_bytes, None, "an anchor is missing where a control group counts memory");
-            println!("SKIP the_anchor_has_memory_in_common...: no control group counts memory here");
+            println!(
+                "SKIP the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else: no control group counts memory here"
+            );
             return;
         }
         assert_eq!(told, "anchor [] 1 True\n", "{}", printed(&completed));
