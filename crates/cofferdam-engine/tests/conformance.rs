@@ -116,7 +116,7 @@ async fn different_twins_are_told_apart() {
     assert!(backend.living().is_empty() && other.living().is_empty());
 }
 
-/// A run of a lent directory answers only when its sandbox is gone; the simulation lends none, so it is refused here.
+/// The simulation lends no directory; its refusal comes through a pool unchanged.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_of_the_backend_passes_through() {
     use cofferdam_contract::Backend as _;

@@ -1,5 +1,5 @@
 //! What the tests of the pool have in common. They run on tokio's paused clock: time passes when everybody waits.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
