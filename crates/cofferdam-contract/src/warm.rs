@@ -41,7 +41,8 @@ pub trait Warm: Send + Sync + fmt::Debug {
     ///
     /// # Behavior
     /// - Everything in `spec` is applied, nothing of the template stays: limits, access, tenant, labels are the claim's.
-    /// - The posture is measured now, and is what a create of the same spec would have given.
+    /// - The posture is what a create of the same spec would have given: measured after what the claim changed, if it
+    ///   changed anything, and else when it was made.
     /// - Fails as a create does, with `WeakerThanAsked` where the posture falls short, and with `InvalidInput` or
     ///   `Unsupported` where the spec is refused; nothing is left behind then.
     /// - Fails for a spec that does not fit, rather than leave a word of it out.

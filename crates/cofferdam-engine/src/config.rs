@@ -41,7 +41,11 @@ pub struct PoolConfig {
     pub max_waiting_per_tenant: usize,
     /// Sandboxes made ahead at the same time. Default 1.
     pub refill_at_once: usize,
-    /// How long a refill gives way to creates that callers wait for before it goes on beside them. Default 50 ms.
+    /// How long a refill waits after a claim, while others are ready: what was claimed has work to do now, and making the
+    /// next one would compete with it. Default 5 ms.
+    #[serde(with = "serde_duration")]
+    pub refill_delay: Duration,
+    /// How long a refill gives way to claims and to creates that callers wait for before it goes on beside them. Default 50 ms.
     #[serde(with = "serde_duration")]
     pub refill_patience: Duration,
     /// The wait after the first failed refill; it doubles with each further one. Default 100 ms.
@@ -69,6 +73,7 @@ impl Default for PoolConfig {
             max_waiting: 256,
             max_waiting_per_tenant: 64,
             refill_at_once: 1,
+            refill_delay: Duration::from_millis(5),
             refill_patience: Duration::from_millis(50),
             first_backoff: Duration::from_millis(100),
             longest_backoff: Duration::from_secs(30),

@@ -27,6 +27,8 @@ async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
     assert!(waiting.contains(lease.id()));
     assert_eq!(lease.spec().tenant().as_str(), "acme");
     settle().await;
+    assert_eq!((pool.metrics().warm, pool.metrics().refills), (1, 2), "what was claimed comes first");
+    tokio::time::sleep(small().refill_delay).await;
     let metrics = pool.metrics();
     assert_eq!((metrics.warm, metrics.claimed, metrics.refills), (2, 1, 3));
     assert_eq!(metrics.claims, ClaimCounts { warm: 1, ..ClaimCounts::default() });

@@ -18,8 +18,8 @@ use cofferdam_contract::{
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::core::{Core, Ended, Enrolled};
 use crate::protocol::{Order, Start};
-use crate::sandbox::{Core, Ended, Enrolled};
 use crate::stdio::{self, Read, Stream, Writer};
 use crate::{error, files};
 

@@ -14,6 +14,7 @@
 mod backend;
 mod client;
 mod config;
+mod core;
 mod doctor;
 mod error;
 mod exec;
@@ -22,6 +23,7 @@ mod interpreters;
 mod launcher;
 mod posture;
 mod protocol;
+mod raw;
 mod sandbox;
 mod stdio;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]

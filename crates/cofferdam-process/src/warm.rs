@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{Error, ErrorKind, Limits, Posture, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
 
 use crate::backend::check;
 use crate::client::Launcher;
 use crate::protocol::Create;
-use crate::sandbox::{Made, Raw};
+use crate::raw::Raw;
+use crate::sandbox::Made;
 
 /// A process sandbox without a request.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct ProcessWarm {
     /// `None` once it was claimed or closed.
     raw: Option<Raw>,
     template: Spec,
+    /// What was measured when it was made, held against the template.
+    posture: Posture,
     /// Whether control groups bound memory and processes, so that the bounds can be changed from outside.
     has_groups: bool,
 }
@@ -31,11 +34,12 @@ impl ProcessWarm {
         let has_groups = launcher.facts().cgroup_version > 0;
         let template = made.spec.clone();
         let raw = Raw::make(launcher, create, made).await?;
-        if let Err(error) = raw.posture(&template).require(template.allow_weaker()) {
+        let posture = raw.posture(&template);
+        if let Err(error) = posture.require(template.allow_weaker()) {
             raw.close().await?;
             return Err(error);
         }
-        Ok(Self { raw: Some(raw), template, has_groups })
+        Ok(Self { raw: Some(raw), template, posture, has_groups })
     }
 }
 
@@ -66,7 +70,13 @@ impl Warm for ProcessWarm {
             raw.close().await?;
             return Err(error);
         }
-        Ok(Arc::new(raw.accept(spec).await?))
+        // What bounds it is as it was measured, unless it was just changed.
+        let accepted = if spec.limits() == self.template.limits() {
+            raw.accept_with(spec, self.posture.clone()).await?
+        } else {
+            raw.accept(spec).await?
+        };
+        Ok(Arc::new(accepted))
     }
 
     async fn close(mut self: Box<Self>) -> Result<()> {

@@ -87,6 +87,10 @@ pub(crate) struct Ledger<W, T> {
     backoff: Backoff,
     /// Since when a refill gives way to creates.
     yielding_since: Option<Duration>,
+    /// Something that waited was claimed since the last look.
+    claimed: bool,
+    /// Until when a refill leaves the processors to what was claimed, and since when it does so.
+    quiet: Option<(Duration, Duration)>,
     /// The backend makes none ahead.
     all_cold: bool,
     draining: bool,
@@ -103,6 +107,8 @@ impl<W, T> Ledger<W, T> {
             target: config.min_warm,
             backoff: Backoff::default(),
             yielding_since: None,
+            claimed: false,
+            quiet: None,
             all_cold: false,
             draining: false,
             config,
@@ -156,6 +162,7 @@ impl<W, T> Ledger<W, T> {
         if let Some(place) = self.idle.iter().rposition(|idle| fits(first, &idle.warm)) {
             let (who, idle) = self.waiting.pop().zip(self.idle.remove(place))?;
             self.shift(Standing::Idle, Standing::Making);
+            self.claimed = true;
             return Some(Next::Warm(who, idle.warm));
         }
         let kind = if self.idle.is_empty() { ClaimKind::ColdEmpty } else { ClaimKind::ColdUnfit };
@@ -178,11 +185,16 @@ impl<W, T> Ledger<W, T> {
 
     /// How many to make ahead now. Their places are counted as taken.
     pub(crate) fn refill(&mut self, now: Duration) -> usize {
+        self.note_claims(now);
         let count = self.wanted().min(self.at_once());
         if count == 0 || self.backoff.wait_until(now).is_some() {
             self.yielding_since = None;
             return 0;
         }
+        if self.quiet_until().is_some_and(|until| now < until) {
+            return 0;
+        }
+        self.quiet = None;
         if self.count(Standing::Making) > 0 {
             let since = *self.yielding_since.get_or_insert(now);
             if now < since + self.config.refill_patience {
@@ -194,6 +206,19 @@ impl<W, T> Ledger<W, T> {
             self.shift(Standing::Free, Standing::Filling);
         }
         count
+    }
+
+    fn note_claims(&mut self, now: Duration) {
+        if std::mem::take(&mut self.claimed) {
+            let since = self.quiet.map_or(now, |(_, since)| since);
+            self.quiet = Some((now + self.config.refill_delay, since));
+        }
+    }
+
+    /// Until when a refill leaves the processors to what was claimed: not for ever, and not once the last one is gone.
+    fn quiet_until(&self) -> Option<Duration> {
+        let (until, since) = self.quiet.filter(|_| !self.idle.is_empty())?;
+        Some(until.min(since + self.config.refill_patience))
     }
 
     /// How many are missing for which there is a place that nobody waits for.
@@ -275,7 +300,8 @@ impl<W, T> Ledger<W, T> {
         let old = self.idle.front().filter(|_| self.count(Standing::Filling) == 0);
         let old = old.map(|oldest| oldest.since + self.config.max_age);
         let check = (!self.idle.is_empty()).then(|| now + self.config.check_every);
-        [retry, patience, old, self.surplus_until(), check].into_iter().flatten().min()
+        let quiet = self.quiet_until().filter(|_| refills);
+        [retry, patience, quiet, old, self.surplus_until(), check].into_iter().flatten().min()
     }
 
     /// Refuses everybody from now on; gives back who waits and what is idle, to be closed.

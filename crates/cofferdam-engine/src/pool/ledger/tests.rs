@@ -38,7 +38,39 @@ fn the_youngest_that_fits_is_claimed_and_replaced_when_nobody_waits() {
     assert_eq!(next(&mut ledger), Some(Next::Warm((7, true), 1)));
     assert_eq!(ledger.refill(SECOND), 0, "it gives way to the claim that is being made");
     ledger.shift(Standing::Making, Standing::Leased);
-    assert_eq!(ledger.refill(SECOND), 1);
+    assert_eq!(ledger.refill(SECOND), 0, "it leaves the processors to what was claimed");
+    let later = SECOND + config().refill_delay;
+    assert_eq!(ledger.look_again(SECOND), Some(later));
+    assert_eq!(ledger.refill(later), 1);
+}
+
+/// Claims one that is ready, and has its lease begin.
+fn claim(ledger: &mut Book) {
+    ledger.enter(&tenant(0), (7, true)).unwrap();
+    assert!(matches!(next(ledger), Some(Next::Warm(..))));
+    ledger.shift(Standing::Making, Standing::Leased);
+}
+
+#[test]
+fn a_refill_waits_after_claims_but_not_for_ever_and_not_once_none_is_ready() {
+    let config = PoolConfig { min_warm: 64, max_warm: 64, max: 200, refill_at_once: 64, ..config() };
+    let mut ledger = Book::new(config.clone());
+    for warm in 0..ledger.refill(Duration::ZERO) as u32 {
+        assert_eq!(ledger.filled(warm, Duration::ZERO), None);
+    }
+    let mut now = SECOND;
+    while ledger.refill(now) == 0 {
+        claim(&mut ledger);
+        assert_eq!(ledger.refill(now), 0);
+        now += Duration::from_millis(4);
+    }
+    assert!(now - SECOND >= config.refill_patience && now - SECOND < 2 * config.refill_patience);
+
+    let mut ledger = filled();
+    claim(&mut ledger);
+    assert_eq!(ledger.refill(SECOND), 0);
+    claim(&mut ledger);
+    assert_eq!(ledger.refill(SECOND), 2);
 }
 
 #[test]

@@ -1,0 +1,197 @@
+//! A sandbox between its making and its acceptance: measured, but not yet held against a spec.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec, Workspace};
+use cofferdam_linux::cgroup::{Stats, Version};
+use tokio::io::Interest;
+use tokio::sync::watch as flag;
+
+use crate::client::{self, Kind, Launcher};
+use crate::core::{Core, Enrolled, listen};
+use crate::error;
+use crate::posture::{GroupBounds, Measured, posture};
+use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Walls, WorkspacePlan};
+use crate::sandbox::{Made, ProcessSandbox};
+use crate::sys::watch::watch;
+
+/// Time an init has to come up, on a machine under heavy load.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
+#[derive(Debug)]
+pub struct Raw {
+    core: Arc<Core>,
+    accepted: bool,
+    create: Create,
+    evidence: Evidence,
+    walls: Arc<Walls>,
+}
+
+impl Raw {
+    /// Has a sandbox made that no spec is held against yet.
+    pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
+        create.probe = launcher.known_walls(kind(&create)).is_none();
+        let control = launcher.create(&create)?;
+        Ok(Self::receive(launcher, create, &made.spec, made.path, control).await?.0)
+    }
+
+    pub async fn receive(
+        launcher: Arc<Launcher>,
+        create: Create,
+        spec: &Spec,
+        path: String,
+        control: OwnedFd,
+    ) -> Result<(Self, Option<Enrolled>)> {
+        let control = watch(control, Interest::READABLE)
+            .map_err(|error| error::os("create", "cannot wait for the sandbox", error))?;
+        let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
+        let (evidence, first, mut fds) = match event {
+            Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
+            Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
+            Ok(Ok(_)) | Ok(Err(_)) => {
+                return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox ended before it was ready")
+                    .with_remedy("is the memory limit large enough? `cofferdam doctor` says what this host lacks"));
+            }
+            Err(_) => {
+                return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox was not ready within 60 s"));
+            }
+        };
+        let groups = fds.split_off(3);
+        let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
+        let facts = launcher.facts();
+        let stats = version(facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
+        let mut evidence = *evidence;
+        let known = launcher.known_walls(kind(&create));
+        let walls = match (known, evidence.walls.take()) {
+            (Some(walls), _) => walls,
+            (None, walls) => Arc::new(walls.unwrap_or_default()),
+        };
+        let (workspace, owner) = room(spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
+        let (gone_sender, gone) = flag::channel(false);
+        let core = Arc::new(Core {
+            control,
+            gone,
+            init,
+            workspace,
+            code,
+            owner,
+            stats,
+            group_base: evidence.group_base,
+            limits: OnceLock::new(),
+            path,
+            slots: Mutex::new(HashMap::new()),
+            next_exec: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            closed_by_owner: AtomicBool::new(false),
+            over_memory: AtomicBool::new(false),
+            over_cpu: AtomicBool::new(false),
+            launcher,
+        });
+        let enrolled = first.map(|outcome| core.enroll_started(outcome));
+        tokio::spawn(listen(Arc::clone(&core), gone_sender));
+        Ok((Self { core, accepted: false, create, evidence, walls }, enrolled))
+    }
+
+    /// Whether it is still there.
+    pub fn is_alive(&self) -> bool {
+        !self.core.is_closed()
+    }
+
+    /// Has it bounded as `spec` asks, where that is not how it was made. Nothing may run in it yet.
+    pub async fn adapt(&mut self, spec: &Spec) -> Result<()> {
+        let limits = spec.limits();
+        let create = &mut self.create;
+        let asked = Adapt {
+            serial: create.serial,
+            disk: limits.disk.map(ByteSize::as_bytes),
+            memory: limits.memory.map(ByteSize::as_bytes),
+            tasks: limits.processes.map(u64::from),
+        };
+        if (asked.disk, asked.memory, asked.tasks) == (create.disk, create.memory, create.tasks) {
+            return Ok(());
+        }
+        (create.disk, create.memory, create.tasks) = (asked.disk, asked.memory, asked.tasks);
+        self.core.launcher.adapt(asked).await?;
+        // The same file system as inside, seen through its directory.
+        let disk = rustix::fs::fstatvfs(&self.core.code)
+            .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
+        (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
+        Ok(())
+    }
+
+    /// What the measurements amount to for a spec.
+    pub fn posture(&self, spec: &Spec) -> Posture {
+        let Self { core, evidence, walls, .. } = self;
+        let facts = core.launcher.facts();
+        let bounds = version(facts)
+            .zip(core.stats.as_ref())
+            .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), spec.limits()));
+        posture(&Measured { spec, facts, evidence, walls, group: bounds.as_ref() })
+    }
+
+    /// Holds it against a spec: the sandbox, or an error and nothing left.
+    pub async fn accept(self, spec: Spec) -> Result<ProcessSandbox> {
+        let posture = self.posture(&spec);
+        self.accept_with(spec, posture).await
+    }
+
+    /// The same with what [`Self::posture`] gave for this spec.
+    pub async fn accept_with(mut self, spec: Spec, posture: Posture) -> Result<ProcessSandbox> {
+        if let Err(error) = posture.require(spec.allow_weaker()) {
+            self.close().await?;
+            return Err(error);
+        }
+        self.accepted = true;
+        let (core, create) = (Arc::clone(&self.core), &self.create);
+        core.launcher.remember_walls(kind(create), &self.walls);
+        core.launcher.accept(create, &self.evidence);
+        // Set once: what was accepted cannot be accepted again.
+        let _ = core.limits.set(spec.limits().clone());
+        let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
+        Ok(ProcessSandbox::new(id, spec, posture, core))
+    }
+
+    /// Ends it; nothing is left when this returns.
+    pub async fn close(&self) -> Result<()> {
+        self.core.close().await
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if !self.accepted {
+            self.core.end();
+        }
+    }
+}
+
+fn version(facts: &HostFacts) -> Option<Version> {
+    match facts.cgroup_version {
+        1 => Some(Version::V1),
+        2 => Some(Version::V2),
+        _ => None,
+    }
+}
+
+pub fn kind(create: &Create) -> Kind {
+    (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only)
+}
+
+/// The directory that the file API works in, and who owns what it makes.
+fn room(spec: &Spec, own: OwnedFd, outside_uid: Option<u32>) -> Result<(OwnedFd, Option<(u32, u32)>)> {
+    match spec.workspace() {
+        Workspace::Private { .. } => Ok((own, outside_uid.map(|uid| (uid, uid)))),
+        Workspace::HostDir { path, .. } => {
+            use std::os::unix::fs::MetadataExt;
+            let io = |error| error::os("create", "cannot open the workspace directory", error);
+            let dir = std::fs::File::open(path).map_err(io)?;
+            let meta = dir.metadata().map_err(io)?;
+            Ok((OwnedFd::from(dir), outside_uid.map(|_| (meta.uid(), meta.gid()))))
+        }
+    }
+}
