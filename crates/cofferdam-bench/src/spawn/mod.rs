@@ -100,7 +100,8 @@ fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
 
 fn at_once(plan: &Plan, report: &mut Report) -> Result<()> {
     let ran = |who: &Contestant| report.series.iter().any(|series| series.ran(*who));
-    let selected: Vec<Contestant> = plan.selected.iter().copied().filter(|who| who.at_once() && ran(who)).collect();
+    let selected: Vec<Contestant> =
+        plan.selected.iter().copied().filter(|who| who.at_once() && (ran(who) || !who.alone())).collect();
     for tasks in AT_ONCE {
         report.at_once.push(block_on(Threads::Two, async {
             let field = Arc::new(Field::prepare(&selected).await?);
