@@ -22,6 +22,9 @@ pub mod kind {
     pub const NET: u64 = libc::CLONE_NEWNET as u64;
     /// User ids.
     pub const USER: u64 = libc::CLONE_NEWUSER as u64;
+    /// No namespace, but what a thread must have of its own before it can join a mount namespace: its root and working
+    /// directories.
+    pub const FILE_SYSTEM_VIEW: u64 = libc::CLONE_FS as u64;
     /// Control groups.
     pub const CGROUP: u64 = libc::CLONE_NEWCGROUP as u64;
 }
@@ -38,9 +41,9 @@ pub fn join(namespace: BorrowedFd<'_>, kind: u64) -> io::Result<()> {
     unsafe { check_int(libc::setns(namespace.as_raw_fd(), kind as libc::c_int)).map(drop) }
 }
 
-/// Opens `self/ns/<name>` of the proc file system that `proc` is the root of.
+/// Opens a namespace of the calling thread, `thread-self/ns/<name>` of the proc file system that `proc` is the root of.
 pub fn open_own(proc: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
-    Ok(openat(proc, format!("self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(openat(proc, format!("thread-self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Sets the host name of the current UTS namespace.

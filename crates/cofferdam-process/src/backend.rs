@@ -82,7 +82,12 @@ impl ProcessBackend {
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
             prepare_ahead: self.config.prepare_ahead,
         };
-        let launcher = Arc::new(Launcher::start(self.config.launcher.as_deref(), &configure).await?);
+        let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure)?);
+        if launcher.is_single() {
+            // It belongs to the sandbox that it is for, which waits for it.
+            return Ok(launcher);
+        }
+        launcher.ready().await?;
         launchers.insert(root, Arc::clone(&launcher));
         Ok(launcher)
     }

@@ -1,9 +1,9 @@
 //! The owner's side of a launcher.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,10 @@ use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use cofferdam_linux::message;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::OnceCell;
 
+use crate::config::LauncherStart;
+use crate::forked::{Forked, Waiting};
 use crate::protocol::{self, Adapt, Ask, Configure, Create, Evidence, Failure, Hello, HostFacts, Walls};
 use crate::sys::watch::watch;
 use crate::{error, sys};
@@ -27,11 +30,41 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Launcher {
     socket: Option<OwnedFd>,
-    child: Mutex<Child>,
-    facts: HostFacts,
+    process: Mutex<Process>,
+    facts: OnceCell<HostFacts>,
     serial: AtomicU64,
     walls: Mutex<HashMap<Kind, Arc<Walls>>>,
     accepted: Mutex<HashMap<Create, Arc<Evidence>>>,
+}
+
+/// The launcher's process.
+#[derive(Debug)]
+enum Process {
+    Executed(Child),
+    Forked(Forked),
+}
+
+impl Process {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Executed(child) => child.id(),
+            Self::Forked(forked) => forked.id(),
+        }
+    }
+
+    fn is_alive(&mut self) -> bool {
+        match self {
+            Self::Executed(child) => matches!(child.try_wait(), Ok(None)),
+            Self::Forked(forked) => forked.is_alive(),
+        }
+    }
+
+    fn wait(&mut self) {
+        match self {
+            Self::Executed(child) => drop(child.wait()),
+            Self::Forked(forked) => forked.wait(),
+        }
+    }
 }
 
 /// What may make a difference for the walls of one launcher's sandboxes: whether the workspace is a host directory, and
@@ -39,43 +72,56 @@ pub struct Launcher {
 pub type Kind = (bool, bool);
 
 impl Launcher {
-    /// Starts a launcher from `program`, the running program by default.
-    pub async fn start(program: Option<&Path>, configure: &Configure) -> Result<Self> {
-        let (ours, theirs) = message::pair().map_err(|error| error::os("create", "cannot make a socket", error))?;
-        let own = PathBuf::from("/proc/self/exe");
-        let child = Command::new(program.unwrap_or(&own))
-            .arg0(sys::entry::LAUNCHER_NAME)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "create", "cannot start the launcher").with_source(error)
-            })?;
-        let mut launcher = Self {
-            socket: None,
-            child: Mutex::new(child),
-            facts: HostFacts::none(),
+    /// Starts a launcher and tells it what to prepare. Requests may be sent at once; see [`Self::ready`].
+    pub fn start(from: &LauncherStart, configure: &Configure) -> Result<Self> {
+        let forked = match from {
+            LauncherStart::Forked(forked) => forked.take().and_then(Waiting::into_parts),
+            LauncherStart::Execute | LauncherStart::ExecuteProgram(_) => None,
+        };
+        let (socket, process) = match (forked, from) {
+            (Some((socket, forked)), _) => (socket, Process::Forked(forked)),
+            (None, LauncherStart::ExecuteProgram(program)) => execute(program)?,
+            (None, _) => execute(Path::new("/proc/self/exe"))?,
+        };
+        let launcher = Self {
+            socket: Some(socket),
+            process: Mutex::new(process),
+            facts: OnceCell::new(),
             serial: AtomicU64::new(0),
             walls: Mutex::default(),
             accepted: Mutex::default(),
         };
-        let socket = launcher.socket.insert(ours);
-        protocol::send(socket.as_fd(), configure, &[], Duration::from_secs(5))
+        let socket = launcher.socket()?;
+        protocol::send(socket, configure, &[], Duration::from_secs(5))
             .map_err(|error| error::os("create", "cannot configure the launcher", error))?;
-        let waiting = socket
-            .try_clone()
+        Ok(launcher)
+    }
+
+    /// Whether it makes a single sandbox.
+    pub fn is_single(&self) -> bool {
+        matches!(*self.process.lock().unwrap_or_else(PoisonError::into_inner), Process::Forked(_))
+    }
+
+    /// Tells a launcher whose only sandbox ends that it can end, too.
+    pub fn retire(&self) {
+        if let (true, Some(socket)) = (self.is_single(), &self.socket) {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
+    }
+
+    /// Waits until it has prepared; gives what it found out about the host.
+    pub async fn ready(&self) -> Result<&HostFacts> {
+        self.facts.get_or_try_init(|| self.hello()).await
+    }
+
+    async fn hello(&self) -> Result<HostFacts> {
+        let waiting = self
+            .socket()?
+            .try_clone_to_owned()
             .and_then(|socket| watch(socket, Interest::READABLE))
             .map_err(|error| error::os("create", "cannot wait for the launcher", error))?;
-        let hello = tokio::time::timeout(START_LIMIT, receive::<Hello>(&waiting)).await;
-        drop(waiting);
-        match hello {
-            Ok(Ok(Some((Hello::Ready(facts), _)))) => {
-                launcher.facts = facts;
-                Ok(launcher)
-            }
+        match tokio::time::timeout(START_LIMIT, receive::<Hello>(&waiting)).await {
+            Ok(Ok(Some((Hello::Ready(facts), _)))) => Ok(facts),
             Ok(Ok(Some((Hello::Failed(failure), _)))) => Err(error::launcher(&failure)),
             Ok(Ok(None)) | Ok(Err(_)) => Err(Error::new(
                 ErrorKind::Unavailable,
@@ -90,9 +136,8 @@ impl Launcher {
         }
     }
 
-    /// What it found out about the host.
-    pub fn facts(&self) -> &HostFacts {
-        &self.facts
+    fn socket(&self) -> Result<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd).ok_or_else(|| Error::closed("create"))
     }
 
     /// A number that no other sandbox of this launcher has.
@@ -126,21 +171,19 @@ impl Launcher {
 
     /// Whether the launcher still runs.
     pub fn is_alive(&self) -> bool {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        matches!(child.try_wait(), Ok(None))
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).is_alive()
     }
 
     /// The launcher's process number.
     pub fn pid(&self) -> u32 {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).id()
     }
 
     /// Asks for a sandbox. Its init answers on the socket, which reads as closed when nothing of it is left.
     pub fn create(&self, create: &Create) -> Result<OwnedFd> {
         let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
         let (control, init) = message::pair().map_err(io)?;
-        let socket = self.socket.as_ref().ok_or_else(|| Error::closed("create"))?;
-        protocol::send(socket.as_fd(), &Ask::Create(create.clone()), &[init.as_fd()], Duration::from_secs(10))
+        protocol::send(self.socket()?, &Ask::Create(create.clone()), &[init.as_fd()], Duration::from_secs(10))
             .map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error)
             })?;
@@ -151,8 +194,7 @@ impl Launcher {
     pub async fn adapt(&self, adapt: Adapt) -> Result<()> {
         let io = |error| error::os("claim", "cannot ask the launcher for other bounds", error);
         let (ours, theirs) = message::pair().map_err(io)?;
-        let socket = self.socket.as_ref().ok_or_else(|| Error::closed("claim"))?;
-        protocol::send(socket.as_fd(), &Ask::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10)).map_err(io)?;
+        protocol::send(self.socket()?, &Ask::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10)).map_err(io)?;
         drop(theirs);
         let answer = watch(ours, Interest::READABLE).map_err(io)?;
         match tokio::time::timeout(START_LIMIT, receive::<std::result::Result<(), Failure>>(&answer)).await {
@@ -165,26 +207,29 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        self.socket = None;
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         // It ends by itself when its socket closes, after removing what is left of its sandboxes.
-        let _ = child.wait();
+        if let Some(socket) = &self.socket {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
+        self.process.get_mut().unwrap_or_else(PoisonError::into_inner).wait();
     }
 }
 
-impl HostFacts {
-    fn none() -> Self {
-        Self {
-            cgroup_version: 0,
-            cgroup_layout: Vec::new(),
-            cgroup_reason: String::new(),
-            cgroup_cpu: false,
-            cgroup_counts: (false, false),
-            landlock_abi: 0,
-            privileged: false,
-            namespaces: [0; 7],
-        }
-    }
+/// Executes a program that becomes a launcher.
+fn execute(program: &Path) -> Result<(OwnedFd, Process)> {
+    let (ours, theirs) = message::pair().map_err(|error| error::os("create", "cannot make a socket", error))?;
+    let child = Command::new(program)
+        .arg0(sys::entry::LAUNCHER_NAME)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "create", "cannot start the launcher").with_source(error)
+        })?;
+    Ok((ours, Process::Executed(child)))
 }
 
 /// Waits for the next message; `None` when the other end is closed.

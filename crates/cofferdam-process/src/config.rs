@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+pub use crate::forked::ForkedLauncher;
+
 /// Whether control groups are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ControlGroups {
@@ -10,6 +12,20 @@ pub enum ControlGroups {
     Auto,
     /// Never: limits are kept by resource limits and the init's watch, as on a host without control groups.
     Never,
+}
+
+/// Where launchers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum LauncherStart {
+    /// The running program is executed once more.
+    #[default]
+    Execute,
+    /// Another program is executed: one linked with this crate. For a running program that is not (an interpreter that
+    /// loaded a shared library, say).
+    ExecuteProgram(PathBuf),
+    /// The first launcher is one that was forked from this process earlier. Should it be gone or in use, and for every
+    /// further one, the running program is executed.
+    Forked(ForkedLauncher),
 }
 
 /// How a [`crate::ProcessBackend`] is set up. The default suits a laptop and a server alike.
@@ -31,9 +47,8 @@ pub struct ProcessConfig {
     /// forked process that has its namespaces already. Everything that a spec asks for is applied when it is asked for,
     /// either way. Switch it off for a single sandbox.
     pub prepare_ahead: bool,
-    /// The program that becomes the launcher: one linked with this crate. Default: the running program. Set it when the
-    /// running program is not (an interpreter that loaded a shared library, say).
-    pub launcher: Option<PathBuf>,
+    /// Where launchers come from.
+    pub launcher: LauncherStart,
 }
 
 impl Default for ProcessConfig {
@@ -45,7 +60,7 @@ impl Default for ProcessConfig {
             home: std::env::var_os("HOME").map(PathBuf::from),
             control_groups: ControlGroups::Auto,
             prepare_ahead: true,
-            launcher: None,
+            launcher: LauncherStart::Execute,
         }
     }
 }

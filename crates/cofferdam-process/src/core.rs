@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
-use crate::protocol::{self, Event, NotStarted, Order};
+use crate::protocol::{self, Event, HostFacts, NotStarted, Order};
 
 /// Time the kernel and the launcher have to remove a sandbox.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
@@ -68,6 +68,8 @@ pub struct Core {
     /// Those of the spec that it was accepted for; nothing starts before.
     pub limits: OnceLock<Limits>,
     pub path: String,
+    /// What the launcher found out about the host.
+    pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,
     pub next_exec: AtomicU64,
     pub closed: AtomicBool,
@@ -220,6 +222,7 @@ impl Core {
 
     pub async fn close(&self) -> Result<()> {
         self.end();
+        self.launcher.retire();
         let mut gone = self.gone.clone();
         match tokio::time::timeout(GONE_LIMIT, gone.wait_for(|gone| *gone)).await {
             Ok(Ok(_)) => Ok(()),

@@ -50,7 +50,13 @@ pub async fn doctor() -> Vec<Finding> {
             return findings;
         }
     };
-    let facts = launcher.facts();
+    let facts = match launcher.ready().await {
+        Ok(facts) => facts,
+        Err(error) => {
+            findings.push(failure("namespaces", &error));
+            return findings;
+        }
+    };
     findings.push(match facts.cgroup_version {
         0 => finding(
             "control-groups",

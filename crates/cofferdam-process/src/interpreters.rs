@@ -30,7 +30,7 @@ pub fn find(path: &str, home: Option<&Path>) -> Found {
 
 fn look_up(path: &str, name: &str) -> Option<PathBuf> {
     let directories = path.split(':').map(Path::new).filter(|directory| directory.is_absolute());
-    directories.filter_map(|directory| resolve_shim(&directory.join(name))).find(|candidate| candidate.is_file())
+    directories.filter_map(|directory| resolve_shim(&directory.join(name))).next()
 }
 
 /// pyenv puts a script in front of each interpreter; the interpreter itself is named by its version file.
@@ -77,7 +77,9 @@ fn add(found: &mut Found, program: &Path, home: Option<&Path>) {
         prefixes.push(prefix.to_owned());
     }
     let mut usable = false;
-    for prefix in prefixes.iter().filter_map(|prefix| prefix.canonicalize().ok()) {
+    // Often they are one and the same.
+    let prefixes: BTreeSet<PathBuf> = prefixes.iter().filter_map(|prefix| prefix.canonicalize().ok()).collect();
+    for prefix in prefixes {
         if in_system(&prefix) {
             usable = true;
         } else if is_prefix(&prefix, home) {

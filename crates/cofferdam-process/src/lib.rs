@@ -19,6 +19,7 @@ mod doctor;
 mod error;
 mod exec;
 mod files;
+mod forked;
 mod interpreters;
 mod launcher;
 mod posture;
@@ -31,5 +32,5 @@ mod sys;
 mod warm;
 
 pub use backend::ProcessBackend;
-pub use config::{ControlGroups, ProcessConfig};
+pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
 pub use doctor::{Finding, FindingState, doctor};

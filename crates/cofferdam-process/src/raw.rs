@@ -49,6 +49,7 @@ impl Raw {
     ) -> Result<(Self, Option<Enrolled>)> {
         let control = watch(control, Interest::READABLE)
             .map_err(|error| error::os("create", "cannot wait for the sandbox", error))?;
+        let facts = launcher.ready().await?.clone();
         let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
         let (evidence, first, mut fds) = match event {
             Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
@@ -63,8 +64,7 @@ impl Raw {
         };
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
-        let facts = launcher.facts();
-        let stats = version(facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
+        let stats = version(&facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
         let mut evidence = *evidence;
         let known = launcher.known_walls(kind(&create));
         let walls = match (known, evidence.walls.take()) {
@@ -90,6 +90,7 @@ impl Raw {
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
             over_cpu: AtomicBool::new(false),
+            facts,
             launcher,
         });
         let enrolled = first.map(|outcome| core.enroll_started(outcome));
@@ -127,7 +128,7 @@ impl Raw {
     /// What the measurements amount to for a spec.
     pub fn posture(&self, spec: &Spec) -> Posture {
         let Self { core, evidence, walls, .. } = self;
-        let facts = core.launcher.facts();
+        let facts = &core.facts;
         let bounds = version(facts)
             .zip(core.stats.as_ref())
             .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), spec.limits()));

@@ -31,7 +31,7 @@ pub struct ProcessWarm {
 impl ProcessWarm {
     /// Has one made. Fails where a sandbox for the template itself would be refused.
     pub async fn make(launcher: Arc<Launcher>, create: Create, made: Made) -> Result<Self> {
-        let has_groups = launcher.facts().cgroup_version > 0;
+        let has_groups = launcher.ready().await?.cgroup_version > 0;
         let template = made.spec.clone();
         let raw = Raw::make(launcher, create, made).await?;
         let posture = raw.posture(&template);

@@ -22,10 +22,14 @@ mod values;
 
 use std::process::ExitCode;
 
+use cofferdam::registry::ForkedLauncher;
+
 fn main() -> ExitCode {
+    // Before anything is read: what is in memory now is in the launcher's memory, too.
+    let launcher = ForkedLauncher::fork_when_called_with(c"run");
     let raw: Vec<_> = std::env::args_os().collect();
     let status = match args::parse(&raw) {
-        Ok(cli) => commands::dispatch(cli),
+        Ok(cli) => commands::dispatch(cli, launcher),
         Err(error) => report::usage(&error, &raw),
     };
     ExitCode::from(status)

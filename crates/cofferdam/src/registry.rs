@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cofferdam_conformance::{Target, UnixPrograms};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
-use cofferdam_process::{ProcessBackend, ProcessConfig};
+pub use cofferdam_process::ForkedLauncher;
+use cofferdam_process::{LauncherStart, ProcessBackend, ProcessConfig};
 use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
 use serde::Serialize;
 
@@ -106,7 +107,13 @@ pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
 
 /// Makes the backend of this name for a single sandbox: it prepares nothing for others to come.
 pub fn backend_for_one(name: &str) -> Result<Arc<dyn Backend>> {
-    make(name, ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() })
+    backend_forked(name, None)
+}
+
+/// The same, with a launcher that was forked at the very start of the program, if one was. See [`ForkedLauncher`].
+pub fn backend_forked(name: &str, launcher: Option<ForkedLauncher>) -> Result<Arc<dyn Backend>> {
+    let launcher = launcher.map_or(LauncherStart::Execute, LauncherStart::Forked);
+    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() })
 }
 
 fn make(name: &str, process: ProcessConfig) -> Result<Arc<dyn Backend>> {

@@ -1,9 +1,10 @@
 //! Control groups, version 2 where controllers are delegated to us, else version 1.
 //!
-//! All groups lie under one group named [`BASE`], in it one group for each owner (a process that makes sandboxes), in
-//! that one group a sandbox. An owner's name says which process it is, so that a later owner can tell what a killed
+//! Each owner (a process that makes sandboxes) has one group, in it one group a sandbox; an owner of a single sandbox
+//! puts it into its own group. An owner's name says which process it is, so that a later owner can tell what a killed
 //! one left and sweep exactly that. Groups that others made are never touched.
 
+use std::cell::OnceCell;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,12 +15,14 @@ use rustix::fs::{Mode, OFlags, openat};
 mod place;
 mod stats;
 
-use place::{owner_name, v1_parents, v2_parents};
+use place::{mounts, owner_name, v1_parents, v2_parents};
 pub use stats::Stats;
 use stats::{field, has_file};
 
-/// The name of the group that holds all of ours.
-pub const BASE: &str = "cofferdam";
+/// What the names of owners' groups begin with.
+const PREFIX: &str = "cofferdam-";
+/// Times that removing an owner's group is tried, a millisecond apart: its last tasks may still be leaving.
+const REMOVALS: usize = 1000;
 /// Empty groups kept for use again.
 const MOST_SPARE: usize = 64;
 /// The last user may still be reading a group's counters for this long after its processes have ended.
@@ -68,16 +71,27 @@ pub struct Owner {
     /// Groups that were given back and not yet looked at, and since when.
     used: Vec<(Instant, Group)>,
     made: u64,
+    share: Share,
+}
+
+/// How many groups an owner is going to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// One after the other, and several at once.
+    Many,
+    /// One, which then is the owner's own.
+    Single,
 }
 
 #[derive(Debug)]
 struct Hierarchy {
     controllers: Vec<String>,
-    /// The group that holds the base. Descriptors work on after the owner has left the host's mounts.
+    /// The group that the owner's is in. Descriptors work on after the owner has left the host's mounts.
     parent: OwnedFd,
-    /// `cofferdam/<owner>` under the parent.
+    /// The owner's name.
     name: String,
-    dir: OwnedFd,
+    /// The owner's group, once there is need for one.
+    dir: OnceCell<OwnedFd>,
 }
 
 /// One sandbox's group: a directory in each hierarchy.
@@ -106,13 +120,13 @@ pub struct Base {
 impl Owner {
     /// Makes this process's own group, or says for each way why it does not work.
     /// `root` says that the process may make groups at the top.
-    pub fn new(root: bool) -> Result<Self, String> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+    pub fn new(root: bool, share: Share) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let mounts = mounts(&own).map_err(|error| error.to_string())?;
         let name = owner_name().map_err(|error| error.to_string())?;
         let mut reasons = Vec::new();
         for candidate in v2_parents(&mounts, &own, root).into_iter().chain(v1_parents(&mounts, &own, root)) {
-            match candidate.open(&name) {
+            match candidate.open(&name, share) {
                 Ok(owner) => return Ok(owner),
                 Err(reason) => reasons.push(reason),
             }
@@ -144,7 +158,7 @@ impl Owner {
             Version::V1 => "memory.memsw.limit_in_bytes",
             Version::V2 => "memory.swap.max",
         };
-        self.hierarchies.iter().any(|hierarchy| read(hierarchy.dir.as_fd(), file).is_ok())
+        self.hierarchies.iter().any(|hierarchy| hierarchy.dir.get().is_some_and(|dir| read(dir.as_fd(), file).is_ok()))
     }
 
     /// Whether CPU time is counted.
@@ -159,6 +173,9 @@ impl Owner {
 
     /// A group with these bounds, all written and accepted, in which nothing is and of which nobody else knows.
     pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
+        if self.share == Share::Single && self.made > 0 {
+            return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
+        }
         if bounds.cpu_millis.is_none() {
             if self.spare.is_empty() {
                 self.tidy();
@@ -211,7 +228,10 @@ impl Owner {
     fn fill(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
         for (index, hierarchy) in self.hierarchies.iter().enumerate() {
             if hierarchy.controllers != ["cpu"] || bounds.cpu_millis.is_some() {
-                let dir = hierarchy.make(&group.name)?;
+                let dir = match self.share {
+                    Share::Many => hierarchy.make(&group.name)?,
+                    Share::Single => hierarchy.dir()?.try_clone_to_owned()?,
+                };
                 if self.version == Version::V1 {
                     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
                     group.join_files.push(openat(&dir, "tasks", flags, Mode::empty())?);
@@ -267,10 +287,14 @@ impl Owner {
 
     /// Removes an empty group. Fails with `ResourceBusy` while tasks are still leaving it.
     fn remove(&self, group: &Group) -> io::Result<()> {
+        if self.share == Share::Single {
+            // It goes with the owner.
+            return Ok(());
+        }
         let mut result = Ok(());
         for (index, _) in &group.dirs {
             let removed = rustix::fs::unlinkat(
-                &self.hierarchies[*index].dir,
+                self.hierarchies[*index].dir()?,
                 group.name.as_str(),
                 rustix::fs::AtFlags::REMOVEDIR,
             );
@@ -282,7 +306,7 @@ impl Owner {
         result
     }
 
-    /// Removes the owner's group, and the base when no other owner is left in it.
+    /// Removes the owner's group.
     pub fn close(mut self) {
         for group in std::mem::take(&mut self.spare)
             .into_iter()
@@ -291,9 +315,7 @@ impl Owner {
             let _ = self.remove(&group);
         }
         for hierarchy in &self.hierarchies {
-            for name in [hierarchy.name.as_str(), BASE] {
-                let _ = rustix::fs::unlinkat(&hierarchy.parent, name, rustix::fs::AtFlags::REMOVEDIR);
-            }
+            hierarchy.remove();
         }
     }
 }
@@ -304,9 +326,31 @@ impl Hierarchy {
     }
 
     fn make(&self, name: &str) -> io::Result<OwnedFd> {
-        rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755))?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(openat(&self.dir, name, flags, Mode::empty())?)
+        let owner = self.dir()?;
+        rustix::fs::mkdirat(owner, name, Mode::from_raw_mode(0o755))?;
+        open_dir(owner, name)
+    }
+
+    /// The owner's group, made if it is not there.
+    fn dir(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.dir.get().is_none() {
+            match rustix::fs::mkdirat(&self.parent, self.name.as_str(), Mode::from_raw_mode(0o755)) {
+                Err(rustix::io::Errno::EXIST) | Ok(()) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let _ = self.dir.set(open_dir(self.parent.as_fd(), &self.name)?);
+        }
+        self.dir.get().map(AsFd::as_fd).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    /// Removes the owner's group, once its last tasks have left it.
+    fn remove(&self) {
+        for _ in 0..REMOVALS {
+            match rustix::fs::unlinkat(&self.parent, self.name.as_str(), rustix::fs::AtFlags::REMOVEDIR) {
+                Err(rustix::io::Errno::BUSY) => std::thread::sleep(Duration::from_millis(1)),
+                _ => return,
+            }
+        }
     }
 
     fn bound(&self, version: Version, dir: BorrowedFd<'_>, bounds: Bounds) -> io::Result<()> {
@@ -409,6 +453,11 @@ impl Group {
 /// Tasks in the group of this directory, where the kernel counts them; 0 when it cannot be told.
 pub fn members(dir: BorrowedFd<'_>) -> u64 {
     read(dir, "pids.current").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+fn open_dir(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(parent, name, flags, Mode::empty())?)
 }
 
 fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<String> {

@@ -1,13 +1,17 @@
 //! Where groups can be made: which hierarchies there are, which part of them is ours, what killed owners left there.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FsWord, Mode, OFlags};
 
-use super::{BASE, Hierarchy, Owner, Version};
+use super::{Hierarchy, Owner, PREFIX, Share, Version};
+
+/// Controllers of version 1 that are of use.
+const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 
 /// A place where the owner's group may be made: one directory a hierarchy.
 pub(super) struct Parents {
@@ -16,11 +20,17 @@ pub(super) struct Parents {
 }
 
 impl Parents {
-    pub(super) fn open(self, name: &str) -> Result<Owner, String> {
-        let mut owner =
-            Owner { version: self.version, hierarchies: Vec::new(), spare: Vec::new(), used: Vec::new(), made: 0 };
+    pub(super) fn open(self, name: &str, share: Share) -> Result<Owner, String> {
+        let mut owner = Owner {
+            version: self.version,
+            hierarchies: Vec::new(),
+            spare: Vec::new(),
+            used: Vec::new(),
+            made: 0,
+            share,
+        };
         for (controllers, parent) in self.dirs {
-            match open_hierarchy(self.version, controllers, &parent, name) {
+            match open_hierarchy(self.version, controllers, &parent, name, share) {
                 Ok(hierarchy) => owner.hierarchies.push(hierarchy),
                 Err(error) => {
                     let reason = format!("{} at {}: {error}", self.version.as_str(), parent.display());
@@ -41,42 +51,32 @@ impl Parents {
     }
 }
 
-fn open_hierarchy(version: Version, controllers: Vec<String>, parent: &Path, name: &str) -> io::Result<Hierarchy> {
-    let base = parent.join(BASE);
-    let path = base.join(name);
+fn open_hierarchy(
+    version: Version,
+    controllers: Vec<String>,
+    parent: &Path,
+    name: &str,
+    share: Share,
+) -> io::Result<Hierarchy> {
     if version == Version::V2 {
         enable(parent, &controllers)?;
     }
-    // Another owner may remove an empty base between the two steps.
-    for _ in 0..100 {
-        make_dir(&base)?;
-        if version == Version::V2 {
-            match enable(&base, &controllers) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => other?,
-            }
-        }
-        match make_dir(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            other => other?,
-        }
-        if version == Version::V2 {
-            enable(&path, &controllers)?;
-        }
-        sweep(&base);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(&path, flags, Mode::empty())?;
-        let parent = rustix::fs::open(parent, flags, Mode::empty())?;
-        return Ok(Hierarchy { controllers, parent, name: format!("{BASE}/{name}"), dir });
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let hierarchy = Hierarchy {
+        parent: rustix::fs::open(parent, flags, Mode::empty())?,
+        name: name.to_owned(),
+        dir: OnceCell::new(),
+        controllers,
+    };
+    // A single sandbox may have no bound on processors; then there is nothing to make where only that can be had.
+    if share == Share::Many || hierarchy.controllers != ["cpu"] {
+        hierarchy.dir()?;
     }
-    Err(io::Error::from(io::ErrorKind::NotFound))
-}
-
-fn make_dir(path: &Path) -> io::Result<()> {
-    match fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+    if version == Version::V2 && share == Share::Many {
+        enable(&parent.join(name), &hierarchy.controllers)?;
     }
+    sweep(parent, name);
+    Ok(hierarchy)
 }
 
 /// Lets the groups below `dir` use these controllers (version 2).
@@ -91,10 +91,10 @@ fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
     if missing.is_empty() { Ok(()) } else { fs::write(path, missing.join(" ")) }
 }
 
-/// `<pid namespace>-<pid>-<start time>` of this process.
+/// `cofferdam-<pid namespace>-<pid>-<start time>` of this process.
 pub(super) fn owner_name() -> io::Result<String> {
     let pid = std::process::id();
-    Ok(format!("{}-{pid}-{}", pid_namespace()?, start_time(pid)?))
+    Ok(format!("{PREFIX}{}-{pid}-{}", pid_namespace()?, start_time(pid)?))
 }
 
 fn pid_namespace() -> io::Result<u64> {
@@ -109,13 +109,19 @@ fn start_time(pid: u32) -> io::Result<u64> {
     after_name.split_whitespace().nth(19).ok_or_else(bad)?.parse().map_err(|_| bad())
 }
 
+/// Process-id namespace, process and start time, as an owner's name tells them.
+fn named_owner(name: &str) -> Option<[u64; 3]> {
+    let numbers: Result<Vec<u64>, _> = name.strip_prefix(PREFIX)?.split('-').map(str::parse).collect();
+    numbers.ok()?.try_into().ok()
+}
+
 /// Removes what owners left that were killed. Only those of this pid namespace can be judged, so only those are.
-fn sweep(base: &Path) {
-    let (Ok(namespace), Ok(entries)) = (pid_namespace(), fs::read_dir(base)) else { return };
+fn sweep(parent: &Path, own: &str) {
+    let (Some([namespace, ..]), Ok(entries)) = (named_owner(own), fs::read_dir(parent)) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let numbers: Vec<u64> = name.to_string_lossy().split('-').map_while(|part| part.parse().ok()).collect();
-        let [owner_namespace, pid, started] = numbers[..] else { continue };
+        let Some(name) = name.to_str().filter(|name| *name != own) else { continue };
+        let Some([owner_namespace, pid, started]) = named_owner(name) else { continue };
         let alive = u32::try_from(pid).is_ok_and(|pid| start_time(pid).is_ok_and(|time| time == started));
         if owner_namespace == namespace && !alive {
             sweep_owner(&entry.path());
@@ -126,26 +132,72 @@ fn sweep(base: &Path) {
 fn sweep_owner(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        let group = entry.path();
-        // Its processes died with their owner; should one be left, it is in a group that only we make.
-        for _ in 0..50 {
-            if fs::remove_dir(&group).is_ok() {
-                break;
-            }
-            let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-            for pid in pids.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1) {
-                let _ = crate::process::kill(pid, libc::SIGKILL);
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        sweep_group(&entry.path());
     }
-    let _ = fs::remove_dir(path);
+    sweep_group(path);
 }
 
-struct Mounted {
+/// Its processes died with their owner; should one be left, it is in a group that only we make.
+fn sweep_group(group: &Path) {
+    for _ in 0..50 {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            _ => return,
+        }
+        let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        for pid in pids.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1) {
+            let _ = crate::process::kill(pid, libc::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A control group file system that is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mounted {
     point: PathBuf,
     unified: bool,
     options: Vec<String>,
+}
+
+/// What is mounted. The kernel takes long to write down every mount, so the usual places are looked at first.
+pub(super) fn mounts(own: &str) -> io::Result<Vec<Mounted>> {
+    match usual_mounts(own, kind_at) {
+        Some(mounts) => Ok(mounts),
+        None => Ok(mounted(&fs::read_to_string("/proc/self/mountinfo")?)),
+    }
+}
+
+/// Version 2 at its place; or each hierarchy of version 1 that we want where its name says. `None` if anything is
+/// elsewhere. `kind` tells what is mounted at a path: version 2 or not, if any control groups.
+fn usual_mounts(own: &str, kind: impl Fn(&Path) -> Option<bool>) -> Option<Vec<Mounted>> {
+    let top = Path::new("/sys/fs/cgroup");
+    if kind(top) == Some(true) {
+        return Some(vec![Mounted { point: top.to_owned(), unified: true, options: Vec::new() }]);
+    }
+    let mut found = Vec::new();
+    for controllers in own.lines().filter_map(|line| line.split(':').nth(1)) {
+        let options: Vec<String> = controllers.split(',').map(str::to_owned).collect();
+        if options.iter().any(|option| WANTED.contains(&option.as_str())) {
+            let point = top.join(controllers);
+            if kind(&point) != Some(false) {
+                return None;
+            }
+            found.push(Mounted { point, unified: false, options });
+        }
+    }
+    let has = |name: &str| found.iter().any(|mount| mount.options.iter().any(|option| option == name));
+    (has("memory") && has("pids")).then_some(found)
+}
+
+fn kind_at(path: &Path) -> Option<bool> {
+    const VERSION_1: FsWord = 0x0027_e0eb;
+    const VERSION_2: FsWord = 0x6367_7270;
+    match rustix::fs::statfs(path).ok()?.f_type {
+        VERSION_1 => Some(false),
+        VERSION_2 => Some(true),
+        _ => None,
+    }
 }
 
 fn mounted(mountinfo: &str) -> Vec<Mounted> {
@@ -179,8 +231,8 @@ fn own_groups(own: &str) -> BTreeMap<String, String> {
     groups
 }
 
-pub(super) fn v2_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents> {
-    let Some(mount) = mounted(mountinfo).into_iter().find(|mount| mount.unified) else { return Vec::new() };
+pub(super) fn v2_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Parents> {
+    let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
     let own = own_groups(own).remove("").unwrap_or_default();
     let own_path = mount.point.join(own.trim_start_matches('/'));
     let mut places = Vec::new();
@@ -211,11 +263,10 @@ fn writable(path: &Path) -> bool {
         && rustix::fs::access(path.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-pub(super) fn v1_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents> {
-    const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
+pub(super) fn v1_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Parents> {
     let groups = own_groups(own);
     let mut dirs = Vec::new();
-    for mount in mounted(mountinfo).into_iter().filter(|mount| !mount.unified) {
+    for mount in mounts.iter().filter(|mount| !mount.unified) {
         let controllers: Vec<String> =
             mount.options.iter().filter(|option| WANTED.contains(&option.as_str())).cloned().collect();
         let Some(first) = controllers.first() else { continue };
@@ -223,7 +274,7 @@ pub(super) fn v1_parents(mountinfo: &str, own: &str, root: bool) -> Vec<Parents>
             continue;
         }
         let place = if root {
-            mount.point
+            mount.point.clone()
         } else {
             mount.point.join(groups.get(first).map_or("", |path| path.trim_start_matches('/')))
         };
@@ -250,12 +301,28 @@ mod tests {
     #[test]
     fn v1_controllers_mounted_together_are_one_hierarchy() {
         let own = "3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
-        let dirs = |root| v1_parents(V1_HOST, own, root).remove(0).dirs;
+        let dirs = |root| v1_parents(&mounted(V1_HOST), own, root).remove(0).dirs;
         assert_eq!(dirs(true).len(), 3);
         assert_eq!(dirs(true)[0].0, ["cpu", "cpuacct"]);
         assert_eq!(dirs(false)[0].1, Path::new("/sys/fs/cgroup/cpu,cpuacct/user"));
         assert_eq!(dirs(false)[1].1, Path::new("/sys/fs/cgroup/memory/user/x"));
         assert_eq!(dirs(false)[2].1, Path::new("/sys/fs/cgroup/pids"));
+    }
+
+    #[test]
+    fn usual_places_give_what_the_list_of_mounts_gives_or_nothing() {
+        let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
+        let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
+        let key = |mount: &Mounted| mount.point.clone();
+        let (mut usual, mut listed) = (usual, mounted(V1_HOST));
+        listed.retain(|mount| !mount.point.ends_with("freezer"));
+        listed.iter_mut().for_each(|mount| mount.options.retain(|option| WANTED.contains(&option.as_str())));
+        usual.sort_by_key(key);
+        listed.sort_by_key(key);
+        assert_eq!(usual, listed);
+        assert_eq!(usual_mounts(own, |path| (!path.ends_with("memory")).then_some(false)), None);
+        assert_eq!(usual_mounts("0::/x\n", |_| None), None);
+        assert!(usual_mounts("0::/x\n", |_| Some(true)).unwrap()[0].unified);
     }
 
     #[test]
@@ -267,9 +334,10 @@ mod tests {
     #[test]
     fn a_name_says_which_process() {
         let name = owner_name().unwrap();
-        let parts: Vec<u64> = name.split('-').map(|part| part.parse().unwrap()).collect();
-        assert_eq!(parts.len(), 3);
-        assert_eq!(parts[1], u64::from(std::process::id()));
+        assert_eq!(named_owner(&name).unwrap()[1], u64::from(std::process::id()));
+        for other in ["cofferdam", "cofferdam-bench-1-2", "cofferdam-1-2", "cofferdam-1-2-3-4", "1-2-3"] {
+            assert_eq!(named_owner(other), None, "{other}");
+        }
         assert!(start_time(u32::MAX).is_err());
     }
 }

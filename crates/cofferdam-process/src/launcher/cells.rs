@@ -63,26 +63,46 @@ pub struct Cells {
     maker: Option<OwnedFd>,
     /// Taken, and not yet asked for again.
     owed: usize,
+    /// The first network, if there is no stock.
+    single: Option<Network>,
+}
+
+/// The part of a cell that depends on nothing at all.
+#[derive(Debug)]
+pub struct Network {
+    network: OwnedFd,
+    ipc: OwnedFd,
+}
+
+impl Network {
+    /// Makes both namespaces; the calling thread stays in them.
+    pub fn make(proc: BorrowedFd<'_>) -> io::Result<Self> {
+        namespace::unshare(namespace::kind::NET | namespace::kind::IPC)?;
+        namespace::loopback_up()?;
+        Ok(Self { network: namespace::open_own(proc, "net")?, ipc: namespace::open_own(proc, "ipc")? })
+    }
 }
 
 impl Cells {
-    /// Starts the maker, if there is to be a stock of cells with this disk limit.
-    pub fn start(mould: Mould<'_>, stocked: bool, disk: u64) -> io::Result<Self> {
+    /// Starts the maker, if there is to be a stock of cells with this disk limit; else there is at most this single
+    /// network.
+    pub fn start(mould: Mould<'_>, stocked: bool, disk: u64, single: Option<Network>) -> io::Result<Self> {
         if !stocked {
-            return Ok(Self { maker: None, owed: 0 });
+            return Ok(Self { maker: None, owed: 0, single });
         }
         let (ours, theirs) = message::pair()?;
         match spawn::fork(0, None, None)? {
             Fork::Child => {
-                let [proc, mounts] = mould.template.way_back().map(|fd| fd.as_raw_fd());
-                process::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd(), proc, mounts]);
+                let Ok(home) = mould.template.home() else { process::exit_now(71) };
+                let (proc, home) = (mould.template.host_proc().as_raw_fd(), home.as_raw_fd());
+                process::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd(), proc, home]);
                 process::set_name(c"cofferdam-cells");
                 let _ = process::die_with_parent();
                 let _ = serve(theirs.as_fd(), mould);
                 process::exit_now(0)
             }
             Fork::Parent(_) => {
-                let mut cells = Self { maker: Some(ours), owed: STOCK };
+                let mut cells = Self { maker: Some(ours), owed: STOCK, single: None };
                 cells.restock(disk);
                 Ok(cells)
             }
@@ -104,7 +124,7 @@ impl Cells {
                 Err(_) => self.maker = None,
             }
         }
-        make(mould, disk)
+        make(mould, disk, self.single.take())
     }
 
     /// Has the maker take down a cell in which nothing lives any more.
@@ -176,7 +196,7 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
         let (length, fds) = message::receive(launcher, &mut buffer)?;
         match (buffer[..length].first(), buffer[..length].get(1..9).map(<[u8; 8]>::try_from)) {
             (Some(&MAKE), Some(Ok(disk))) => {
-                let cell = make(mould, u64::from_le_bytes(disk))?;
+                let cell = make(mould, u64::from_le_bytes(disk), None)?;
                 let mut fds = [&cell.network, &cell.ipc, &cell.mounts, &cell.own].map(AsFd::as_fd).to_vec();
                 fds.extend(cell.rules.iter().map(AsFd::as_fd));
                 message::send(launcher, &disk, &fds)?;
@@ -187,11 +207,10 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
     }
 }
 
-fn make(mould: Mould<'_>, disk: u64) -> io::Result<Cell> {
-    let [proc, home] = mould.template.way_back();
-    namespace::unshare(namespace::kind::NET | namespace::kind::IPC | namespace::kind::MOUNT)?;
-    namespace::loopback_up()?;
-    let (network, ipc) = (namespace::open_own(proc, "net")?, namespace::open_own(proc, "ipc")?);
+fn make(mould: Mould<'_>, disk: u64, network: Option<Network>) -> io::Result<Cell> {
+    let (proc, home) = (mould.template.host_proc(), mould.template.home()?);
+    let Network { network, ipc } = network.map_or_else(|| Network::make(proc), Ok)?;
+    namespace::unshare(namespace::kind::MOUNT)?;
     let cell = furnish(mould, disk).and_then(|(own, rules)| {
         Ok(Cell { network, ipc, mounts: namespace::open_own(proc, "mnt")?, own, rules, disk })
     });

@@ -12,19 +12,21 @@ mod cells;
 mod create;
 mod evidence;
 mod init;
+mod start;
 mod template;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use cofferdam_linux::cgroup::{Bounds, Group, Owner, Version};
+use cofferdam_linux::cgroup::{Bounds, Group, Owner};
 use cofferdam_linux::spawn::{self, Fork, SharedPid};
-use cofferdam_linux::{landlock, message, namespace, process, seccomp};
+use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Adapt, Ask, Configure, Create, Failure, Hello, HostFacts};
+use crate::protocol::{self, Adapt, Ask, Create, Failure};
 use cells::{Cell, Cells, Mould};
+pub use start::{Origin, main};
 use template::Template;
 
 /// How long the launcher waits for its owner's socket to drain.
@@ -67,6 +69,13 @@ enum Identity {
     Caller,
 }
 
+impl Identity {
+    /// Whether the launcher has the privileges of root.
+    fn is_privileged(self) -> bool {
+        matches!(self, Self::Unique { .. })
+    }
+}
+
 struct Launcher {
     socket: OwnedFd,
     children: OwnedFd,
@@ -80,6 +89,8 @@ struct Launcher {
     live: Vec<Live>,
     /// The disk limit that was asked for last: cells are made with it, so that they need not be changed.
     last_disk: u64,
+    /// Whether there will be one sandbox only.
+    single: bool,
 }
 
 /// Compiled once. The launcher itself is under the early part, so that every fork has it from the start.
@@ -119,132 +130,7 @@ struct Live {
     cell: Option<Cell>,
 }
 
-/// The launcher's life, from its entry to its exit code.
-pub fn main() -> i32 {
-    std::panic::set_hook(Box::new(|_| {}));
-    let Some(socket) = set_up_descriptors() else { return 64 };
-    let configure = match wait_for_message::<Configure>(&socket) {
-        Ok(Some((configure, _))) => configure,
-        Ok(None) | Err(_) => return 65,
-    };
-    match Launcher::new(socket, &configure) {
-        Ok(mut launcher) => launcher.serve(),
-        Err((socket, failure)) => {
-            let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], PATIENCE);
-            1
-        }
-    }
-}
-
-/// Descriptor 0 is the socket; it moves up, and 0, 1 and 2 become the null device.
-fn set_up_descriptors() -> Option<OwnedFd> {
-    process::close_all_but(&mut [0, 1, 2]);
-    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).ok()?;
-    rustix::net::sockopt::socket_type(&socket).ok()?;
-    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).ok()?;
-    for target in 0..3 {
-        process::duplicate_to(null.as_fd(), target).ok()?;
-    }
-    Some(socket)
-}
-
-fn wait_for_message<T: serde::de::DeserializeOwned>(socket: &OwnedFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    if !message::wait_readable(socket, Some(PATIENCE))? {
-        return Err(io::Error::from(io::ErrorKind::TimedOut));
-    }
-    protocol::receive(socket.as_fd())
-}
-
 impl Launcher {
-    fn new(socket: OwnedFd, configure: &Configure) -> Result<Self, (OwnedFd, Failure)> {
-        match Self::prepare(configure) {
-            Ok(parts) => {
-                let (template, owner, identity, children, pid, facts) = parts;
-                let landlock_abi = facts.landlock_abi;
-                // An owner that went away meanwhile is no reason to leave anything behind.
-                let greeted = Filters::raise(owner.is_some())
-                    .step("put the system-call filter on the launcher")
-                    .and_then(|filters| {
-                        let mould = Mould { template: &template, landlock_abi };
-                        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK);
-                        Ok((filters, cells.step("start the maker of cells")?))
-                    })
-                    .and_then(|made| {
-                        protocol::send(socket.as_fd(), &Hello::Ready(facts), &[], PATIENCE).step("say hello")?;
-                        Ok(made)
-                    });
-                let (filters, cells) = match greeted {
-                    Ok(made) => made,
-                    Err(failure) => {
-                        if let Some(owner) = owner {
-                            owner.close();
-                        }
-                        return Err((socket, failure));
-                    }
-                };
-                Ok(Self {
-                    socket,
-                    children,
-                    template,
-                    owner,
-                    identity,
-                    landlock_abi,
-                    filters,
-                    cells,
-                    pid,
-                    live: Vec::new(),
-                    last_disk: USUAL_DISK,
-                })
-            }
-            Err(failure) => Err((socket, failure)),
-        }
-    }
-
-    fn prepare(configure: &Configure) -> Step<(Template, Option<Owner>, Identity, OwnedFd, SharedPid, HostFacts)> {
-        process::set_name(c"cofferdam");
-        // What is made for sandboxes has the mode that is asked for.
-        rustix::process::umask(rustix::fs::Mode::empty());
-        std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
-        process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
-        // Kernels without keyrings have nothing to hide.
-        let _ = process::new_session_keyring();
-        let children = process::child_signal().step("watch for children")?;
-        let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
-        let identity = enter_namespaces()?;
-        let privileged = matches!(identity, Identity::Unique { .. });
-        // While the host's mounts are still to be seen, and as the user that will make the groups.
-        let owner = if configure.use_cgroups { Owner::new(privileged) } else { Err("switched off".to_owned()) };
-        let (owner, cgroup_reason) = match owner {
-            Ok(owner) => (Some(owner), String::new()),
-            Err(reason) => (None, reason),
-        };
-        let prepared = Template::build(configure, privileged)
-            .and_then(|template| Ok((template, SharedPid::new().step("share a page")?)));
-        let (template, pid) = match prepared {
-            Ok(parts) => parts,
-            Err(failure) => {
-                if let Some(owner) = owner {
-                    owner.close();
-                }
-                return Err(failure);
-            }
-        };
-        let facts = HostFacts {
-            cgroup_version: owner.as_ref().map_or(0, |owner| match owner.version() {
-                Version::V1 => 1,
-                Version::V2 => 2,
-            }),
-            cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
-            cgroup_reason,
-            cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
-            cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
-            landlock_abi: landlock::abi(),
-            privileged,
-            namespaces,
-        };
-        Ok((template, owner, identity, children, pid, facts))
-    }
-
     fn serve(&mut self) -> i32 {
         loop {
             let leaving = self.live.iter().any(|live| live.reaped);
@@ -318,7 +204,10 @@ impl Launcher {
             Ok(Fork::Parent(pid)) => {
                 cell.rules = None;
                 // What holds a host's directory must end with the init: its owner may want to unmount it.
-                let cell = workspace.is_none().then_some(cell);
+                let cell = match workspace.is_none() && !self.single {
+                    true => Some(cell),
+                    false => self.settle(cell),
+                };
                 let serial = create.serial;
                 self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), cell });
                 Ok(())
@@ -329,6 +218,17 @@ impl Launcher {
                 Err((control, failure))
             }
         }
+    }
+
+    /// Parts with what is not to outlive the init. A launcher of a single sandbox needs no more now, and what it still
+    /// held would hold up the end: the kernel takes a network namespace apart in a thread of its own, which is in the
+    /// way of whatever is still to be done. So the owner keeps that, in a message that nobody reads, until it ends.
+    fn settle(&mut self, cell: Cell) -> Option<Cell> {
+        if self.single {
+            let _ = message::send(self.socket.as_fd(), b"n", &[cell.network.as_fd()]);
+            self.template.leave();
+        }
+        None
     }
 
     fn adapt(&mut self, adapt: &Adapt, fds: Vec<OwnedFd>) {
@@ -455,7 +355,7 @@ impl Launcher {
             if self.live.is_empty() && !process::has_children() {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            let _ = message::wait_readable(&self.children, Some(Duration::from_millis(1)));
         }
         if let Some(owner) = self.owner.take() {
             owner.close();

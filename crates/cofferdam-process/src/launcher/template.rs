@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use cofferdam_linux::mount::{self, Depth, attr};
@@ -20,8 +20,10 @@ pub const LANDLOCK_PROBE: &str = "/.landlock-probe";
 /// Where the template is built before it becomes the root.
 const BUILD_ON: &str = "/proc";
 const READ_ONLY: u64 = attr::RDONLY | attr::NOSUID | attr::NODEV;
-/// Files larger than this are bound rather than copied.
+/// Files larger than this are bound rather than copied: a mount is copied for each sandbox.
 const COPY_LIMIT: u64 = 1 << 20;
+/// The same where there is a single sandbox, and the copy would be for that one.
+const SINGLE_COPY_LIMIT: u64 = 16 << 10;
 /// Top-level directories of the host that programs need.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 /// Stores of package managers that keep programs outside `/usr`.
@@ -61,8 +63,10 @@ const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
 #[derive(Debug)]
 pub struct Template {
     host_proc: OwnedFd,
-    host_mounts: OwnedFd,
-    template_mounts: OwnedFd,
+    /// The host's mount namespace and the template's, until it is left.
+    mounts: Option<(OwnedFd, OwnedFd)>,
+    /// The namespace to leave for.
+    outside: Option<OwnedFd>,
     /// Paths inside, each to be readable and executable, and whether it is a directory.
     programs: Vec<(CString, bool)>,
     /// Files and directories of `/proc` that exist on this kernel and are to be covered.
@@ -73,11 +77,18 @@ pub struct Template {
 
 impl Template {
     /// Builds it and makes it the launcher's root. The launcher must have a mount namespace of its own already.
-    pub fn build(configure: &Configure, privileged: bool) -> Step<Self> {
-        mount::set_propagation(mount::SLAVE).step("separate the mounts from the host's")?;
-        let path_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let host_proc = rustix::fs::open("/proc", path_flags, Mode::empty()).step("open /proc")?;
-        let host_mounts = namespace::open_own(host_proc.as_fd(), "mnt").step("open own mount namespace")?;
+    /// `host_proc` is the host's proc file system, `outside` the mount namespace for [`Self::leave`].
+    pub fn build(configure: &Configure, host_proc: OwnedFd, outside: Option<OwnedFd>, privileged: bool) -> Step<Self> {
+        // With a way back, the host's mounts need no second namespace to stay visible in.
+        let host_mounts = match outside.as_ref().filter(|_| privileged) {
+            Some(outside) => outside.try_clone().step("keep the host's mount namespace")?,
+            None => {
+                mount::set_propagation(mount::SLAVE).step("separate the mounts from the host's")?;
+                let own = namespace::open_own(host_proc.as_fd(), "mnt").step("open own mount namespace")?;
+                namespace::unshare(namespace::kind::MOUNT).step("make the template's mount namespace")?;
+                own
+            }
+        };
         let existing = |names: &[&str], dirs: bool| -> Vec<CString> {
             names
                 .iter()
@@ -93,7 +104,6 @@ impl Template {
         let masked_files = existing(MASKED_FILES, false);
         let masked_dirs = existing(MASKED_DIRS, true);
 
-        namespace::unshare(namespace::kind::MOUNT).step("make the template's mount namespace")?;
         mount::set_propagation(mount::PRIVATE).step("separate the template's mounts")?;
         // The proc file system must stay visible somewhere, else the kernel lets an ordinary user mount no other.
         let proc = if privileged {
@@ -103,7 +113,7 @@ impl Template {
                 .or_else(|_| mount::clone_tree(mount::cwd(), c"/proc", Depth::Recursive))
                 .ok()
         };
-        let mut build = Build::new()?;
+        let mut build = Build::new(if outside.is_some() { SINGLE_COPY_LIMIT } else { COPY_LIMIT })?;
         match &configure.root {
             None => build.host_root()?,
             Some(root) => build.directory_root(root)?,
@@ -118,7 +128,7 @@ impl Template {
             }
         }
         build.common()?;
-        let Build { root, programs } = build;
+        let Build { root, programs, .. } = build;
         if let Some(proc) = proc {
             mount::attach(proc.as_fd(), root.as_fd(), c"proc").step("attach /proc")?;
         }
@@ -126,12 +136,28 @@ impl Template {
         let template_mounts = namespace::open_own(host_proc.as_fd(), "mnt").step("open the template's namespace")?;
         mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
         let own_root = configure.root.is_some();
-        Ok(Self { host_proc, host_mounts, template_mounts, programs, masked_files, masked_dirs, own_root })
+        let mounts = Some((host_mounts, template_mounts));
+        Ok(Self { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root })
     }
 
-    /// The proc file system of the host, and the template's mount namespace.
-    pub fn way_back(&self) -> [BorrowedFd<'_>; 2] {
-        [self.host_proc.as_fd(), self.template_mounts.as_fd()]
+    /// Gives the template up, so that nothing of it is left to be taken apart when the launcher ends. An ordinary user
+    /// may not go back to where it came from, and stays.
+    pub fn leave(&mut self) {
+        self.mounts = None;
+        if let Some(outside) = self.outside.take() {
+            let _ = namespace::join(outside.as_fd(), namespace::kind::MOUNT);
+        }
+    }
+
+    /// The proc file system of the host.
+    pub fn host_proc(&self) -> BorrowedFd<'_> {
+        self.host_proc.as_fd()
+    }
+
+    /// The template's mount namespace, until it is left.
+    pub fn home(&self) -> io::Result<BorrowedFd<'_>> {
+        let mounts = self.mounts.as_ref().map(|(_, template)| template.as_fd());
+        mounts.ok_or_else(|| io::Error::from_raw_os_error(libc::ESTALE))
     }
 
     /// Whether the root is a directory that the caller named.
@@ -157,10 +183,13 @@ impl Template {
     /// A detached mount of a host directory, if it still is the one that the caller named.
     pub fn open_workspace(&self, plan: &WorkspacePlan) -> Step<Option<OwnedFd>> {
         let WorkspacePlan::HostDir { path, device, inode, .. } = plan else { return Ok(None) };
-        namespace::join(self.host_mounts.as_fd(), namespace::kind::MOUNT).step("look at the host's mounts")?;
+        let Some((host_mounts, template_mounts)) = &self.mounts else {
+            return Err(Failure { step: "find the host's mounts, which were left".into(), errno: libc::ESTALE });
+        };
+        namespace::join(host_mounts.as_fd(), namespace::kind::MOUNT).step("look at the host's mounts")?;
         let opened = open_same(path, *device, *inode);
         // Without the template there is nothing this launcher could still do safely.
-        if namespace::join(self.template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
+        if namespace::join(template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
             cofferdam_linux::process::exit_now(71);
         }
         opened.map(Some)
@@ -183,15 +212,16 @@ fn c_path(path: &Path) -> CString {
 
 struct Build {
     root: OwnedFd,
+    copy_limit: u64,
     programs: Vec<(CString, bool)>,
 }
 
 impl Build {
-    fn new() -> Step<Self> {
+    fn new(copy_limit: u64) -> Step<Self> {
         let options = [(c"size", c"8m"), (c"nr_inodes", c"65536"), (c"mode", c"0755")];
         let root = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV).step("make a tmpfs")?;
         mount::attach(root.as_fd(), mount::cwd(), &c_path(Path::new(BUILD_ON))).step("attach the template")?;
-        Ok(Self { root, programs: Vec::new() })
+        Ok(Self { root, copy_limit, programs: Vec::new() })
     }
 
     fn directory(&self, path: &Path) -> Step<()> {
@@ -247,11 +277,10 @@ impl Build {
 
     /// A top-level entry as the source has it: a link stays a link.
     fn top_level(&mut self, source: &Path, inside: &Path) -> Step<()> {
-        let Ok(meta) = source.symlink_metadata() else { return Ok(()) };
-        if meta.is_symlink() {
-            let target = std::fs::read_link(source).step("read a link")?;
+        if let Ok(target) = std::fs::read_link(source) {
             return self.symlink(&target, inside.strip_prefix("/").unwrap_or(inside));
         }
+        let Ok(meta) = source.symlink_metadata() else { return Ok(()) };
         if meta.is_dir() || meta.is_file() { self.program_directory(source, inside) } else { Ok(()) }
     }
 
@@ -284,20 +313,27 @@ impl Build {
 
     /// A small file is copied, so that it costs no mount; a link is copied as a link, a large file is bound.
     fn copy(&self, path: &Path) -> Step<()> {
-        let Ok(meta) = path.symlink_metadata() else { return Ok(()) };
         let inside = path.strip_prefix("/").unwrap_or(path);
-        if meta.is_symlink() {
-            let target = std::fs::read_link(path).step("read a link")?;
-            return self.symlink(&target, inside);
-        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::LOOP) => {
+                let target = std::fs::read_link(path).step("read a link")?;
+                return self.symlink(&target, inside);
+            }
+            Err(_) => return Ok(()),
+        };
+        let stat = rustix::fs::fstat(&file).step("look at a file of /etc")?;
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         // Only what everybody may read on the host: a secret by mistake stays out.
-        if !meta.is_file() || meta.permissions().mode() & 0o004 == 0 {
+        if !is_file || stat.st_mode & 0o004 == 0 {
             return Ok(());
         }
-        if meta.size() > COPY_LIMIT {
+        let length = stat.st_size.unsigned_abs();
+        if length > self.copy_limit {
             return self.bind(path, path, READ_ONLY);
         }
-        match std::fs::read(path) {
+        match read_once(&file, length as usize) {
             Ok(contents) => self.file(&inside.to_string_lossy(), &contents),
             Err(_) => Ok(()),
         }
@@ -353,8 +389,7 @@ impl Build {
         let made = numbers.iter().try_for_each(|(name, number)| {
             let kind = rustix::fs::FileType::CharacterDevice;
             rustix::fs::mknodat(&dev, *name, kind, Mode::from_raw_mode(0o666), *number)?;
-            // The mask of the caller must not narrow it; a file system that forbids devices makes them all the same.
-            rustix::fs::chmodat(&dev, *name, Mode::from_raw_mode(0o666), rustix::fs::AtFlags::empty())?;
+            // A file system that forbids devices makes them all the same.
             rustix::fs::openat(&dev, *name, OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
                 .map(drop)
                 .or_else(
@@ -375,6 +410,13 @@ impl Build {
         }
         Ok(None)
     }
+}
+
+/// What a file holds whose length was looked up. One read is enough, unless it grew meanwhile.
+fn read_once(file: &OwnedFd, length: usize) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::with_capacity(length + 1);
+    rustix::io::read(file, rustix::buffer::spare_capacity(&mut contents))?;
+    Ok(contents)
 }
 
 /// `/etc/python3` and `/etc/python3.11`: a few lines that Debian's interpreter reads at start.

@@ -7,6 +7,8 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use crate::launcher::Origin;
+
 /// `argv[0]` of a launcher.
 pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
 
@@ -15,6 +17,7 @@ pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
 static ENTRY: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = enter;
 
 extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *const c_char) {
+    super::fork::remember_arguments(argv);
     if argc != 1 || argv.is_null() {
         return;
     }
@@ -28,7 +31,7 @@ extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *cons
     };
     if called {
         // A panic must not unwind into the C library.
-        let code = std::panic::catch_unwind(crate::launcher::main).unwrap_or(70);
+        let code = std::panic::catch_unwind(|| crate::launcher::main(Origin::Executed)).unwrap_or(70);
         cofferdam_linux::process::exit_now(code)
     }
 }

@@ -9,14 +9,15 @@ mod schema;
 
 use std::time::Duration;
 
+use cofferdam::registry::ForkedLauncher;
 use cofferdam::{Error, ErrorKind, Result};
 
 use crate::args::{Cli, Command};
 
-/// Does what the command line asks; gives the exit status.
-pub fn dispatch(cli: Cli) -> u8 {
+/// Does what the command line asks, with the launcher that was forked if it needs one; gives the exit status.
+pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
-        Command::Run(args) => run::main(&args, cli.config),
+        Command::Run(args) => run::main(&args, cli.config, launcher),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),

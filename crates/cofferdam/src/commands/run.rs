@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
-use cofferdam::registry::{self, BackendInfo};
+use cofferdam::registry::{self, BackendInfo, ForkedLauncher};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
@@ -20,14 +20,15 @@ use crate::style::Tone;
 use crate::tty::{self, RawTerminal};
 
 /// Runs; the exit status is that of what was run, or says how Cofferdam failed.
-pub fn main(args: &RunArgs, config: Option<PathBuf>) -> u8 {
+pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLauncher>) -> u8 {
     let form = match (args.output.json, args.output.events) {
         (true, _) => Form::Json,
         (_, true) => Form::Events,
         _ => Form::Text,
     };
     let outcome = prepare(args, config).and_then(|(plan, settings)| {
-        let run = Run { args, form, plan, backend: settings.backend, grace: settings.cancel_grace };
+        let Settings { backend, cancel_grace: grace, .. } = settings;
+        let run = Run { args, form, plan, backend, grace, launcher };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -47,6 +48,7 @@ struct Run<'a> {
     plan: Plan,
     backend: &'static BackendInfo,
     grace: Duration,
+    launcher: Option<ForkedLauncher>,
 }
 
 /// How driving an exec ended.
@@ -59,9 +61,9 @@ struct End {
 }
 
 impl Run<'_> {
-    async fn session(self) -> Result<u8> {
+    async fn session(mut self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
-        let backend = registry::backend_for_one(self.backend.name)?;
+        let backend = registry::backend_forked(self.backend.name, self.launcher.take())?;
         let sandbox = tokio::select! {
             made = backend.create(self.plan.spec.clone()) => made?,
             number = interrupts.next() => return Ok(signal_status(number)),

@@ -4,6 +4,7 @@
 mod census;
 mod cli;
 mod conformance;
+mod forked;
 mod hostile;
 mod pool;
 mod supervisor;

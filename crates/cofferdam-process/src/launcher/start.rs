@@ -1,0 +1,264 @@
+//! How a launcher begins: what it does before it knows what it is for, what it prepares then, and its greeting.
+//!
+//! ```text
+//! begun --Configure--> template -----------------+--> Hello --> serving
+//!   \-- thread: network --Configure--> groups --/
+//! ```
+//!
+//! The thread has ended before anything is forked.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use cofferdam_linux::cgroup::{Owner, Share, Version};
+use cofferdam_linux::spawn::SharedPid;
+use cofferdam_linux::{landlock, message, namespace, process};
+use rustix::fs::{Mode, OFlags};
+
+use super::cells::{self, Cells, Mould};
+use super::template::Template;
+use super::{Filters, Identity, Launcher, Named, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence};
+use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
+
+/// Stack of a thread that makes a few system calls.
+const THREAD_STACK: usize = 128 * 1024;
+
+/// How the launcher's process came into being.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The program was executed once more.
+    Executed,
+    /// It is a fork of its owner, which makes a single sandbox with it, and will say later what it is to prepare.
+    Forked,
+}
+
+/// The launcher's life, from its entry to its exit code.
+pub fn main(origin: Origin) -> i32 {
+    std::panic::set_hook(Box::new(|_| {}));
+    let Some(socket) = set_up_descriptors() else { return 64 };
+    let begun = Begun::new(origin);
+    // The owner of a fork may have to look for a while what it wants; should it end, its socket closes.
+    let patience = (origin == Origin::Executed).then_some(PATIENCE);
+    let configure = match wait_for_message::<Configure>(&socket, patience) {
+        Ok(Some((configure, _))) => configure,
+        Ok(None) | Err(_) => return 65,
+    };
+    match begun.and_then(|begun| begun.prepare(&configure)).and_then(|prepared| prepared.greet(&socket, &configure)) {
+        Ok((prepared, filters, cells)) => prepared.launcher(socket, filters, cells).serve(),
+        Err(failure) => {
+            let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], PATIENCE);
+            // A request may be on its way; an end that leaves it unread would take the failure's message with it.
+            while matches!(wait_for_message::<Ask>(&socket, Some(PATIENCE)), Ok(Some(_))) {}
+            1
+        }
+    }
+}
+
+/// Descriptor 0 is the socket; it moves up, and 0, 1 and 2 become the null device.
+fn set_up_descriptors() -> Option<OwnedFd> {
+    process::close_all_but(&mut [0, 1, 2]);
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).ok()?;
+    rustix::net::sockopt::socket_type(&socket).ok()?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).ok()?;
+    for target in 0..3 {
+        process::duplicate_to(null.as_fd(), target).ok()?;
+    }
+    Some(socket)
+}
+
+fn wait_for_message<T: serde::de::DeserializeOwned>(
+    socket: &OwnedFd,
+    patience: Option<Duration>,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    if !message::wait_readable(socket, patience)? {
+        return Err(io::Error::from(io::ErrorKind::TimedOut));
+    }
+    protocol::receive(socket.as_fd())
+}
+
+/// A launcher that has its place, and does not know yet what for.
+struct Begun {
+    origin: Origin,
+    host_proc: OwnedFd,
+    /// The mount namespace that it came from, for the time when it needs no other any more.
+    outside: Option<OwnedFd>,
+    children: OwnedFd,
+    namespaces: [u64; 7],
+    identity: Identity,
+    pid: SharedPid,
+    side: Option<Side>,
+}
+
+impl Begun {
+    fn new(origin: Origin) -> Step<Self> {
+        process::set_name(c"cofferdam");
+        // What is made for sandboxes has the mode that is asked for.
+        rustix::process::umask(Mode::empty());
+        std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
+        process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
+        // Kernels without keyrings have nothing to hide.
+        let _ = process::new_session_keyring();
+        let children = process::child_signal().step("watch for children")?;
+        let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
+        let path_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let host_proc = rustix::fs::open("/proc", path_flags, Mode::empty()).step("open /proc")?;
+        let outside = match origin {
+            Origin::Executed => None,
+            Origin::Forked => namespace::open_own(host_proc.as_fd(), "mnt").ok(),
+        };
+        let identity = enter_namespaces()?;
+        let side = match origin {
+            Origin::Executed => None,
+            Origin::Forked => Side::begin(&host_proc, outside.as_ref(), identity, Share::Single),
+        };
+        let pid = SharedPid::new().step("share a page")?;
+        Ok(Self { origin, host_proc, outside, children, namespaces, identity, pid, side })
+    }
+
+    /// Makes what every sandbox of this launcher needs.
+    fn prepare(mut self, configure: &Configure) -> Step<Prepared> {
+        let share = if self.origin == Origin::Forked { Share::Single } else { Share::Many };
+        if !configure.prepare_ahead && self.side.is_none() {
+            self.side = Side::begin(&self.host_proc, self.outside.as_ref(), self.identity, share);
+        }
+        if let Some(side) = &self.side {
+            let _ = side.configure.send(configure.use_cgroups);
+        }
+        let privileged = self.identity.is_privileged();
+        // While the host's mounts are still to be seen, and as the user that will make the groups.
+        let found = match &self.side {
+            None => Some(find_owner(configure.use_cgroups, privileged, share)),
+            Some(_) => None,
+        };
+        let template = Template::build(configure, self.host_proc, self.outside, privileged);
+        let (network, owner) = match (self.side, found) {
+            (Some(side), _) => side.finish(),
+            (None, found) => (None, found.unwrap_or_else(|| Err("not looked for".to_owned()))),
+        };
+        let (owner, cgroup_reason) = match owner {
+            Ok(owner) => (Some(owner), String::new()),
+            Err(reason) => (None, reason),
+        };
+        let template = match template {
+            Ok(template) => template,
+            Err(failure) => {
+                owner.into_iter().for_each(Owner::close);
+                return Err(failure);
+            }
+        };
+        let facts = HostFacts {
+            cgroup_version: owner.as_ref().map_or(0, |owner| match owner.version() {
+                Version::V1 => 1,
+                Version::V2 => 2,
+            }),
+            cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
+            cgroup_reason,
+            cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
+            cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
+            landlock_abi: landlock::abi(),
+            privileged,
+            namespaces: self.namespaces,
+        };
+        let Self { origin, children, identity, pid, .. } = self;
+        Ok(Prepared { origin, template, owner, identity, children, pid, network, facts })
+    }
+}
+
+/// A thread that makes a network namespace, and then looks for a place for control groups. Both take long, and a
+/// single sandbox has nothing else to wait for. It sees the host's mounts throughout: either the launcher makes itself a
+/// namespace that the thread is not in, or the thread goes back to the one that the launcher came from.
+struct Side {
+    configure: SyncSender<bool>,
+    thread: JoinHandle<(Option<cells::Network>, Result<Owner, String>)>,
+}
+
+impl Side {
+    /// Begins, if a thread can be had.
+    fn begin(host_proc: &OwnedFd, outside: Option<&OwnedFd>, identity: Identity, share: Share) -> Option<Self> {
+        let proc = host_proc.try_clone().ok()?;
+        let outside = match outside.filter(|_| identity.is_privileged()) {
+            Some(outside) => Some(outside.try_clone().ok()?),
+            None => None,
+        };
+        let (configure, configured): (_, Receiver<bool>) = sync_channel(1);
+        let run = move || {
+            let network = cells::Network::make(proc.as_fd()).ok();
+            let use_cgroups = configured.recv().unwrap_or(false);
+            let returned = outside.map_or(Ok(()), |outside| {
+                namespace::unshare(namespace::kind::FILE_SYSTEM_VIEW)?;
+                namespace::join(outside.as_fd(), namespace::kind::MOUNT)
+            });
+            let owner = match returned {
+                Ok(()) => find_owner(use_cgroups, identity.is_privileged(), share),
+                Err(error) => Err(format!("the host's mounts cannot be seen: {error}")),
+            };
+            (network, owner)
+        };
+        let thread = Builder::new().stack_size(THREAD_STACK).spawn(run).ok()?;
+        Some(Self { configure, thread })
+    }
+
+    /// Waits for it. A network that could not be made is tried again when it is wanted, and then says why.
+    fn finish(self) -> (Option<cells::Network>, Result<Owner, String>) {
+        self.thread.join().unwrap_or_else(|_| (None, Err("looking for them failed".to_owned())))
+    }
+}
+
+fn find_owner(use_cgroups: bool, privileged: bool, share: Share) -> Result<Owner, String> {
+    if use_cgroups { Owner::new(privileged, share) } else { Err("switched off".to_owned()) }
+}
+
+/// A launcher that could serve.
+struct Prepared {
+    origin: Origin,
+    template: Template,
+    owner: Option<Owner>,
+    identity: Identity,
+    children: OwnedFd,
+    pid: SharedPid,
+    network: Option<cells::Network>,
+    facts: HostFacts,
+}
+
+impl Prepared {
+    /// Says hello. An owner that went away meanwhile is no reason to leave anything behind.
+    fn greet(mut self, socket: &OwnedFd, configure: &Configure) -> Step<(Self, Filters, Cells)> {
+        match self.try_greet(socket, configure) {
+            Ok((filters, cells)) => Ok((self, filters, cells)),
+            Err(failure) => {
+                self.owner.into_iter().for_each(Owner::close);
+                Err(failure)
+            }
+        }
+    }
+
+    fn try_greet(&mut self, socket: &OwnedFd, configure: &Configure) -> Step<(Filters, Cells)> {
+        let filters = Filters::raise(self.owner.is_some()).step("put the system-call filter on the launcher")?;
+        let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
+        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK, self.network.take());
+        let cells = cells.step("start the maker of cells")?;
+        let hello = Hello::Ready(self.facts.clone());
+        protocol::send(socket.as_fd(), &hello, &[], PATIENCE).step("say hello")?;
+        Ok((filters, cells))
+    }
+
+    fn launcher(self, socket: OwnedFd, filters: Filters, cells: Cells) -> Launcher {
+        Launcher {
+            socket,
+            children: self.children,
+            template: self.template,
+            owner: self.owner,
+            identity: self.identity,
+            landlock_abi: self.facts.landlock_abi,
+            filters,
+            cells,
+            pid: self.pid,
+            live: Vec::new(),
+            single: self.origin == Origin::Forked,
+            last_disk: USUAL_DISK,
+        }
+    }
+}

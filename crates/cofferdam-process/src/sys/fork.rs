@@ -1,0 +1,163 @@
+//! A launcher that is a fork of the calling process, for a program that makes one sandbox and has hardly begun.
+//!
+//! A fork of a process with one thread is whole, and starting a program anew costs more than everything else in a short
+//! run. What a launcher must not have is taken from it before it does anything: arguments and environment are
+//! overwritten where they lie, descriptors but its socket are closed, signals are as a new program finds them, and it
+//! has a session of its own. What the caller has put into its memory before is in the launcher's, too, which is why the
+//! caller is to fork first and read secrets later.
+
+use std::ffi::{CStr, c_char};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{io, ptr, slice};
+
+use cofferdam_linux::{message, process};
+
+use super::entry::LAUNCHER_NAME;
+
+/// The arguments as the kernel put them there.
+static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());
+/// Words among which the name of a command is looked for: the program, one option with its value, the command.
+const FIRST_WORDS: usize = 4;
+
+/// Remembers where the arguments lie, for [`called_with`] and for wiping them.
+pub fn remember_arguments(arguments: *const *const c_char) {
+    ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
+}
+
+/// Whether a word is among the first arguments. They are looked at where they lie: a copy would be in a fork, too.
+pub fn called_with(word: &CStr) -> bool {
+    words(ARGUMENTS.load(Ordering::Relaxed)).take(FIRST_WORDS).skip(1).any(|argument| argument == word)
+}
+
+/// The strings of a list as the kernel makes it.
+fn words(list: *const *const c_char) -> impl Iterator<Item = &'static CStr> {
+    let mut next = list;
+    std::iter::from_fn(move || {
+        // SAFETY: lists of arguments and of the environment, as a program gets them, end with a null pointer and hold
+        // valid strings for as long as the process lives.
+        unsafe {
+            if next.is_null() || (*next).is_null() {
+                return None;
+            }
+            let word = CStr::from_ptr(*next);
+            next = next.add(1);
+            Some(word)
+        }
+    })
+}
+
+/// Forks a launcher: its socket and its number. `None` if this process has more than one thread, or that cannot be told.
+pub fn fork() -> io::Result<Option<(OwnedFd, i32)>> {
+    if threads() != Some(1) {
+        return Ok(None);
+    }
+    let (ours, theirs) = message::pair()?;
+    // SAFETY: there is no other thread, so that the child finds no lock held and every invariant intact.
+    match unsafe { libc::fork() } {
+        0 => become_launcher(theirs),
+        pid if pid > 0 => Ok(Some((ours, pid))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Threads of this process: a task directory has one link for each, besides its own two.
+fn threads() -> Option<u64> {
+    let stat = rustix::fs::stat("/proc/self/task").ok()?;
+    (stat.st_nlink as u64).checked_sub(2)
+}
+
+fn become_launcher(socket: OwnedFd) -> ! {
+    // A panic must not unwind into the caller's code, which is not to run in this process.
+    let code = std::panic::catch_unwind(|| {
+        forget_caller();
+        match process::duplicate_to(std::os::fd::AsFd::as_fd(&socket), 0) {
+            Ok(()) if socket.as_raw_fd() != 0 => {
+                drop(socket);
+                crate::launcher::main(crate::launcher::Origin::Forked)
+            }
+            _ => 64,
+        }
+    });
+    process::exit_now(code.unwrap_or(70))
+}
+
+/// Makes this process as if it had been executed without arguments and environment.
+fn forget_caller() {
+    // SAFETY: both lists are this process's own, there is no other thread, and nothing reads them from here on; the
+    // strings lie on the stack's pages, which can be written. The signal calls get valid or null pointers.
+    unsafe {
+        let environment = libc::environ;
+        wipe(words(environment.cast::<*const c_char>().cast_const()));
+        libc::clearenv();
+        let arguments = ARGUMENTS.load(Ordering::Relaxed);
+        let first = words(arguments).next();
+        let room = wipe(words(arguments));
+        if let Some(first) = first {
+            show_name(first, room);
+        }
+        reset_signals();
+        libc::setsid();
+    }
+    let _ = rustix::process::chdir("/");
+}
+
+/// Overwrites strings with zeros; gives how many bytes the first ones take that lie one behind the other.
+///
+/// # Safety
+///
+/// The strings must be writable, and nobody else may use them.
+unsafe fn wipe(words: impl Iterator<Item = &'static CStr>) -> usize {
+    let mut room = 0;
+    let mut begin = None;
+    for word in words {
+        let (start, length) = (word.as_ptr().cast_mut(), word.to_bytes_with_nul().len());
+        if *begin.get_or_insert(start as usize) + room == start as usize {
+            room += length;
+        }
+        for offset in 0..length {
+            // SAFETY: within the string; volatile, because nothing in this program reads it again.
+            unsafe { start.add(offset).write_volatile(0) };
+        }
+    }
+    room
+}
+
+/// Shows a launcher's name in lists of processes, if it fits where the arguments were.
+///
+/// # Safety
+///
+/// `room` bytes from `first` on must be writable, and nobody else may use them.
+unsafe fn show_name(first: &CStr, room: usize) {
+    let name = &LAUNCHER_NAME.as_bytes()[..LAUNCHER_NAME.len().min(room.saturating_sub(1))];
+    // SAFETY: the caller's promise; the name is cut to the room.
+    unsafe { slice::from_raw_parts_mut(first.as_ptr().cast_mut().cast::<u8>(), name.len()) }.copy_from_slice(name);
+}
+
+/// Signals as a new program finds them: none handled, none blocked, those that its starter ignores still ignored.
+/// SIGPIPE is the exception, because it is our own runtime that ignores it.
+///
+/// # Safety
+///
+/// No other thread may exist.
+unsafe fn reset_signals() {
+    // SAFETY: all-zero is valid for the structures, which live through the calls.
+    unsafe {
+        for signal in 1..=libc::SIGRTMAX() {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            let known = libc::sigaction(signal, ptr::null(), &mut now) == 0;
+            if known
+                && now.sa_sigaction != libc::SIG_DFL
+                && (now.sa_sigaction != libc::SIG_IGN || signal == libc::SIGPIPE)
+            {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
+        let mut no_stack: libc::stack_t = std::mem::zeroed();
+        no_stack.ss_flags = libc::SS_DISABLE;
+        libc::sigaltstack(&no_stack, ptr::null_mut());
+    }
+}
