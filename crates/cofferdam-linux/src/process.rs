@@ -269,6 +269,37 @@ pub fn pin_to(count: usize) -> io::Result<()> {
     }
 }
 
+/// Moves a process or thread that has hardly begun to another processor than the caller's, if there is one, and then lets the kernel choose again. A
+/// fork begins on its parent's processor, and waits there while others have nothing to do.
+///
+/// 0 stands for nobody.
+pub fn start_elsewhere(pid: i32) {
+    if pid == 0 {
+        return;
+    }
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them. What fails changes nothing.
+    unsafe {
+        let own = libc::sched_getcpu();
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        if own < 0 || libc::sched_getaffinity(0, size, &mut allowed) < 0 {
+            return;
+        }
+        let usable = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        if let Some(other) = usable.into_iter().find(|&cpu| cpu != own as usize) {
+            let mut chosen: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(other, &mut chosen);
+            libc::sched_setaffinity(pid, size, &chosen);
+            libc::sched_setaffinity(pid, size, &allowed);
+        }
+    }
+}
+
+/// The number of the calling thread.
+pub fn thread_number() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
 /// Ends the process at once, without running anything.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: it does not return.

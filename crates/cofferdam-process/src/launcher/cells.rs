@@ -39,8 +39,9 @@ pub struct Cell {
     pub network: OwnedFd,
     /// Without any object in it.
     pub ipc: OwnedFd,
-    /// The template's root with terminals and the writable directories, but without `/proc`.
-    pub mounts: OwnedFd,
+    /// The template's root with terminals and the writable directories, but without `/proc`. `None` where the template's
+    /// own namespace became the cell's: the sandbox is in it from the start, and there will be no other.
+    pub mounts: Option<OwnedFd>,
     /// The file system of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts.
     pub own: OwnedFd,
     /// Landlock rules for all of it but `/proc` and the workspace; `None` on a kernel without Landlock.
@@ -64,7 +65,9 @@ pub struct Cells {
     /// Taken, and not yet asked for again.
     owed: usize,
     /// The first network, if there is no stock.
-    single: Option<Network>,
+    network: Option<Network>,
+    /// Whether there will be one sandbox only.
+    single: bool,
 }
 
 /// The part of a cell that depends on nothing at all.
@@ -84,11 +87,17 @@ impl Network {
 }
 
 impl Cells {
-    /// Starts the maker, if there is to be a stock of cells with this disk limit; else there is at most this single
-    /// network.
-    pub fn start(mould: Mould<'_>, stocked: bool, disk: u64, single: Option<Network>) -> io::Result<Self> {
+    /// Starts the maker, if there is to be a stock of cells with this disk limit; else there is at most the network for
+    /// the first, which may be the only one.
+    pub fn start(
+        mould: Mould<'_>,
+        stocked: bool,
+        disk: u64,
+        network: Option<Network>,
+        single: bool,
+    ) -> io::Result<Self> {
         if !stocked {
-            return Ok(Self { maker: None, owed: 0, single });
+            return Ok(Self { maker: None, owed: 0, network, single });
         }
         let (ours, theirs) = message::pair()?;
         match spawn::fork(0, None, None)? {
@@ -102,7 +111,7 @@ impl Cells {
                 process::exit_now(0)
             }
             Fork::Parent(_) => {
-                let mut cells = Self { maker: Some(ours), owed: STOCK, single: None };
+                let mut cells = Self { maker: Some(ours), owed: STOCK, network: None, single };
                 cells.restock(disk);
                 Ok(cells)
             }
@@ -124,14 +133,15 @@ impl Cells {
                 Err(_) => self.maker = None,
             }
         }
-        make(mould, disk, self.single.take())
+        let network = self.network.take().map_or_else(|| Network::make(mould.template.host_proc()), Ok)?;
+        if self.single { make_of_template(mould, disk, network) } else { make(mould, disk, network) }
     }
 
     /// Has the maker take down a cell in which nothing lives any more.
     pub fn dispose(&self, cell: Cell) {
         if let Some(maker) = &self.maker {
             // Where it cannot be handed over, it is dropped here.
-            let fds = [&cell.network, &cell.ipc, &cell.mounts].map(AsFd::as_fd);
+            let fds: Vec<_> = [&cell.network, &cell.ipc].into_iter().chain(&cell.mounts).map(AsFd::as_fd).collect();
             let _ = message::send(maker.as_fd(), &[DROP], &fds);
         }
     }
@@ -182,7 +192,7 @@ fn from_stock(maker: BorrowedFd<'_>) -> io::Result<Cell> {
     let mut fds = fds.into_iter();
     match (length, fds.next(), fds.next(), fds.next(), fds.next()) {
         (8, Some(network), Some(ipc), Some(mounts), Some(own)) => {
-            Ok(Cell { network, ipc, mounts, own, rules: fds.next(), disk: u64::from_le_bytes(buffer) })
+            Ok(Cell { network, ipc, mounts: Some(mounts), own, rules: fds.next(), disk: u64::from_le_bytes(buffer) })
         }
         _ => Err(io::Error::from(io::ErrorKind::BrokenPipe)),
     }
@@ -196,8 +206,9 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
         let (length, fds) = message::receive(launcher, &mut buffer)?;
         match (buffer[..length].first(), buffer[..length].get(1..9).map(<[u8; 8]>::try_from)) {
             (Some(&MAKE), Some(Ok(disk))) => {
-                let cell = make(mould, u64::from_le_bytes(disk), None)?;
-                let mut fds = [&cell.network, &cell.ipc, &cell.mounts, &cell.own].map(AsFd::as_fd).to_vec();
+                let cell = make(mould, u64::from_le_bytes(disk), Network::make(mould.template.host_proc())?)?;
+                let mut fds: Vec<_> = [&cell.network, &cell.ipc].map(AsFd::as_fd).to_vec();
+                fds.extend(cell.mounts.iter().chain([&cell.own]).map(AsFd::as_fd));
                 fds.extend(cell.rules.iter().map(AsFd::as_fd));
                 message::send(launcher, &disk, &fds)?;
             }
@@ -207,12 +218,19 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
     }
 }
 
-fn make(mould: Mould<'_>, disk: u64, network: Option<Network>) -> io::Result<Cell> {
+/// Makes the only cell there will be: the template needs no copy.
+fn make_of_template(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
+    let Network { network, ipc } = network;
+    let (own, rules) = furnish(mould, disk)?;
+    Ok(Cell { network, ipc, mounts: None, own, rules, disk })
+}
+
+fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
     let (proc, home) = (mould.template.host_proc(), mould.template.home()?);
-    let Network { network, ipc } = network.map_or_else(|| Network::make(proc), Ok)?;
+    let Network { network, ipc } = network;
     namespace::unshare(namespace::kind::MOUNT)?;
     let cell = furnish(mould, disk).and_then(|(own, rules)| {
-        Ok(Cell { network, ipc, mounts: namespace::open_own(proc, "mnt")?, own, rules, disk })
+        Ok(Cell { network, ipc, mounts: Some(namespace::open_own(proc, "mnt")?), own, rules, disk })
     });
     // What is not in the template's namespace can make no further cell, and no sandbox.
     if namespace::join(home, namespace::kind::MOUNT).is_err() {

@@ -90,8 +90,8 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
 fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
     let cell = setup.cell;
     let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd()];
-    keep.extend([&cell.network, &cell.ipc, &cell.mounts, &cell.own].map(AsRawFd::as_raw_fd));
-    keep.extend(cell.rules.iter().chain(setup.workspace).map(AsRawFd::as_raw_fd));
+    keep.extend([&cell.network, &cell.ipc, &cell.own].map(AsRawFd::as_raw_fd));
+    keep.extend(cell.mounts.iter().chain(&cell.rules).chain(setup.workspace).map(AsRawFd::as_raw_fd));
     keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
     keep.extend(setup.groups.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
@@ -105,7 +105,9 @@ fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
     namespace::unshare(namespace::kind::CGROUP).step("make a cgroup namespace")?;
     namespace::join(cell.network.as_fd(), namespace::kind::NET).step("join the network namespace")?;
     namespace::join(cell.ipc.as_fd(), namespace::kind::IPC).step("join the IPC namespace")?;
-    namespace::join(cell.mounts.as_fd(), namespace::kind::MOUNT).step("join the mount namespace")?;
+    if let Some(mounts) = &cell.mounts {
+        namespace::join(mounts.as_fd(), namespace::kind::MOUNT).step("join the mount namespace")?;
+    }
     namespace::set_hostname("sandbox").step("set the host name")?;
     Ok(members)
 }

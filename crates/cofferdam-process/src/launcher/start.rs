@@ -9,6 +9,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -126,6 +128,8 @@ impl Begun {
         }
         if let Some(side) = &self.side {
             let _ = side.configure.send(configure.use_cgroups);
+            // From here on both have work, and the owner has none.
+            process::start_elsewhere(side.number.load(Ordering::Acquire));
         }
         let privileged = self.identity.is_privileged();
         // While the host's mounts are still to be seen, and as the user that will make the groups.
@@ -172,6 +176,8 @@ impl Begun {
 /// namespace that the thread is not in, or the thread goes back to the one that the launcher came from.
 struct Side {
     configure: SyncSender<bool>,
+    /// Its number, once it has begun.
+    number: Arc<AtomicI32>,
     thread: JoinHandle<(Option<cells::Network>, Result<Owner, String>)>,
 }
 
@@ -184,7 +190,10 @@ impl Side {
             None => None,
         };
         let (configure, configured): (_, Receiver<bool>) = sync_channel(1);
+        let number = Arc::new(AtomicI32::new(0));
+        let own_number = Arc::clone(&number);
         let run = move || {
+            own_number.store(process::thread_number(), Ordering::Release);
             let network = cells::Network::make(proc.as_fd()).ok();
             let use_cgroups = configured.recv().unwrap_or(false);
             let returned = outside.map_or(Ok(()), |outside| {
@@ -198,7 +207,7 @@ impl Side {
             (network, owner)
         };
         let thread = Builder::new().stack_size(THREAD_STACK).spawn(run).ok()?;
-        Some(Self { configure, thread })
+        Some(Self { configure, number, thread })
     }
 
     /// Waits for it. A network that could not be made is tried again when it is wanted, and then says why.
@@ -238,7 +247,8 @@ impl Prepared {
     fn try_greet(&mut self, socket: &OwnedFd, configure: &Configure) -> Step<(Filters, Cells)> {
         let filters = Filters::raise(self.owner.is_some()).step("put the system-call filter on the launcher")?;
         let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
-        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK, self.network.take());
+        let single = self.origin == Origin::Forked;
+        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK, self.network.take(), single);
         let cells = cells.step("start the maker of cells")?;
         let hello = Hello::Ready(self.facts.clone());
         protocol::send(socket.as_fd(), &hello, &[], PATIENCE).step("say hello")?;

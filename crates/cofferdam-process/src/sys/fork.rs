@@ -56,7 +56,10 @@ pub fn fork() -> io::Result<Option<(OwnedFd, i32)>> {
     // SAFETY: there is no other thread, so that the child finds no lock held and every invariant intact.
     match unsafe { libc::fork() } {
         0 => become_launcher(theirs),
-        pid if pid > 0 => Ok(Some((ours, pid))),
+        pid if pid > 0 => {
+            process::start_elsewhere(pid);
+            Ok(Some((ours, pid)))
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
