@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::seccomp::MarkKey;
 use crate::sys::{check, check_int};
 
 /// A resource of `setrlimit`.
@@ -27,9 +26,6 @@ impl Resource {
     pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE);
     /// Tasks of the user in its user namespace, in number.
     pub const TASKS: Self = Self(libc::RLIMIT_NPROC);
-    /// Real-time scheduling slice, in microseconds. Nothing in a sandbox may schedule in real time, so that the
-    /// value is free to serve as a mark that children inherit and the seccomp list keeps guests from changing.
-    pub const MARK: Self = Self(libc::RLIMIT_RTTIME);
     /// Queued signals.
     pub const PENDING_SIGNALS: Self = Self(libc::RLIMIT_SIGPENDING);
 }
@@ -38,16 +34,6 @@ impl Resource {
 pub fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
     let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
     prlimit(0, resource, Some(&limit)).map(drop)
-}
-
-/// Marks the calling process, where the system-call list lets nobody do so without the key.
-pub fn set_mark(key: MarkKey, value: u64) -> io::Result<()> {
-    let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
-    let (process, resource) = key.arguments();
-    // SAFETY: the structure lives through the call, which writes to no memory. The kernel ignores the upper halves.
-    unsafe {
-        check(libc::syscall(libc::SYS_prlimit64, process, resource, &raw const limit, std::ptr::null::<u8>())).map(drop)
-    }
 }
 
 /// A random number of the kernel's.
@@ -169,6 +155,12 @@ pub fn duplicate_to(fd: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
     unsafe { check_int(libc::dup2(fd.as_raw_fd(), target)).map(drop) }
 }
 
+/// Leaves a descriptor open when a program is executed.
+pub fn keep_on_exec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: plain numbers; the flag belongs to this process's table alone.
+    unsafe { check_int(libc::fcntl(fd, libc::F_SETFD, 0)).map(drop) }
+}
+
 /// A descriptor that stands for a process, whatever its number is used for later.
 pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain numbers; the descriptor returned is new.
@@ -228,18 +220,6 @@ pub fn reap() -> io::Result<Option<Reaped>> {
         peak_bytes: usage.ru_maxrss as u64 * 1024,
         cpu_micros: micros(usage.ru_utime) + micros(usage.ru_stime),
     }))
-}
-
-/// CPU microseconds of all children that were reaped.
-pub fn reaped_cpu_micros() -> u64 {
-    // SAFETY: all-zero is valid, and the structure lives through the call.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
-        usage
-    };
-    let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
-    micros(usage.ru_utime) + micros(usage.ru_stime)
 }
 
 /// Blocks SIGCHLD and gives a non-blocking descriptor that becomes readable when a child ends.
@@ -324,12 +304,6 @@ pub fn has_children() -> bool {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL) == 0
     }
-}
-
-/// Whether a process exists and has not ended yet.
-pub fn is_running(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !matches!(rest.trim_start().chars().next(), Some('Z' | 'X') | None))
 }
 
 /// Processors that the calling process may use.

@@ -1,12 +1,14 @@
-//! Making processes from a small single-threaded one: plain forks into new namespaces, and vforks that execute.
+//! Making processes from a small single-threaded one: plain forks into new namespaces, and children that borrow their
+//! parent's memory until they execute a program.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use crate::seccomp::MarkKey;
+use crate::process::exit_now;
 use crate::sys::check;
 
 /// One page of memory that a parent and its forks share, holding a process number.
@@ -97,166 +99,175 @@ pub fn fork(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, pid: Option<&Shared
     Ok(if result == 0 { Fork::Child } else { Fork::Parent(result as i32) })
 }
 
-/// What a new process is to execute, made ready so that the child only makes system calls.
-#[derive(Debug)]
-pub struct ExecPlan {
-    /// Files to try in turn: the program, or the program in each directory of PATH.
-    pub programs: Vec<CString>,
-    /// Arguments, the first being the program's name.
-    pub argv: Vec<CString>,
-    /// Environment.
-    pub env: Vec<CString>,
-    /// Where to start.
-    pub directory: CString,
-    /// A mark to set on it, and the key to do so with.
-    pub mark: Option<(MarkKey, u64)>,
-    /// What becomes descriptors 0, 1 and 2.
-    pub stdio: [RawFd; 3],
-    /// Whether descriptor 0 is a terminal to control.
-    pub terminal: bool,
-}
-
-/// Which step of starting a program failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecStep {
-    /// No process could be made.
-    Fork,
-    /// The starting directory could not be entered.
-    Directory,
-    /// Descriptors, limits or the terminal could not be set.
-    Prepare,
-    /// The program could not be executed.
-    Execute,
-}
-
-struct Child<'a> {
-    plan: &'a ExecPlan,
-    argv: Vec<*const libc::c_char>,
-    env: Vec<*const libc::c_char>,
-    step: ExecStep,
-    errno: i32,
-}
-
-/// Room for the few frames between `clone` and `execve`.
-const STACK: usize = 32 * 1024;
-
-/// Starts a program without copying this process: the child borrows its memory until it executes or fails.
+/// What a child does until it executes a program that was opened beforehand.
 ///
-/// The child leads a new session, has the usual mask for new files (022), blocks no signals, and has nothing open but the three descriptors of the plan.
-pub fn spawn(plan: &ExecPlan) -> Result<i32, (ExecStep, io::Error)> {
-    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
-    let mut child =
-        Child { plan, argv: pointers(&plan.argv), env: pointers(&plan.env), step: ExecStep::Fork, errno: 0 };
-    let mut stack: Vec<u8> = Vec::with_capacity(STACK);
-    // SAFETY: with CLONE_VFORK this thread waits until the child has executed or ended, so that the stack and `child`
-    // outlive its use of them; `run_child` only makes system calls. The stack's end is aligned to 16 bytes.
-    let pid = unsafe {
-        let top = stack.as_mut_ptr().add(STACK);
-        let top = top.sub(top as usize % 16);
-        libc::clone(
-            run_child,
-            top.cast(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            ptr::from_mut(&mut child).cast(),
-        )
-    };
-    if pid < 0 {
-        return Err((ExecStep::Fork, io::Error::last_os_error()));
-    }
-    // SAFETY: the child is done with it; read it as the child left it.
-    let (step, errno) = unsafe { (ptr::read_volatile(&child.step), ptr::read_volatile(&child.errno)) };
-    if errno != 0 { Err((step, io::Error::from_raw_os_error(errno))) } else { Ok(pid) }
+/// It may live in its parent's memory: whatever it makes there must be dropped again by the time `prepare` returns, or
+/// the parent keeps it for ever.
+pub trait Child {
+    /// Makes everything ready and gives the program's descriptor, or an exit code.
+    fn prepare(&mut self) -> Result<RawFd, i32>;
+
+    /// The program could not be executed. Gives an exit code.
+    fn refused(&mut self, error: io::Error) -> i32;
 }
 
-extern "C" fn run_child(argument: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: `spawn` passes a `Child` that outlives this function, and does not touch it meanwhile.
-    let child = unsafe { &mut *argument.cast::<Child<'_>>() };
-    child.errno = match prepare(child) {
-        Ok(()) => execute(child),
-        Err(errno) => errno,
-    };
-    crate::process::exit_now(127)
+/// The rest of a child's life: prepares, executes, or ends. A panic ends the child, and only the child.
+pub fn live(child: &mut dyn Child, argv0: &CStr) -> ! {
+    exit_now(follow(child, argv0, &AtomicBool::new(true)))
 }
 
-fn errno() -> i32 {
-    // SAFETY: the thread's own errno, which it shares with the waiting parent.
-    unsafe { *libc::__errno_location() }
-}
-
-fn prepare(child: &mut Child<'_>) -> Result<(), i32> {
-    let plan = child.plan;
-    child.step = ExecStep::Prepare;
-    // SAFETY: system calls with numbers and with memory that lives through them; the set is initialised before use.
-    unsafe {
-        let check = |result: libc::c_int| if result < 0 { Err(errno()) } else { Ok(()) };
-        check(libc::setsid())?;
-        libc::umask(0o022);
-        for (target, &fd) in plan.stdio.iter().enumerate() {
-            check(libc::dup2(fd, target as i32))?;
+/// Gives an exit code if nothing was executed.
+fn follow(child: &mut dyn Child, argv0: &CStr, orderly: &AtomicBool) -> i32 {
+    let panicked = 70;
+    match guarded(orderly, || child.prepare()) {
+        Some(Ok(program)) => {
+            let error = execute(program, argv0);
+            guarded(orderly, || child.refused(error)).unwrap_or(panicked)
         }
-        if plan.terminal {
-            check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
-        }
-        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32);
-        if let Some((key, value)) = plan.mark
-            && crate::process::set_mark(key, value).is_err()
-        {
-            return Err(errno());
-        }
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut none);
-        check(libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()))?;
-        child.step = ExecStep::Directory;
-        check(libc::chdir(plan.directory.as_ptr()))
+        Some(Err(code)) => code,
+        None => panicked,
     }
 }
 
-fn execute(child: &mut Child<'_>) -> i32 {
-    child.step = ExecStep::Execute;
-    let mut result = libc::ENOENT;
-    for program in &child.plan.programs {
-        // SAFETY: all strings are NUL-terminated and both lists end with a null pointer.
-        unsafe { libc::execve(program.as_ptr(), child.argv.as_ptr(), child.env.as_ptr()) };
-        match errno() {
-            libc::ENOENT | libc::ENOTDIR => {}
-            // A later directory of PATH may hold one that can be executed.
-            libc::EACCES => result = libc::EACCES,
-            other => return other,
-        }
-    }
+/// Runs a part in the middle of which memory may not be in order; `None` when it panicked.
+fn guarded<T>(orderly: &AtomicBool, part: impl FnOnce() -> T) -> Option<T> {
+    orderly.store(false, Ordering::SeqCst);
+    // What a panic carries is dropped here: nobody reads it.
+    let result = catch_unwind(AssertUnwindSafe(part)).ok();
+    orderly.store(true, Ordering::SeqCst);
     result
 }
 
-/// The files that a program's name may mean: itself if it has a slash, else one in each directory of `path`.
-pub fn candidates(program: &CStr, path: &str) -> Vec<CString> {
-    if program.to_bytes().contains(&b'/') {
-        return vec![program.to_owned()];
+/// Executes the program that a descriptor stands for, with only a name and no environment. Comes back with the reason
+/// if it cannot.
+fn execute(program: RawFd, argv0: &CStr) -> io::Error {
+    let argv = [argv0.as_ptr(), ptr::null()];
+    let env = [ptr::null::<libc::c_char>()];
+    // SAFETY: the texts end with a NUL and the lists with null; all live through the call.
+    unsafe {
+        libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), argv.as_ptr(), env.as_ptr(), libc::AT_EMPTY_PATH)
+    };
+    io::Error::last_os_error()
+}
+
+/// A stack for children that borrow their parent's memory, one after the other. Below it is a page that nobody may
+/// touch: a child that runs out of it dies of that, and harms nothing.
+#[derive(Debug)]
+pub struct Stack {
+    base: ptr::NonNull<u8>,
+}
+
+impl Stack {
+    /// As much as a program's usual stack may need here; only what was touched takes memory.
+    const SIZE: usize = 512 * 1024;
+    /// The largest page of any machine that this runs on.
+    const GUARD: usize = 64 * 1024;
+
+    /// Maps a new one.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: an anonymous mapping at an address of the kernel's choice, the lowest part of which is then closed.
+        unsafe {
+            let base = libc::mmap(
+                ptr::null_mut(),
+                Self::SIZE + Self::GUARD,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK,
+                -1,
+                0,
+            );
+            if base == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let base = ptr::NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at null"))?;
+            let stack = Self { base };
+            check(libc::mprotect(base.as_ptr().cast(), Self::GUARD, libc::PROT_NONE).into())?;
+            Ok(stack)
+        }
     }
-    path.split(':')
-        .filter(|directory| directory.starts_with('/'))
-        .filter_map(|directory| {
-            let mut full = directory.as_bytes().to_vec();
-            full.push(b'/');
-            full.extend_from_slice(program.to_bytes());
-            CString::new(full).ok()
-        })
-        .collect()
+
+    fn top(&mut self) -> *mut libc::c_void {
+        // SAFETY: the end of the mapping, which is aligned to a page.
+        unsafe { self.base.as_ptr().add(Self::SIZE + Self::GUARD).cast() }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size, and no child uses it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), Self::SIZE + Self::GUARD) };
+    }
+}
+
+struct Borrower<'a> {
+    child: &'a mut dyn Child,
+    argv0: &'a CStr,
+    orderly: AtomicBool,
+}
+
+/// Makes a child in new namespaces of these kinds that borrows this process's memory, and waits until it has executed
+/// its program or has ended. Nothing is copied, so that it costs little however large this process is.
+///
+/// Gives the child's number, and whether this process's memory is in order: it is not where something killed the child
+/// before it came to an end of its own, because it may have been changing anything. The caller must have a single thread.
+///
+/// The kernel's out-of-memory killer, which kills everything that shares its victim's memory, passes over children
+/// that still borrow.
+pub fn borrow(
+    stack: &mut Stack,
+    namespaces: u64,
+    pid: &SharedPid,
+    child: &mut dyn Child,
+    argv0: &CStr,
+) -> io::Result<(i32, bool)> {
+    let borrower = Borrower { child, argv0, orderly: AtomicBool::new(true) };
+    let borrowing = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
+    // SAFETY: with CLONE_VFORK this thread waits until the child has executed or ended, so that the stack and
+    // `borrower` outlive its use of them, and nobody else uses them meanwhile. The kernel writes to the shared page.
+    let number = unsafe {
+        libc::clone(
+            run_borrower,
+            stack.top(),
+            borrowing | namespaces as libc::c_int,
+            ptr::from_ref(&borrower).cast_mut().cast(),
+            pid.page.as_ptr().cast::<libc::pid_t>(),
+            ptr::null_mut::<libc::c_void>(),
+            ptr::null_mut::<libc::pid_t>(),
+        )
+    };
+    check(number.into())?;
+    Ok((number, borrower.orderly.load(Ordering::SeqCst)))
+}
+
+extern "C" fn run_borrower(argument: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `borrow` passes a `Borrower` that outlives this function, and does not touch it meanwhile.
+    let borrower = unsafe { &mut *argument.cast::<Borrower<'_>>() };
+    exit_now(follow(borrower.child, borrower.argv0, &borrower.orderly))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::{AsRawFd, OwnedFd};
 
-    fn plan(argv: &[&str], directory: &str) -> ExecPlan {
-        let text = |text: &str| CString::new(text).unwrap();
-        ExecPlan {
-            programs: candidates(&text(argv[0]), "/usr/bin:/bin"),
-            argv: argv.iter().map(|word| text(word)).collect(),
-            env: vec![text("A=b")],
-            directory: text(directory),
-            mark: None,
-            stdio: [0, 1, 2],
-            terminal: false,
+    struct Prepared {
+        program: Result<RawFd, i32>,
+        seen: Vec<u8>,
+        refused: i32,
+    }
+
+    impl Child for Prepared {
+        fn prepare(&mut self) -> Result<RawFd, i32> {
+            assert_ne!(self.program, Err(255), "a child that panics");
+            if self.program == Err(254) {
+                let _ = crate::process::kill(std::process::id() as i32, libc::SIGKILL);
+            }
+            self.seen.push(1);
+            self.program
+        }
+
+        fn refused(&mut self, error: io::Error) -> i32 {
+            self.refused = error.raw_os_error().unwrap_or(0);
+            9
         }
     }
 
@@ -264,18 +275,41 @@ mod tests {
         let mut status = 0;
         // SAFETY: the status lives through the call.
         unsafe { libc::waitpid(pid, &mut status, 0) };
-        libc::WEXITSTATUS(status)
+        if libc::WIFSIGNALED(status) { -libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+    }
+
+    fn open(path: &str) -> OwnedFd {
+        std::fs::File::open(path).unwrap().into()
+    }
+
+    /// Exit code, whether memory is in order, what was written to it, why the program was refused.
+    fn borrowed(program: Result<RawFd, i32>) -> (i32, bool, usize, i32) {
+        let (mut stack, shared) = (Stack::new().unwrap(), SharedPid::new().unwrap());
+        let mut child = Prepared { program, seen: Vec::new(), refused: 0 };
+        let (pid, orderly) = borrow(&mut stack, 0, &shared, &mut child, c"true").unwrap();
+        assert_eq!(shared.get(), pid);
+        (wait(pid), orderly, child.seen.len(), child.refused)
     }
 
     #[test]
-    fn programs_start_and_failures_name_the_step() {
-        assert_eq!(wait(spawn(&plan(&["sh", "-c", "test $A = b && exit 7"], "/")).unwrap()), 7);
-        let failed = |plan: &ExecPlan| {
-            let (step, error) = spawn(plan).unwrap_err();
-            (step, error.raw_os_error())
+    fn a_child_that_borrows_executes_or_says_why_not() {
+        std::panic::set_hook(Box::new(|_| {}));
+        let (program, no_program) = (open("/bin/true"), open("/etc/passwd"));
+        assert_eq!(borrowed(Ok(program.as_raw_fd())), (0, true, 1, 0));
+        assert_eq!(borrowed(Ok(no_program.as_raw_fd())), (9, true, 1, libc::EACCES));
+        assert_eq!(borrowed(Err(7)), (7, true, 1, 0));
+        assert_eq!(borrowed(Err(255)), (70, true, 0, 0), "a panic ends the child alone");
+        assert_eq!(borrowed(Err(254)), (-libc::SIGKILL, false, 0, 0), "killed in the middle of something");
+    }
+
+    #[test]
+    fn a_forked_child_lives_the_same_life() {
+        let program = open("/bin/true");
+        let forked = |program| match fork(0, None, None).unwrap() {
+            Fork::Child => live(&mut Prepared { program, seen: Vec::new(), refused: 0 }, c"true"),
+            Fork::Parent(pid) => wait(pid),
         };
-        assert_eq!(failed(&plan(&["no-such-program"], "/")), (ExecStep::Execute, Some(libc::ENOENT)));
-        assert_eq!(failed(&plan(&["/etc/passwd"], "/")), (ExecStep::Execute, Some(libc::EACCES)));
-        assert_eq!(failed(&plan(&["true"], "/no/such")), (ExecStep::Directory, Some(libc::ENOENT)));
+        assert_eq!(forked(Ok(program.as_raw_fd())), 0);
+        assert_eq!(forked(Err(7)), 7);
     }
 }

@@ -1,29 +1,33 @@
-//! From a fork to an init behind walls: the steps that a new sandbox takes, in the order that makes each possible and
-//! none reversible.
+//! From a new child to an init behind walls: the steps that a new sandbox takes, in the order that makes each possible
+//! and none reversible.
 //!
 //! ```text
 //! control group -> network and mounts of its cell -> /proc -> workspace -> limits -> user -> user namespace
-//!   -> capabilities -> no_new_privs -> Landlock -> seccomp -> measure -> Ready -> init loop
+//!   -> capabilities -> no_new_privs -> Landlock -> seccomp -> measure -> execute the init, which says Ready
 //! ```
 //!
-//! The user namespace comes last of the namespaces, so that the sandbox owns none of the others. A program that was
-//! ordered along with the sandbox is started between the measuring of the walls and Ready.
+//! The user namespace comes last of the namespaces, so that the sandbox owns none of the others.
+//!
+//! All of this may run in the launcher's own memory, while the launcher waits. So nothing here outlives the return from
+//! [`NewSandbox::prepare`], what is the launcher's is only read, and nothing reads what others can write.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use cofferdam_linux::cgroup::Base;
 use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
-use cofferdam_linux::spawn::{self, Fork};
+use cofferdam_linux::spawn::{self, Fork, SharedPid};
 use cofferdam_linux::{caps, cgroup, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::cells::{self, Cell};
-use super::init::{Init, Watch};
+use super::init::InitProgram;
+use super::init::handover::{Handover, MOST_BYTES, MOST_FDS, Measured};
 use super::template::Template;
 use super::{Filters, Identity, Named, PATIENCE, Step, evidence};
-use crate::protocol::{self, Create, Event, WorkspacePlan};
+use crate::protocol::{self, Create, Event, Evidence, Failure, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
@@ -45,7 +49,8 @@ pub struct Setup<'a> {
     pub counting_dir: Option<BorrowedFd<'a>>,
     pub group_base: Base,
     pub identity: Identity,
-    pub outside_pid: i32,
+    /// Holds the child's number outside.
+    pub outside_pid: &'a SharedPid,
     pub template: &'a Template,
     pub landlock_abi: u32,
     pub filters: &'a Filters,
@@ -53,6 +58,8 @@ pub struct Setup<'a> {
     pub control: BorrowedFd<'a>,
     /// A detached mount of the host directory that becomes the workspace.
     pub workspace: Option<&'a OwnedFd>,
+    /// What becomes process 1.
+    pub init: &'a InitProgram,
 }
 
 /// What the host gets to work with the sandbox's files, and what must not be closed before the walls are measured.
@@ -65,14 +72,29 @@ struct Rooms {
     outside_uid: u32,
 }
 
-/// The life of a new child: builds the walls around itself, then serves as process 1. Gives the exit code.
-pub fn run(setup: &Setup<'_>) -> i32 {
-    match build(setup).and_then(|rooms| open(setup, rooms)) {
-        Ok(init) => init.serve(),
-        Err(failure) => {
-            let _ = protocol::send(setup.control, &Event::Failed(failure), &[], PATIENCE);
-            1
+/// A new child: builds the walls around itself, then becomes process 1.
+pub struct NewSandbox<'a>(pub Setup<'a>);
+
+impl spawn::Child for NewSandbox<'_> {
+    fn prepare(&mut self) -> Result<RawFd, i32> {
+        let setup = &self.0;
+        match build(setup).and_then(|rooms| hand_over(setup, rooms)) {
+            Ok(()) => Ok(setup.init.raw()),
+            Err(failure) => Err(self.fail(failure)),
         }
+    }
+
+    fn refused(&mut self, error: io::Error) -> i32 {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        self.fail(Failure { step: "execute the init".to_owned(), errno })
+    }
+}
+
+impl NewSandbox<'_> {
+    /// Tells the host, and gives the exit code.
+    fn fail(&self, failure: Failure) -> i32 {
+        let _ = protocol::send(self.0.control, &Event::Failed(failure), &[], PATIENCE);
+        1
     }
 }
 
@@ -89,7 +111,10 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
 /// Leaves the launcher's surroundings. Gives the number of tasks in the control group.
 fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
     let cell = setup.cell;
-    let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd()];
+    // First of all: a core file is written by killing whatever shares the memory.
+    // A limit of exactly 1 byte also stops cores that go to a pipe; the seccomp list keeps it so.
+    process::set_limit(Resource::CORE, 1).step("forbid core files")?;
+    let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
     keep.extend([&cell.network, &cell.ipc, &cell.own].map(AsRawFd::as_raw_fd));
     keep.extend(cell.mounts.iter().chain(&cell.rules).chain(setup.workspace).map(AsRawFd::as_raw_fd));
     keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
@@ -116,7 +141,7 @@ fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
 fn outside_ids(setup: &Setup<'_>) -> (u32, u32) {
     match setup.identity {
         Identity::Unique { first, count } => {
-            let id = first + setup.outside_pid as u32 % count;
+            let id = first + setup.outside_pid.get() as u32 % count;
             (id, id)
         }
         // In the launcher's user namespace, 0 is the caller.
@@ -199,8 +224,6 @@ fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc:
 }
 
 fn set_limits(create: &Create, watched: bool) -> Step<()> {
-    // A limit of exactly 1 byte also stops cores that go to a pipe; the seccomp list keeps it so.
-    process::set_limit(Resource::CORE, 1).step("forbid core files")?;
     for (resource, value) in [
         (Resource::OPEN_FILES, if watched { WATCHED_OPEN_FILES } else { OPEN_FILES }),
         (Resource::LOCKED_MEMORY, LOCKED_MEMORY),
@@ -252,7 +275,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<u
     if let Some(rules) = &setup.cell.rules {
         restrict_paths(setup, rules).step("enforce Landlock")?;
     }
-    // The other, longer part of the filter came with the fork.
+    // The other, longer part of the filter is the launcher's, and came with the clone.
     seccomp::install(&setup.filters.late).step("install the seccomp filter")?;
     rustix::process::chdir("/").step("enter the root")?;
     Ok(outside_uid)
@@ -263,29 +286,74 @@ fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
     cells::allow(&rules, c"/proc", access::READ)?;
     let read_only = access::READ | access::EXECUTE;
     cells::allow(&rules, c"/workspace", if setup.create.read_only { read_only } else { access::ALL })?;
+    setup.init.allow_in(&rules)?;
     rules.enforce()
 }
 
-/// Measures the sandbox, and tells the host. Where it measures what the host expects, a program that was ordered along
-/// with it is started first.
-fn open<'a>(setup: &Setup<'a>, rooms: Rooms) -> Step<Init<'a>> {
+/// Measures the sandbox, and leaves to the init what it needs: numbers and evidence in a pipe, the descriptors open.
+fn hand_over(setup: &Setup<'_>, rooms: Rooms) -> Step<()> {
     let create = setup.create;
-    let watch = Watch::new(create, setup.groups.is_empty());
+    let watching = setup.groups.is_empty() && (create.memory.is_some() || create.cpu_micros.is_some());
     let own_root = setup.template.has_own_root();
-    let mut evidence = evidence::collect(watch.is_some(), create.probe, own_root, create.read_only);
+    let mut evidence = evidence::collect(watching, create.probe, own_root, create.read_only);
     let base = setup.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
     evidence.members = rooms.members;
     evidence.outside_uid = rooms.outside_uid;
-    let as_expected = create.expected.as_ref().is_some_and(|expected| evidence.is_as(expected));
-    let mut init = Init::new(setup.control, watch, setup.filters.mark_key, as_expected).step("watch for children")?;
-    let first = init.start_ordered();
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
-    let mut fds = vec![own.as_fd(), rooms.workspace.as_fd(), rooms.code.as_fd()];
-    fds.extend_from_slice(setup.groups);
-    let ready = Event::Ready { evidence: Box::new(evidence), first };
-    protocol::send(setup.control, &ready, &fds, PATIENCE).step("report")?;
-    drop((own, rooms));
-    process::close_all_but(&mut [0, 1, 2, setup.control.as_raw_fd(), init.children()]);
-    Ok(init)
+    let numbers = numbers(setup, watching, &evidence);
+    let (handover, mut keep) = keep_open(setup, numbers, [own, rooms.workspace, rooms.code])?;
+    pass_on(&handover, &evidence).step("hand over to the init")?;
+    process::close_all_but(&mut keep);
+    Ok(())
+}
+
+fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
+    let create = setup.create;
+    Handover {
+        mark: setup.filters.mark_key.arguments(),
+        control: setup.control.as_raw_fd(),
+        watch_memory: create.memory.filter(|_| watching),
+        watch_cpu: create.cpu_micros.filter(|_| watching),
+        as_expected: create.expected.as_ref().is_some_and(|expected| evidence.is_as(expected)),
+        measured: Measured {
+            capabilities: evidence.capabilities,
+            no_new_privileges: evidence.no_new_privileges,
+            seccomp: evidence.seccomp,
+        },
+        ..Handover::default()
+    }
+}
+
+/// Lets the init inherit what it is to send with the evidence, and its socket. Gives also everything that must not be
+/// closed.
+fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MOST_FDS + 5])> {
+    let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
+    let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);
+    for (slot, fd) in handover.fds.iter_mut().zip(sent) {
+        *slot = fd;
+        handover.fd_count += 1;
+    }
+    let mut keep = [0; MOST_FDS + 5];
+    let fixed = [0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
+    let kept = handover.fds[..handover.fd_count].iter().copied().chain(fixed);
+    for (slot, fd) in keep.iter_mut().zip(kept) {
+        *slot = fd;
+    }
+    for fd in handover.fds[..handover.fd_count].iter().chain([&handover.control]) {
+        process::keep_on_exec(*fd).step("keep a descriptor for the init")?;
+    }
+    Ok((handover, keep))
+}
+
+/// Puts the hand-over into a pipe, from which the init reads it as its standard input: nothing else could be read by
+/// nobody but the init, and the key of the marks is a secret.
+fn pass_on(handover: &Handover, evidence: &Evidence) -> io::Result<()> {
+    let body = postcard::to_extend(evidence, handover.encode().to_vec()).map_err(io::Error::other)?;
+    let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+    let (reader, writer) = rustix::pipe::pipe_with(flags)?;
+    if body.len() > MOST_BYTES || rustix::io::write(&writer, &body)? != body.len() {
+        return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+    }
+    process::duplicate_to(reader.as_fd(), 0)
 }

@@ -1,5 +1,5 @@
 //! The launcher: one small, single-threaded process for each kind of root file system. It holds the template of that
-//! root, forks sandboxes from itself, and removes what is left of each.
+//! root, makes sandboxes, and removes what is left of each.
 //!
 //! ```text
 //! started --Configure--> template built --Hello--> serving --owner gone--> everything killed, removed, ended
@@ -20,12 +20,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Bounds, Group, Owner};
-use cofferdam_linux::spawn::{self, Fork, SharedPid};
+use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::protocol::{self, Adapt, Ask, Create, Failure};
 use cells::{Cell, Cells, Mould};
+use init::InitProgram;
 pub use start::{Origin, main};
 use template::Template;
 
@@ -85,7 +86,7 @@ struct Launcher {
     landlock_abi: u32,
     filters: Filters,
     cells: Cells,
-    pid: SharedPid,
+    nursery: Nursery,
     live: Vec<Live>,
     /// The disk limit that was asked for last: cells are made with it, so that they need not be changed.
     last_disk: u64,
@@ -115,6 +116,20 @@ impl Filters {
         let (early, late) = seccomp::compile_stages(arch, &options);
         seccomp::install(&early)?;
         Ok(Self { late, mark_key })
+    }
+}
+
+/// What children begin with.
+struct Nursery {
+    init: InitProgram,
+    stack: Stack,
+    /// The number of the child that was made last.
+    pid: SharedPid,
+}
+
+impl Nursery {
+    fn new() -> io::Result<Self> {
+        Ok(Self { init: InitProgram::new()?, stack: Stack::new()?, pid: SharedPid::new()? })
     }
 }
 
@@ -197,11 +212,8 @@ impl Launcher {
             Ok(parts) => parts,
             Err(failure) => return Err((control, failure)),
         };
-        match self.fork(group.as_deref()) {
-            Ok(Fork::Child) => {
-                self.live_as_child(create, &cell, group.as_deref(), &control, workspace.as_ref());
-            }
-            Ok(Fork::Parent(pid)) => {
+        match self.make_child(create, &cell, group.as_deref(), &control, workspace.as_ref()) {
+            Ok(pid) => {
                 cell.rules = None;
                 // What holds a host's directory must end with the init: its owner may want to unmount it.
                 let cell = match workspace.is_none() && !self.single {
@@ -270,39 +282,52 @@ impl Launcher {
         Ok((workspace, cell, group))
     }
 
-    fn fork(&self, group: Option<&Group>) -> Step<Fork> {
-        let kinds = namespace::kind::PID | namespace::kind::UTS;
-        let target = group.and_then(Group::clone_target);
-        spawn::fork(kinds, target, Some(&self.pid)).step("fork into new namespaces")
-    }
-
-    /// The rest of a child's life.
-    fn live_as_child(
-        &self,
+    /// Makes the child that builds the sandbox and becomes its init. Gives its number once it is the init, or has failed.
+    fn make_child(
+        &mut self,
         create: &Create,
         cell: &Cell,
         group: Option<&Group>,
         control: &OwnedFd,
         workspace: Option<&OwnedFd>,
-    ) -> ! {
+    ) -> Step<i32> {
+        let Nursery { init, stack, pid } = &mut self.nursery;
         let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
-        let setup = create::Setup {
+        let mut child = create::NewSandbox(create::Setup {
             cell,
             join_files: group.map_or(&[], Group::join_files),
             groups: &groups,
             counting_dir: self.owner.as_ref().zip(group).and_then(|(owner, group)| owner.counting_dir(group)),
             group_base: group.map(Group::base).unwrap_or_default(),
             identity: self.identity,
-            outside_pid: self.pid.get(),
+            outside_pid: pid,
             template: &self.template,
             landlock_abi: self.landlock_abi,
             filters: &self.filters,
             create,
             control: control.as_fd(),
             workspace,
-        };
-        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| create::run(&setup)));
-        process::exit_now(code.unwrap_or(70))
+            init,
+        });
+        let kinds = namespace::kind::PID | namespace::kind::UTS;
+        if let Some(target) = group.and_then(Group::clone_target) {
+            // Version 2 lets a process be born in its group, or be moved at the cost of milliseconds. What is born there
+            // gets a copy of this memory: everything that it uses is charged to the group, and the kernel may kill it
+            // for that at any time, in the middle of anything.
+            return match spawn::fork(kinds, Some(target), Some(pid)).step("fork into new namespaces")? {
+                Fork::Child => spawn::live(&mut child, init::NAME),
+                Fork::Parent(pid) => Ok(pid),
+            };
+        }
+        let made = spawn::borrow(stack, kinds, pid, &mut child, init::NAME);
+        // The child made it dumpable for a while, to open its own files in /proc.
+        let hidden = process::set_dumpable(process::DumpableState::No);
+        let (pid, orderly) = made.step("make a process in new namespaces")?;
+        if !orderly || hidden.is_err() {
+            // Somebody killed the child, and it may have been changing anything of this memory. All sandboxes end.
+            process::exit_now(72);
+        }
+        Ok(pid)
     }
 
     /// Reaps inits that have ended and removes what is left of them.

@@ -16,13 +16,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Owner, Share, Version};
-use cofferdam_linux::spawn::SharedPid;
 use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
 use super::cells::{self, Cells, Mould};
 use super::template::Template;
-use super::{Filters, Identity, Launcher, Named, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence};
+use super::{Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence};
 use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
 
 /// Stack of a thread that makes a few system calls.
@@ -90,7 +89,7 @@ struct Begun {
     children: OwnedFd,
     namespaces: [u64; 7],
     identity: Identity,
-    pid: SharedPid,
+    nursery: Nursery,
     side: Option<Side>,
 }
 
@@ -116,8 +115,8 @@ impl Begun {
             Origin::Executed => None,
             Origin::Forked => Side::begin(&host_proc, outside.as_ref(), identity, Share::Single),
         };
-        let pid = SharedPid::new().step("share a page")?;
-        Ok(Self { origin, host_proc, outside, children, namespaces, identity, pid, side })
+        let nursery = Nursery::new().step("prepare for children")?;
+        Ok(Self { origin, host_proc, outside, children, namespaces, identity, nursery, side })
     }
 
     /// Makes what every sandbox of this launcher needs.
@@ -166,8 +165,8 @@ impl Begun {
             privileged,
             namespaces: self.namespaces,
         };
-        let Self { origin, children, identity, pid, .. } = self;
-        Ok(Prepared { origin, template, owner, identity, children, pid, network, facts })
+        let Self { origin, children, identity, nursery, .. } = self;
+        Ok(Prepared { origin, template, owner, identity, children, nursery, network, facts })
     }
 }
 
@@ -227,7 +226,7 @@ struct Prepared {
     owner: Option<Owner>,
     identity: Identity,
     children: OwnedFd,
-    pid: SharedPid,
+    nursery: Nursery,
     network: Option<cells::Network>,
     facts: HostFacts,
 }
@@ -265,7 +264,7 @@ impl Prepared {
             landlock_abi: self.facts.landlock_abi,
             filters,
             cells,
-            pid: self.pid,
+            nursery: self.nursery,
             live: Vec::new(),
             single: self.origin == Origin::Forked,
             last_disk: USUAL_DISK,

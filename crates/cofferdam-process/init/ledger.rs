@@ -1,0 +1,96 @@
+//! CPU time that one exec is charged with where no control group counts it: never less than it used.
+//!
+//! The times of the processes that are there, and of those that their parents waited for, can be read. Those of a
+//! process that nobody waits for vanish with it. So a span in which a process appeared or vanished counts as if every
+//! processor had worked all the time; only a span with the same processes at both ends is charged with what they used.
+
+/// The account of the exec that started last.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    charged_micros: u64,
+    sum_micros: u64,
+    population: Population,
+}
+
+/// Which processes there are, and the number that was given out last: births between two looks change it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Population {
+    count: u64,
+    /// Stands for the list of them.
+    digest: u64,
+    last: u64,
+}
+
+impl Population {
+    /// Nobody, in a sandbox whose processes cannot know the seed, and so cannot be chosen to look like others.
+    pub fn new(seed: u64, last: u64) -> Self {
+        Self { count: 0, digest: seed, last }
+    }
+
+    /// With one process more.
+    pub fn add(&mut self, pid: i32) {
+        self.count += 1;
+        self.digest = mix(self.digest ^ pid as u64);
+    }
+}
+
+/// A permutation in which each bit of the input moves about half of the output's (the finisher of splitmix64).
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+impl Ledger {
+    /// A new account, opened with these processes and this sum of their times.
+    pub fn open(sum_micros: u64, population: Population) -> Self {
+        Self { charged_micros: 0, sum_micros, population }
+    }
+
+    /// Charges a span at whose end there are these processes, with this sum of their times.
+    pub fn charge(&mut self, span_micros: u64, processors: u64, sum_micros: u64, population: Population) {
+        let seen = sum_micros.saturating_sub(self.sum_micros);
+        let same = population == self.population;
+        self.charged_micros += if same { seen } else { seen.max(span_micros.saturating_mul(processors)) };
+        self.sum_micros = sum_micros;
+        self.population = population;
+    }
+
+    /// What was charged so far.
+    pub fn charged_micros(&self) -> u64 {
+        self.charged_micros
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn population(pids: &[i32], last: u64) -> Population {
+        let mut population = Population::new(7, last);
+        pids.iter().for_each(|&pid| population.add(pid));
+        population
+    }
+
+    #[test]
+    fn processes_that_come_and_go_are_charged_for_the_whole_span() {
+        let mut ledger = Ledger::open(0, population(&[], 0));
+        ledger.charge(1000, 2, 0, population(&[2], 2));
+        assert_eq!(ledger.charged_micros(), 2000, "one appeared");
+        ledger.charge(1000, 2, 300, population(&[2], 2));
+        assert_eq!(ledger.charged_micros(), 2300, "the same processes at both ends");
+        ledger.charge(1000, 2, 300, population(&[2], 9));
+        assert_eq!(ledger.charged_micros(), 4300, "some appeared and vanished unseen");
+        ledger.charge(1000, 2, 100, population(&[], 9));
+        assert_eq!(ledger.charged_micros(), 6300, "one vanished with its times");
+    }
+
+    #[test]
+    fn populations_are_the_same_only_with_the_same_processes() {
+        assert_eq!(population(&[2, 3], 3), population(&[2, 3], 3));
+        for other in [population(&[2], 3), population(&[2, 4], 3), population(&[2, 3], 4), population(&[3, 2], 3)] {
+            assert_ne!(population(&[2, 3], 3), other);
+        }
+    }
+}

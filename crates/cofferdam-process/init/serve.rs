@@ -1,0 +1,321 @@
+//! The life of process 1: takes orders, reaps, reports, kills.
+//!
+//! ```text
+//! walls up --ordered program started, if any--> Ready --orders, ends of children--> owner gone --> everything ends
+//! ```
+
+use super::handover::Handover;
+use super::launch::{self, Desk};
+use super::sys::{self, Fd, Fds, Mapping, Ready, Res};
+use super::texts::{self, Path};
+use super::watch::{self, Watch};
+use super::wire::{self, Event, NotStarted, Order, Start, Step};
+
+/// How long the owner may take to read what it was told.
+const PATIENCE_MICROS: u64 = 10_000_000;
+/// Scans for processes of one exec before everything in the sandbox is killed instead.
+const KILL_SCANS: usize = 200;
+/// Bytes for a list of all processes: some thirty thousand. Only what is needed of it is ever touched.
+const SNAPSHOT: usize = 1 << 20;
+/// Programs of execs that can run at the same time.
+const MOST_RUNNING: usize = 4096;
+/// Orders up to this length need no memory of their own.
+const USUAL_MESSAGE: usize = 4096;
+
+/// Memory that is there from the start.
+pub struct Room {
+    /// The last order.
+    pub message: [u8; USUAL_MESSAGE],
+    pub desk: Desk,
+    pub running: Running,
+}
+
+impl Room {
+    /// Unused.
+    pub const NEW: Self = Self {
+        message: [0; USUAL_MESSAGE],
+        desk: Desk::NEW,
+        running: Running { list: [(0, 0); MOST_RUNNING], count: 0 },
+    };
+}
+
+/// The main process of each exec that runs.
+pub struct Running {
+    list: [(i32, u64); MOST_RUNNING],
+    count: usize,
+}
+
+impl Running {
+    fn is_full(&self) -> bool {
+        self.count >= MOST_RUNNING
+    }
+
+    fn add(&mut self, pid: i32, exec: u64) {
+        if let Some(slot) = self.list.get_mut(self.count) {
+            *slot = (pid, exec);
+            self.count += 1;
+        }
+    }
+
+    fn remove(&mut self, pid: i32) -> Option<u64> {
+        let used = self.list.get_mut(..self.count)?;
+        let at = used.iter().position(|(known, _)| *known == pid)?;
+        let (_, exec) = *used.get(at)?;
+        used.swap(at, used.len() - 1);
+        self.count -= 1;
+        Some(exec)
+    }
+}
+
+/// Process 1.
+pub struct Init {
+    control: i32,
+    children: Fd,
+    watch: Option<Watch>,
+    mark: (u64, u64),
+    /// Whether the sandbox measured what the host expected.
+    as_expected: bool,
+    execs_started: u64,
+    /// The first exec that was started.
+    first: u64,
+    /// The exec with which the sandbox ends.
+    last: Option<u64>,
+}
+
+impl Init {
+    /// Begins with what was handed over.
+    pub fn new(handover: &Handover) -> Res<Self> {
+        Ok(Self {
+            control: handover.control,
+            children: sys::child_signal()?,
+            watch: Watch::new(handover.watch_memory, handover.watch_cpu, handover.mark.0 ^ handover.mark.1),
+            mark: handover.mark,
+            as_expected: handover.as_expected,
+            execs_started: 0,
+            first: 0,
+            last: None,
+        })
+    }
+
+    /// Starts what was ordered along with a sandbox that measures what was expected. What cannot be taken now is left
+    /// to [`Self::serve`].
+    pub fn start_ordered(&mut self, room: &mut Room) -> Option<Result<(), NotStarted>> {
+        if !self.as_expected {
+            return None;
+        }
+        let Room { message, desk, running } = room;
+        // Nothing there yet, or nothing that can be answered here: the owner sends no such thing.
+        receive(self.control, message, |order, fds| match order {
+            Order::Start(start) if start.terminal.is_none() => {
+                Some(self.try_start(&start, fds, desk, running).map(drop))
+            }
+            _ => None,
+        })
+        .ok()
+        .flatten()
+        .flatten()
+    }
+
+    /// Tells the owner that the sandbox is ready, and keeps no descriptor but what is needed from now on.
+    pub fn report(&self, handover: &Handover, evidence: &[u8], first: Option<Result<(), NotStarted>>) -> Res<()> {
+        let (head, tail) = wire::ready(first);
+        let fds = handover.fds.get(..handover.fd_count).ok_or(sys::EBADF)?;
+        self.send([head, evidence, tail.bytes()], fds)?;
+        let (low, high) = (self.control.min(self.children.number()), self.control.max(self.children.number()));
+        sys::close_range(3, low - 1);
+        sys::close_range(low + 1, high - 1);
+        sys::close_range(high + 1, i32::MAX);
+        Ok(())
+    }
+
+    /// Serves until the owner goes away. Gives the exit code.
+    pub fn serve(&mut self, room: &mut Room) -> i32 {
+        loop {
+            match self.turn(room) {
+                Ok(true) => {}
+                Ok(false) => return 0,
+                Err(_) => return 76,
+            }
+        }
+    }
+
+    fn turn(&mut self, room: &mut Room) -> Res<bool> {
+        // Only while something runs: an idle sandbox sleeps.
+        let due = self.watch.as_ref().filter(|_| sys::has_children()).map(Watch::left);
+        let [orders, ended] = sys::wait([(self.control, Ready::Read), (self.children.number(), Ready::Read)], due)?;
+        if ended && !self.collect(&mut room.running)? {
+            return Ok(false);
+        }
+        if orders {
+            let Room { message, desk, running } = room;
+            match receive(self.control, message, |order, fds| self.obey(order, fds, desk, running)) {
+                Ok(Some(obeyed)) => obeyed?,
+                Ok(None) => return Ok(false),
+                Err(sys::EAGAIN) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        if let Some(event) = self.watch.as_mut().and_then(Watch::look) {
+            sys::kill(-1, sys::SIGKILL);
+            // What the owner does not hear of is killed all the same.
+            let _ = self.tell(&event, &[]);
+        }
+        Ok(true)
+    }
+
+    fn tell(&self, event: &Event, fds: &[i32]) -> Res<()> {
+        self.send([event.encode().bytes(), &[], &[]], fds)
+    }
+
+    fn send(&self, parts: [&[u8]; 3], fds: &[i32]) -> Res<()> {
+        loop {
+            match sys::send(self.control, parts, fds) {
+                Err(sys::EAGAIN) => {
+                    // The second place is of no use here; the kernel ignores negative descriptors.
+                    let [writable, _] =
+                        sys::wait([(self.control, Ready::Write), (-1, Ready::Read)], Some(PATIENCE_MICROS))?;
+                    if !writable {
+                        return Err(sys::EAGAIN);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order<'_>, fds: Fds, desk: &mut Desk, running: &mut Running) -> Res<()> {
+        match order {
+            Order::Start(start) => self.start(&start, fds, desk, running),
+            Order::Signal { exec, kill } => {
+                self.signal_exec(exec, if kill { sys::SIGKILL } else { sys::SIGTERM });
+                Ok(())
+            }
+        }
+    }
+
+    fn start(&mut self, start: &Start<'_>, fds: Fds, desk: &mut Desk, running: &mut Running) -> Res<()> {
+        let exec = start.exec;
+        if start.if_expected && !self.as_expected {
+            let failure = NotStarted { step: Step::Unexpected, errno: 0 };
+            return self.tell(&Event::NotStarted { exec, failure }, &[]);
+        }
+        match self.try_start(start, fds, desk, running) {
+            Ok(Some(master)) => self.tell(&Event::Started { exec }, &[master.number()]),
+            Ok(None) => self.tell(&Event::Started { exec }, &[]),
+            Err(failure) => self.tell(&Event::NotStarted { exec, failure }, &[]),
+        }
+    }
+
+    /// Starts a program. Gives its terminal's controlling end if it has one.
+    fn try_start(
+        &mut self,
+        start: &Start<'_>,
+        fds: Fds,
+        desk: &mut Desk,
+        running: &mut Running,
+    ) -> Result<Option<Fd>, NotStarted> {
+        if running.is_full() {
+            return Err(NotStarted { step: Step::Fork, errno: sys::EAGAIN });
+        }
+        self.execs_started += 1;
+        if self.execs_started == 1 {
+            self.first = start.exec;
+        }
+        if let Some(watch) = &mut self.watch {
+            watch.begin();
+        }
+        let prepare = |errno| NotStarted { step: Step::Prepare, errno };
+        let (pid, master) = match start.terminal {
+            None => (desk.launch(start, fds.three().map_err(prepare)?, self.mark)?, None),
+            Some(size) => {
+                let (master, slave) = launch::make_terminal(size).map_err(prepare)?;
+                (desk.launch(start, [slave.number(); 3], self.mark)?, Some(master))
+            }
+        };
+        running.add(pid, start.exec);
+        self.last = self.last.or(start.last.then_some(start.exec));
+        Ok(master)
+    }
+
+    /// Reaps; `false` when the exec is over with which the sandbox ends.
+    fn collect(&self, running: &mut Running) -> Res<bool> {
+        let mut told = [0; 512];
+        while sys::read(self.children.number(), &mut told).is_ok() {}
+        while let Some(reaped) = sys::reap() {
+            let Some(exec) = running.remove(reaped.pid) else { continue };
+            let cpu_micros = match &self.watch {
+                Some(watch) => watch.used(reaped.cpu_micros),
+                None => reaped.cpu_micros,
+            };
+            let (status, peak_bytes) = (reaped.status, reaped.peak_bytes);
+            self.tell(&Event::Ended { exec, status, peak_bytes, cpu_micros }, &[])?;
+            // A program that was killed leaves the question by what, and the answer is in the control group.
+            let exited = status & 0x7f == 0;
+            if exited && self.last == Some(exec) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Signals everything an exec started. The mark in a resource limit says what belongs to it, wherever it has gone:
+    /// children inherit it, and the seccomp list lets nobody change it.
+    fn signal_exec(&self, exec: u64, signal: i32) {
+        let kills = signal == sys::SIGKILL;
+        if kills && self.execs_started == 1 && self.first == exec {
+            sys::kill(-1, signal); // One step, which no fork can outrun.
+            return;
+        }
+        if let Ok(mut list) = Mapping::anonymous(SNAPSHOT) {
+            for _ in 0..if kills { KILL_SCANS } else { 1 } {
+                if !signal_marked(list.bytes_mut(), exec, signal) {
+                    return;
+                }
+            }
+        }
+        if kills {
+            // It forks faster than it can be counted. The sandbox ends rather than the order be disobeyed.
+            sys::kill(-1, sys::SIGKILL);
+        }
+    }
+}
+
+/// Signals what carries a mark and is alive; `false` when there is no such process. All are listed before the first is
+/// signalled, so that what a program starts in answer to a signal does not get one.
+fn signal_marked(list: &mut [u8], exec: u64, signal: i32) -> bool {
+    let mut found = false;
+    watch::each_process(list, |pid| {
+        if sys::mark_of(pid) == Some(exec) && is_running(pid) {
+            found = true;
+            sys::kill(pid, signal);
+        }
+    });
+    found
+}
+
+fn is_running(pid: i32) -> bool {
+    let mut stat = [0; 512];
+    texts::is_running(sys::read_file(Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat))
+}
+
+/// Takes the next order, if there is one; `None` when the owner is gone.
+fn receive<R>(control: i32, usual: &mut [u8], obey: impl FnOnce(Order<'_>, Fds) -> R) -> Res<Option<R>> {
+    let expected = sys::next_length(control)?.min(wire::MAX_INLINE);
+    let mut own;
+    let buffer = if expected <= usual.len() {
+        usual
+    } else {
+        own = Mapping::anonymous(expected)?;
+        own.bytes_mut()
+    };
+    let (length, mut fds) = sys::receive(control, buffer)?;
+    match buffer.get(..length).and_then(<[u8]>::split_first) {
+        None => Ok(None),
+        Some((&wire::INLINE, body)) => wire::order(body).map(|order| Some(obey(order, fds))).ok_or(sys::EBADMSG),
+        Some((&wire::IN_MEMORY_FILE, [])) => {
+            let body = Mapping::file(&fds.take_first()?, wire::MAX_MESSAGE)?;
+            wire::order(body.bytes()).map(|order| Some(obey(order, fds))).ok_or(sys::EBADMSG)
+        }
+        Some(_) => Err(sys::EBADMSG),
+    }
+}
