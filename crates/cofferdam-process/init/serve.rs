@@ -13,14 +13,21 @@ use super::wire::{self, Event, NotStarted, Order, Start, Step};
 
 /// How long the owner may take to read what it was told.
 const PATIENCE_MICROS: u64 = 10_000_000;
-/// Scans for processes of one exec before everything in the sandbox is killed instead.
+/// Scans for processes of one exec, one right after the other: what forks must not get ahead.
 const KILL_SCANS: usize = 200;
+/// Scans after that, with pauses: what was killed may need a while to be gone. If there is something still, everything
+/// in the sandbox is killed instead.
+const SLOW_KILL_SCANS: usize = 1000;
+const PAUSE_MICROS: u64 = 1000;
 /// Bytes for a list of all processes: some thirty thousand. Only what is needed of it is ever touched.
 const SNAPSHOT: usize = 1 << 20;
 /// Programs of execs that can run at the same time.
 const MOST_RUNNING: usize = 4096;
 /// Orders up to this length need no memory of their own.
 const USUAL_MESSAGE: usize = 4096;
+
+/// The kernel ignores negative descriptors.
+const NOTHING: (i32, Ready) = (-1, Ready::Read);
 
 /// Memory that is there from the start.
 pub struct Room {
@@ -171,9 +178,7 @@ impl Init {
         loop {
             match sys::send(self.control, parts, fds) {
                 Err(sys::EAGAIN) => {
-                    // The second place is of no use here; the kernel ignores negative descriptors.
-                    let [writable, _] =
-                        sys::wait([(self.control, Ready::Write), (-1, Ready::Read)], Some(PATIENCE_MICROS))?;
+                    let [writable, _] = sys::wait([(self.control, Ready::Write), NOTHING], Some(PATIENCE_MICROS))?;
                     if !writable {
                         return Err(sys::EAGAIN);
                     }
@@ -267,7 +272,10 @@ impl Init {
             return;
         }
         if let Ok(mut list) = Mapping::anonymous(SNAPSHOT) {
-            for _ in 0..if kills { KILL_SCANS } else { 1 } {
+            for scan in 0..if kills { KILL_SCANS + SLOW_KILL_SCANS } else { 1 } {
+                if scan >= KILL_SCANS {
+                    let _ = sys::wait([NOTHING; 2], Some(PAUSE_MICROS));
+                }
                 if !signal_marked(list.bytes_mut(), exec, signal) {
                     return;
                 }

@@ -51,6 +51,36 @@ fn a_handover_is_read_back() {
     assert_eq!(Handover::decode(&too_many.encode()), None);
 }
 
+#[test]
+fn both_sides_agree_on_sizes() {
+    assert_eq!(wire::MAX_MESSAGE, protocol::MAX_MESSAGE);
+    assert_eq!(wire::MAX_INLINE, cofferdam_linux::message::MAX_INLINE);
+}
+
+#[test]
+fn long_messages_are_marked_as_the_init_expects() {
+    use std::os::fd::AsFd;
+    let (owner, init) = cofferdam_linux::message::pair().unwrap();
+    for (length, mark) in [(10, wire::INLINE), (100_000, wire::IN_MEMORY_FILE)] {
+        let order = protocol::Order::Start(protocol::Start {
+            exec: 1,
+            argv: vec!["x".repeat(length)],
+            env: Vec::new(),
+            directory: "/".into(),
+            terminal: None,
+            if_expected: false,
+            last: false,
+        });
+        protocol::send(owner.as_fd(), &order, &[], std::time::Duration::from_secs(1)).unwrap();
+        let mut buffer = vec![0; wire::MAX_INLINE];
+        let (length, fds) = cofferdam_linux::message::receive(init.as_fd(), &mut buffer).unwrap();
+        assert_eq!(
+            (buffer[0], length == 1, fds.len() == 1),
+            (mark, mark == wire::IN_MEMORY_FILE, mark != wire::INLINE)
+        );
+    }
+}
+
 /// What the init makes of an order, put back into the owner's words.
 fn as_owner(order: wire::Order<'_>) -> protocol::Order {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
