@@ -48,7 +48,9 @@ impl InitProgram {
 
     /// Allows its execution, where that needs a rule. Nothing in a sandbox has a name for it.
     pub fn allow_in(&self, rules: &Ruleset) -> io::Result<()> {
-        if self.on_a_mount { rules.allow(self.file.as_fd(), access::EXECUTE) } else { Ok(()) }
+        // To execute counts as reading, too.
+        let rights = access::EXECUTE | access::READ_FILE;
+        if self.on_a_mount { rules.allow(self.file.as_fd(), rights) } else { Ok(()) }
     }
 }
 
