@@ -36,22 +36,22 @@ fn killing_the_supervisor_leaves_nothing_behind() {
 }
 
 /// The launcher is the supervisor's child, and the init the launcher's.
-fn child_of(pid: u32) -> Option<u32> {
+fn child_of(pid: u32, named: &str) -> Option<u32> {
     let mut children = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
         let parent: u32 = rest.split_whitespace().nth(1)?.parse().ok()?;
-        Some((pid, parent, name == "cofferdam"))
+        Some((pid, parent, name == named))
     });
-    children.find(|(_, parent, launcher)| *parent == pid && *launcher).map(|(pid, ..)| pid)
+    children.find(|(_, parent, named)| *parent == pid && *named).map(|(pid, ..)| pid)
 }
 
 #[test]
 fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     let before = census::census();
     let mut child = supervisor();
-    let launcher = child_of(child.id()).expect("the supervisor has a launcher");
+    let launcher = child_of(child.id(), "cofferdam").expect("the supervisor has a launcher");
     let status = Command::new("kill").args(["-s", "KILL", &launcher.to_string()]).status().expect("kill runs");
     assert!(status.success());
     let status = child.wait().expect("it ends");
@@ -61,6 +61,28 @@ fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     assert!(next.success());
     let left = census::left_behind(&before, Duration::from_secs(60));
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn an_init_is_a_program_of_its_own_that_nobody_looks_into() {
+    let mut child = supervisor();
+    let launcher = child_of(child.id(), "cofferdam").expect("the supervisor has a launcher");
+    let init = child_of(launcher, "cofferdam-init").expect("the launcher has an init");
+    let maps = std::fs::read_to_string(format!("/proc/{init}/maps"));
+    let environment = std::fs::read(format!("/proc/{init}/environ"));
+    let status = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
+    assert!(status.success());
+    child.wait().expect("it ends");
+    if rustix::process::geteuid().is_root() {
+        let maps = maps.expect("root may look");
+        assert!(maps.contains("cofferdam-init"), "{maps}");
+        assert!(!maps.contains(env!("CARGO_BIN_EXE_cofferdam")), "it has pages of the launcher's program: {maps}");
+        assert_eq!(environment.expect("root may look"), b"");
+    } else {
+        for refused in [maps.err(), environment.err()] {
+            assert_eq!(refused.map(|error| error.kind()), Some(std::io::ErrorKind::PermissionDenied));
+        }
+    }
 }
 
 /// The command line's `run -- true` under another program. Status and standard error.
