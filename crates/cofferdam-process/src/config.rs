@@ -43,9 +43,8 @@ pub struct ProcessConfig {
     pub home: Option<PathBuf>,
     /// Whether control groups are used.
     pub control_groups: ControlGroups,
-    /// Whether the launcher uses idle time to make ready for the next sandbox: a few fresh network namespaces, and one
-    /// forked process that has its namespaces already. Everything that a spec asks for is applied when it is asked for,
-    /// either way. Switch it off for a single sandbox.
+    /// Whether the launcher keeps a stock of what every sandbox needs and no spec has a say in: network and mount
+    /// namespaces, a few at most. Switch it off for a single sandbox.
     pub prepare_ahead: bool,
     /// Where launchers come from.
     pub launcher: LauncherStart,

@@ -21,7 +21,9 @@ use rustix::fs::{Mode, OFlags};
 
 use super::cells::{self, Cells, Mould};
 use super::template::Template;
-use super::{Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence};
+use super::{
+    Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence,
+};
 use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
 
 /// Stack of a thread that makes a few system calls.

@@ -149,7 +149,7 @@ fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
 }
 
 #[test]
-fn a_child_forked_ahead_becomes_exactly_what_is_asked_for() {
+fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let prepared = ProcessBackend::new(ProcessConfig::default()).expect("a backend");
