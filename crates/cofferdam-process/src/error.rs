@@ -1,10 +1,21 @@
 //! The crate's failures as errors of the contract.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use cofferdam_contract::{Error, ErrorKind, Retry};
 
 use crate::protocol::{Failure, NotStarted};
+
+/// The error for a process that can open nothing more, if that is so.
+pub fn no_descriptors(any: &OwnedFd) -> Option<Error> {
+    let error = any.try_clone().err()?;
+    Some(
+        Error::new(ErrorKind::ResourceExhausted, "create", "this process has no file descriptors left")
+            .with_remedy("raise its limit (`ulimit -n`): each sandbox takes about a dozen")
+            .with_source(error),
+    )
+}
 
 /// An operating-system error during `operation`.
 pub fn os(operation: &'static str, what: &str, error: io::Error) -> Error {

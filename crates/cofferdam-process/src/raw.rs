@@ -55,6 +55,9 @@ impl Raw {
             Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
             Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
             Ok(Ok(_)) | Ok(Err(_)) => {
+                if let Some(error) = error::no_descriptors(control.get_ref()) {
+                    return Err(error);
+                }
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox ended before it was ready")
                     .with_remedy("is the memory limit large enough? `cofferdam doctor` says what this host lacks"));
             }
@@ -144,6 +147,8 @@ impl Raw {
     /// The same with what [`Self::posture`] gave for this spec.
     pub async fn accept_with(mut self, spec: Spec, posture: Posture) -> Result<ProcessSandbox> {
         if let Err(error) = posture.require(spec.allow_weaker()) {
+            // What could not be opened could not be measured.
+            let error = error::no_descriptors(self.core.control.get_ref()).unwrap_or(error);
             self.close().await?;
             return Err(error);
         }
