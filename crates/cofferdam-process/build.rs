@@ -45,7 +45,6 @@ fn compile(target: &str, out: &Path, linker: fn(&mut Command)) -> Result<(), Str
         "overflow-checks=no",
         "debug-assertions=no",
         "strip=symbols",
-        "link-self-contained=no",
         "default-linker-libraries=no",
     ] {
         rustc.args(["-C", option]);
@@ -56,7 +55,7 @@ fn compile(target: &str, out: &Path, linker: fn(&mut Command)) -> Result<(), Str
 }
 
 fn rust_lld(rustc: &mut Command) {
-    rustc.args(["-C", "linker-flavor=ld.lld", "-C", "linker=rust-lld"]);
+    rustc.args(["-C", "linker-flavor=ld.lld", "-C", "linker=rust-lld", "-C", "link-self-contained=no"]);
     for option in LINKED.iter().chain(&["--no-rosegment"]) {
         rustc.arg(format!("-Clink-arg={option}"));
     }

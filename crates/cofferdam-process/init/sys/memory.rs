@@ -145,6 +145,7 @@ impl<T> Once<T> {
     }
 
     /// The memory, for the first who asks.
+    #[expect(clippy::mut_from_ref, reason = "it is given once")]
     pub fn take(&'static self) -> Option<&'static mut T> {
         // There is one thread, so that a load and a store do; a swap may need a library on some processors.
         if self.taken.load(Ordering::Relaxed) {
