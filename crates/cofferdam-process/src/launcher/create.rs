@@ -346,8 +346,8 @@ fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> St
     Ok((handover, keep))
 }
 
-/// Puts the hand-over into a pipe, from which the init reads it as its standard input: nothing else could be read by
-/// nobody but the init, and the key of the marks is a secret.
+/// Puts the hand-over into a pipe that nobody else has, for the key of the marks is a secret. The init reads it as its
+/// standard input.
 fn pass_on(handover: &Handover, evidence: &Evidence) -> io::Result<()> {
     let body = postcard::to_extend(evidence, handover.encode().to_vec()).map_err(io::Error::other)?;
     let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
