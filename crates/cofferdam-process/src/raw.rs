@@ -19,6 +19,8 @@ use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Walls, Workspac
 use crate::sandbox::{Made, ProcessSandbox};
 use crate::sys::watch::watch;
 
+/// A tmpfs has a whole number of these, in bytes, on every kernel.
+const PAGE: u64 = 64 << 10;
 /// Time an init has to come up, on a machine under heavy load.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -125,6 +127,9 @@ impl Raw {
         let disk = rustix::fs::fstatvfs(&self.core.code)
             .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
         (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
+        if self.evidence.disk_bytes < limits.disk.map_or(0, |asked| asked.as_bytes() / PAGE * PAGE) {
+            return Err(Error::new(ErrorKind::Internal, "claim", "the sandbox's tmpfs has less room than was asked for"));
+        }
         Ok(())
     }
 

@@ -46,9 +46,9 @@ pub struct Cell {
     pub own: OwnedFd,
     /// Landlock rules for all of it but `/proc` and the workspace; `None` on a kernel without Landlock.
     pub rules: Option<OwnedFd>,
-    /// Bytes that fit into the writable directories. Always a limit: one can be lifted later, but not set where there is
-    /// none.
-    pub disk: u64,
+    /// Bytes that fit into the writable directories. At first always a limit: one can be lifted later, but not set where
+    /// there is none.
+    pub disk: Option<u64>,
 }
 
 /// What cells are made from.
@@ -171,11 +171,11 @@ impl Cells {
 }
 
 impl Cell {
-    /// Bounds the writable directories, if they were not made with this bound.
+    /// Bounds the writable directories, if they do not have this bound. Who has another copy of the cell says so there.
     ///
     /// Fails where there is less room than is in use, and where there was no limit before.
     pub fn resize(&self, disk: Option<u64>) -> io::Result<()> {
-        if Some(self.disk) == disk {
+        if self.disk == disk {
             return Ok(());
         }
         let (size, files) = bounds(disk);
@@ -192,7 +192,7 @@ fn from_stock(maker: BorrowedFd<'_>) -> io::Result<Cell> {
     let mut fds = fds.into_iter();
     match (length, fds.next(), fds.next(), fds.next(), fds.next()) {
         (8, Some(network), Some(ipc), Some(mounts), Some(own)) => {
-            Ok(Cell { network, ipc, mounts: Some(mounts), own, rules: fds.next(), disk: u64::from_le_bytes(buffer) })
+            Ok(Cell { network, ipc, mounts: Some(mounts), own, rules: fds.next(), disk: Some(u64::from_le_bytes(buffer)) })
         }
         _ => Err(io::Error::from(io::ErrorKind::BrokenPipe)),
     }
@@ -222,7 +222,7 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
 fn make_of_template(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
     let Network { network, ipc } = network;
     let (own, rules) = furnish(mould, disk)?;
-    Ok(Cell { network, ipc, mounts: None, own, rules, disk })
+    Ok(Cell { network, ipc, mounts: None, own, rules, disk: Some(disk) })
 }
 
 fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
@@ -230,7 +230,7 @@ fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
     let Network { network, ipc } = network;
     namespace::unshare(namespace::kind::MOUNT)?;
     let cell = furnish(mould, disk).and_then(|(own, rules)| {
-        Ok(Cell { network, ipc, mounts: Some(namespace::open_own(proc, "mnt")?), own, rules, disk })
+        Ok(Cell { network, ipc, mounts: Some(namespace::open_own(proc, "mnt")?), own, rules, disk: Some(disk) })
     });
     // What is not in the template's namespace can make no further cell, and no sandbox.
     if namespace::join(home, namespace::kind::MOUNT).is_err() {

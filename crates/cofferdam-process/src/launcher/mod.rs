@@ -215,6 +215,8 @@ impl Launcher {
         match self.make_child(create, &cell, group.as_deref(), &control, workspace.as_ref()) {
             Ok(pid) => {
                 cell.rules = None;
+                // The child has bounded it so.
+                cell.disk = create.disk;
                 // What holds a host's directory must end with the init: its owner may want to unmount it.
                 let cell = match workspace.is_none() && !self.single {
                     true => Some(cell),
@@ -256,6 +258,7 @@ impl Launcher {
         let live = found.ok_or_else(|| missing("the processes"))?;
         let cell = live.cell.as_mut().ok_or_else(|| missing("the tmpfs"))?;
         cell.resize(adapt.disk).step("bound the sandbox's tmpfs")?;
+        cell.disk = adapt.disk;
         match (&self.owner, &mut live.group) {
             (Some(owner), Some(group)) => {
                 let tasks = adapt.tasks.map(|tasks| tasks + 1);

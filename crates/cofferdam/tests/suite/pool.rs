@@ -53,12 +53,15 @@ fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
         let ahead = backend.capabilities().contains(&Capability::Warm);
         let mut warm = 0;
         for pair in 0..TRIALS / 2 {
-            let template = Trial::seeded(pair + 1000, &Spec::default(), None).spec;
+            // Without control groups hardly anything but the template itself fits: so one pair has it.
+            let seed = if pair == 0 { 0 } else { pair + 1000 };
+            let template = Trial::seeded(seed, &Spec::default(), None).spec;
             let config = PoolConfig { min_warm: 1, ..PoolConfig::default() };
             let pooled = PooledBackend::new(Arc::clone(&backend), template, config).expect("a pool");
             for seed in [pair * 2, pair * 2 + 1] {
                 refilled(&pooled, ahead).await;
-                let trial = Trial::seeded(seed, &Spec::default(), Some(&directory));
+                let lent = (pair > 0).then_some(directory.as_path());
+                let trial = Trial::seeded(seed, &Spec::default(), lent);
                 let compared = compare_backends(&*backend, &pooled, &UnixPrograms::default(), &trial).await;
                 compared.unwrap_or_else(|differs| panic!("{differs}, for {:?}", trial.spec));
             }
