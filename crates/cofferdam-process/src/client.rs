@@ -249,3 +249,113 @@ pub async fn receive<T: serde::de::DeserializeOwned>(
 fn generalised(create: &Create) -> Create {
     Create { serial: 0, probe: false, expected: None, ..create.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_linux::message;
+    use proptest::prelude::*;
+    use std::time::Instant;
+
+    /// Longest time that a launcher may take to end on a machine under load.
+    const END: Duration = Duration::from_secs(20);
+
+    fn configure() -> Configure {
+        Configure {
+            root: None,
+            read_only: Vec::new(),
+            interpreters: Vec::new(),
+            use_cgroups: false,
+            prepare_ahead: false,
+        }
+    }
+
+    fn create(serial: u64) -> Create {
+        Create {
+            serial,
+            workspace: protocol::WorkspacePlan::Private,
+            read_only: false,
+            disk: Some(1 << 20),
+            memory: None,
+            tasks: None,
+            cpu_millis: None,
+            cpu_micros: None,
+            probe: false,
+            expected: None,
+        }
+    }
+
+    /// A launcher that has said hello.
+    fn started() -> (OwnedFd, Child) {
+        let (socket, process) = execute(Path::new("/proc/self/exe")).unwrap();
+        let Process::Executed(child) = process else { unreachable!("executed just now") };
+        protocol::send(socket.as_fd(), &configure(), &[], END).unwrap();
+        assert!(message::wait_readable(&socket, Some(END)).unwrap());
+        assert!(matches!(protocol::receive::<Hello>(socket.as_fd()).unwrap(), Some((Hello::Ready(_), _))));
+        (socket, child)
+    }
+
+    /// How a launcher ends whose owner is gone: in order, not by a signal or a panic.
+    fn ends_in_order(mut child: Child) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < END {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.code() == Some(0);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        false
+    }
+
+    /// What may reach a launcher: noise, a request with bytes changed, or cut, or a whole one.
+    fn any_body() -> impl Strategy<Value = Vec<u8>> {
+        let encoded = |serial| protocol::encode(&Ask::Create(create(serial))).unwrap();
+        let changed = (any::<u64>(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4));
+        let changed = changed.prop_map(move |(serial, changes)| {
+            let mut body = encoded(serial);
+            for (index, byte) in changes {
+                let at = index.index(body.len());
+                body[at] = byte;
+            }
+            body
+        });
+        let cut = (changed, any::<prop::sample::Index>()).prop_map(|(body, at)| body[..at.index(body.len())].to_vec());
+        let changed = (0u64..9).prop_map(encoded);
+        prop_oneof![prop::collection::vec(any::<u8>(), 0..200), cut, changed]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_message_makes_a_launcher_end_in_disorder(
+            messages in prop::collection::vec((any_body(), 0usize..4), 1..4),
+        ) {
+            let (socket, child) = started();
+            let pairs: Vec<_> = (0..4).map(|_| message::pair().unwrap()).collect();
+            for (body, fds) in &messages {
+                let fds: Vec<_> = pairs[..*fds].iter().map(|(_, theirs)| theirs.as_fd()).collect();
+                // It may have closed its end after an earlier one.
+                let _ = message::send(socket.as_fd(), body, &fds);
+            }
+            drop((socket, pairs));
+            prop_assert!(ends_in_order(child), "{messages:?}");
+        }
+    }
+
+    #[test]
+    fn a_launcher_serves_on_after_a_request_without_a_socket() {
+        let (socket, child) = started();
+        protocol::send(socket.as_fd(), &Ask::Create(create(1)), &[], END).unwrap();
+        let (ours, theirs) = message::pair().unwrap();
+        protocol::send(socket.as_fd(), &Ask::Create(create(2)), &[theirs.as_fd()], END).unwrap();
+        drop(theirs);
+        assert!(message::wait_readable(&ours, Some(END)).unwrap());
+        let event = protocol::receive::<protocol::Event>(ours.as_fd()).unwrap();
+        assert!(matches!(event, Some((protocol::Event::Ready { .. }, _))), "{event:?}");
+        drop((socket, ours));
+        assert!(ends_in_order(child));
+    }
+}

@@ -128,7 +128,11 @@ impl Raw {
             .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
         (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
         if self.evidence.disk_bytes < limits.disk.map_or(0, |asked| asked.as_bytes() / PAGE * PAGE) {
-            return Err(Error::new(ErrorKind::Internal, "claim", "the sandbox's tmpfs has less room than was asked for"));
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "claim",
+                "the sandbox's tmpfs has less room than was asked for",
+            ));
         }
         Ok(())
     }

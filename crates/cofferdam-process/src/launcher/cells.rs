@@ -191,9 +191,14 @@ fn from_stock(maker: BorrowedFd<'_>) -> io::Result<Cell> {
     let (length, fds) = message::receive(maker, &mut buffer)?;
     let mut fds = fds.into_iter();
     match (length, fds.next(), fds.next(), fds.next(), fds.next()) {
-        (8, Some(network), Some(ipc), Some(mounts), Some(own)) => {
-            Ok(Cell { network, ipc, mounts: Some(mounts), own, rules: fds.next(), disk: Some(u64::from_le_bytes(buffer)) })
-        }
+        (8, Some(network), Some(ipc), Some(mounts), Some(own)) => Ok(Cell {
+            network,
+            ipc,
+            mounts: Some(mounts),
+            own,
+            rules: fds.next(),
+            disk: Some(u64::from_le_bytes(buffer)),
+        }),
         _ => Err(io::Error::from(io::ErrorKind::BrokenPipe)),
     }
 }
