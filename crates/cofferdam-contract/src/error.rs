@@ -1,5 +1,6 @@
 //! The one error type of the contract: what failed, whose fault it is, and whether trying again can help.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -110,10 +111,10 @@ struct Inner {
     kind: ErrorKind,
     fault: Fault,
     retry: Retry,
-    operation: &'static str,
+    operation: Cow<'static, str>,
     message: String,
     remedy: Option<String>,
-    context: Vec<(&'static str, String)>,
+    context: Vec<(Cow<'static, str>, String)>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -144,7 +145,7 @@ impl Error {
                 kind,
                 fault,
                 retry,
-                operation,
+                operation: operation.into(),
                 message: message.into(),
                 remedy: None,
                 context: Vec::new(),
@@ -192,7 +193,7 @@ impl Error {
     /// Adds a named fact, such as a path or an id. Never put a secret here.
     #[must_use]
     pub fn with_context(mut self, key: &'static str, value: impl Into<String>) -> Self {
-        self.inner.context.push((key, value.into()));
+        self.inner.context.push((key.into(), value.into()));
         self
     }
 
@@ -219,8 +220,8 @@ impl Error {
     }
 
     /// The operation that failed, such as `create` or `read_file`.
-    pub fn operation(&self) -> &'static str {
-        self.inner.operation
+    pub fn operation(&self) -> &str {
+        &self.inner.operation
     }
 
     /// What failed and why, without operation, context and remedy.
@@ -234,8 +235,8 @@ impl Error {
     }
 
     /// The named facts.
-    pub fn context(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.inner.context.iter().map(|(key, value)| (*key, value.as_str()))
+    pub fn context(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.inner.context.iter().map(|(key, value)| (key.as_ref(), value.as_str()))
     }
 
     /// The error as a JSON object with the keys kind, fault, retry, operation, message, remedy and context.
@@ -288,9 +289,79 @@ impl StdError for Error {
     }
 }
 
+/// An [`Error`] as plain data, so that it can go to another process and be the same error there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ErrorData {
+    /// See [`Error::kind`].
+    pub kind: ErrorKind,
+    /// See [`Error::fault`].
+    pub fault: Fault,
+    /// See [`Error::retry`].
+    pub retry: Retry,
+    /// See [`Error::operation`].
+    pub operation: String,
+    /// See [`Error::message`].
+    pub message: String,
+    /// See [`Error::remedy`].
+    pub remedy: Option<String>,
+    /// See [`Error::context`].
+    pub context: Vec<(String, String)>,
+    /// The text of what caused it.
+    pub cause: Option<String>,
+}
+
+impl From<&Error> for ErrorData {
+    fn from(error: &Error) -> Self {
+        Self {
+            kind: error.kind(),
+            fault: error.fault(),
+            retry: error.retry(),
+            operation: error.operation().to_owned(),
+            message: error.message().to_owned(),
+            remedy: error.remedy().map(str::to_owned),
+            context: error.context().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            cause: error.source().map(ToString::to_string),
+        }
+    }
+}
+
+impl From<ErrorData> for Error {
+    fn from(data: ErrorData) -> Self {
+        let ErrorData { kind, fault, retry, operation, message, remedy, context, cause } = data;
+        let cause: Option<Box<dyn StdError + Send + Sync>> = cause.map(Into::into);
+        Self {
+            inner: Box::new(Inner {
+                kind,
+                fault,
+                retry,
+                operation: operation.into(),
+                message,
+                remedy,
+                context: context.into_iter().map(|(key, value)| (key.into(), value)).collect(),
+                source: cause.map(Into::into),
+            }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_the_same_after_a_way_as_data() {
+        let error = Error::new(ErrorKind::Io, "read_file", "cannot open")
+            .with_context("path", "a/b")
+            .with_fault(Fault::Guest)
+            .with_retry(Retry::MayHelp)
+            .with_remedy("look")
+            .with_source(std::io::Error::from_raw_os_error(2));
+        let text = serde_json::to_string(&ErrorData::from(&error)).unwrap();
+        let back = Error::from(serde_json::from_str::<ErrorData>(&text).unwrap());
+        assert_eq!(back.to_string(), error.to_string());
+        assert_eq!(back.to_json(), error.to_json());
+    }
 
     #[test]
     fn display_names_operation_message_context_and_source() {

@@ -20,7 +20,7 @@ mod units;
 mod warm;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, collect};
-pub use error::{Error, ErrorKind, Fault, Result, Retry};
+pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,
     TerminalSize,

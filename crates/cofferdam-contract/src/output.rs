@@ -133,6 +133,25 @@ impl Publisher {
         }
     }
 
+    /// Counts bytes that were dropped at the same limit before they came here.
+    pub fn count_dropped(&self, bytes: u64) {
+        let mut ring = lock(&self.ring);
+        ring.seen += bytes;
+        ring.truncated |= bytes > 0;
+    }
+
+    /// Tells every subscriber that these chunks were lost before they came here. What is kept still is lost with them:
+    /// who is so slow that this happens has no use for a middle without its end.
+    pub fn lose(&self, chunks: u64, bytes: u64) {
+        let mut ring = lock(&self.ring);
+        ring.seen += bytes;
+        ring.remaining = ring.remaining.saturating_sub(bytes);
+        ring.chunks.clear();
+        ring.next = Position { chunk: ring.next.chunk + chunks, byte: ring.next.byte + bytes };
+        ring.first = ring.next;
+        ring.wake();
+    }
+
     /// Bytes written by the process so far, the dropped ones included.
     pub fn bytes_seen(&self) -> u64 {
         lock(&self.ring).seen
@@ -293,6 +312,21 @@ mod tests {
         assert_eq!(reader.next().await, chunk("ab"));
         assert_eq!(reader.next().await, chunk("c"));
         assert_eq!(reader.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn what_was_lost_or_dropped_elsewhere_counts_here() {
+        let publisher = Publisher::new(100, 10);
+        let mut reader = publisher.subscribe();
+        publish(&publisher, "ab");
+        publisher.lose(2, 5);
+        publish(&publisher, "cdefgh");
+        publisher.count_dropped(0);
+        assert_eq!(reader.next().await, Some(OutputEvent::Lost { chunks: 3, bytes: 7 }));
+        assert_eq!(reader.next().await, chunk("cde"));
+        publisher.count_dropped(20);
+        assert_eq!(publisher.bytes_seen(), 33);
+        assert!(publisher.truncated());
     }
 
     proptest! {
