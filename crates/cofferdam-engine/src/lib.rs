@@ -2,18 +2,23 @@
 //!
 //! A [`Pool`] keeps sandboxes that were made before their request, bounds how many are alive, and serves tenants in
 //! turn. [`PooledBackend`] is the same behind the contract, so that whatever takes a backend can take a pool. A
-//! [`Session`] is one sandbox with many execs. All of it works over any
+//! [`Session`] is one sandbox with many execs, and [`Interpreters`] keeps some that wait warm. All of it works over any
 //! [`Backend`](cofferdam_contract::Backend); nothing here names one, and nothing here weakens or strengthens a wall.
 #![forbid(unsafe_code)]
 
 mod config;
 mod error;
+mod interpreters;
 mod metrics;
 mod pool;
 mod pooled;
 mod session;
 
+pub use cofferdam_interpreter::{InterpreterConfig, Runtime};
 pub use config::PoolConfig;
+pub use interpreters::{
+    InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, KeptInterpreter, Taken,
+};
 pub use metrics::{ClaimCounts, ClaimKind, Histogram, PoolMetrics};
 pub use pool::{Lease, Pool};
 pub use pooled::PooledBackend;

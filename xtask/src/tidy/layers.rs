@@ -25,7 +25,12 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
-    layer("cofferdam-engine", &["cofferdam-contract"], &["cofferdam-conformance", "cofferdam-simulated"]),
+    layer(
+        "cofferdam-engine",
+        &["cofferdam-contract", "cofferdam-interpreter"],
+        &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
+    ),
+    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &["cofferdam-simulated"]),
     layer("cofferdam", ANY, ANY),
     layer("cofferdam-bench", ANY, ANY),
     layer("xtask", &[], &[]),

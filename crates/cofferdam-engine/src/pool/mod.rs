@@ -9,7 +9,7 @@
 //! What to do is decided in `ledger`, which is pure; here it is carried out. Nothing is reused: what was leased once is
 //! destroyed. How a wall is built, and whether a claim is as strong as a create, is the backend's affair.
 
-mod backoff;
+pub(crate) mod backoff;
 mod keeper;
 mod lease;
 mod ledger;

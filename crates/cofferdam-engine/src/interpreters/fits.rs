@@ -1,0 +1,100 @@
+//! Whether a request can be served by an interpreter that waits in a sandbox made for another spec. Pure.
+//!
+//! A waiting interpreter's sandbox runs already: what bounds it cannot come late. So a spec has to be word for word the
+//! one that it was made for, but for what is only a name, what is a permission, and the wall time, which is the owner's
+//! clock and goes along with the request.
+
+use cofferdam_contract::{ExecRequest, Limits, Result, Spec, SpecParts};
+use cofferdam_interpreter::EXTRA_PROCESSES;
+
+/// The spec of a sandbox for an interpreter that is to serve requests with `spec`.
+pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
+    let mut limits = spec.limits().clone();
+    limits.processes = limits.processes.map(|count| count.saturating_add(EXTRA_PROCESSES));
+    spec.to_builder().limits(limits).build()
+}
+
+/// Whether an interpreter made for requests with `template` serves one with `asked`. False when in doubt.
+pub(super) fn fits(template: &Spec, asked: &Spec) -> bool {
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = asked.parts();
+    // Names: who takes the interpreter tells them with the answer.
+    let (_, _) = (tenant, labels);
+    workspace == template.workspace()
+        && root == template.root()
+        && network == template.network()
+        && attributes == template.attributes()
+        // What the template's sandbox was allowed to fall short in, the request must allow too.
+        && template.allow_weaker().is_subset(allow_weaker)
+        && limits_fit(template.limits(), limits)
+}
+
+fn limits_fit(template: &Limits, asked: &Limits) -> bool {
+    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    // Goes along with the request.
+    let _ = wall_time;
+    *cpu_time == template.cpu_time
+        && *memory == template.memory
+        && *disk == template.disk
+        && *processes == template.processes
+        && *cpus == template.cpus
+}
+
+/// The request with the time that it has by itself or by its spec.
+pub(super) fn with_time(spec: &Spec, request: &ExecRequest) -> Result<ExecRequest> {
+    let time = request.timeout().unwrap_or(spec.limits().wall_time);
+    request.to_builder().timeout(time).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_contract::{Access, ByteSize, Cpus, Protection, RootFs, TenantId, Workspace};
+    use std::time::Duration;
+
+    fn with(change: impl FnOnce(&mut Limits)) -> Spec {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        Spec::builder().limits(limits).build().unwrap()
+    }
+
+    #[test]
+    fn names_permissions_and_the_clock_come_late_and_nothing_else() {
+        let template = Spec::default();
+        let builder = Spec::builder;
+        for spec in [
+            Spec::default(),
+            builder().tenant(TenantId::new("other").unwrap()).label("a", "b").build().unwrap(),
+            builder().allow_weaker(Protection::Memory).build().unwrap(),
+            with(|limits| limits.wall_time = Duration::from_secs(1)),
+        ] {
+            assert!(fits(&template, &spec), "{spec:?}");
+        }
+        let lent = Workspace::HostDir { path: "/tmp".into(), access: Access::ReadWrite };
+        for spec in [
+            builder().workspace(lent).build().unwrap(),
+            builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),
+            builder().root(RootFs::Directory { path: "/".into() }).build().unwrap(),
+            builder().attribute("process.x", 1).build().unwrap(),
+            with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),
+            with(|limits| limits.memory = Some(ByteSize::from_mebibytes(1))),
+            with(|limits| limits.memory = None),
+            with(|limits| limits.disk = None),
+            with(|limits| limits.processes = Some(9)),
+            with(|limits| limits.cpus = Some(Cpus::from_millis(500))),
+        ] {
+            assert!(!fits(&template, &spec), "{spec:?}");
+        }
+        let weaker = builder().allow_weaker(Protection::Disk).build().unwrap();
+        assert!(!fits(&weaker, &template));
+    }
+
+    #[test]
+    fn the_code_has_the_processes_and_the_time_that_were_asked_for() {
+        let spec = with(|limits| limits.wall_time = Duration::from_secs(7));
+        assert_eq!(sandbox_spec(&spec).unwrap().limits().processes, Some(10 + EXTRA_PROCESSES));
+        let request = ExecRequest::argv(["a"]).build().unwrap();
+        assert_eq!(with_time(&spec, &request).unwrap().timeout(), Some(Duration::from_secs(7)));
+        let own = request.to_builder().timeout(Duration::from_secs(2)).build().unwrap();
+        assert_eq!(with_time(&spec, &own).unwrap().timeout(), Some(Duration::from_secs(2)));
+    }
+}

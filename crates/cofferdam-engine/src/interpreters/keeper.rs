@@ -1,0 +1,104 @@
+//! The background task of waiting interpreters: makes what is missing, closes what is old or dead.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_interpreter::{InterpreterConfig, WaitingInterpreter};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{Shared, close};
+
+type Made = std::result::Result<(Id, Result<WaitingInterpreter>), JoinError>;
+
+/// Works until draining. What is half made then is dropped, and its sandbox closed by that.
+pub(super) async fn keep(shared: Arc<Shared>) {
+    let mut making: JoinSet<Result<WaitingInterpreter>> = JoinSet::new();
+    let mut kinds: HashMap<Id, usize> = HashMap::new();
+    while !shared.draining.load(Ordering::Acquire) {
+        let again = tend(&shared, &mut making, &mut kinds);
+        tokio::select! {
+            () = shared.changed.notified() => {}
+            () = sleep_until(again) => {}
+            Some(made) = making.join_next_with_id() => enter(&shared, &mut kinds, made),
+        }
+    }
+    making.shutdown().await;
+}
+
+/// Sorts out, begins what is missing; gives when to look again.
+fn tend(
+    shared: &Arc<Shared>,
+    making: &mut JoinSet<Result<WaitingInterpreter>>,
+    kinds: &mut HashMap<Id, usize>,
+) -> Instant {
+    let now = shared.now();
+    let mut unused = Vec::new();
+    let mut again = now + std::time::Duration::from_secs(60);
+    for (number, kind) in shared.lock().iter_mut().enumerate() {
+        let (dead, old) = kind.shelf.sort_out(now, WaitingInterpreter::is_alive);
+        kind.tally.died += dead.len() as u64;
+        kind.tally.expired += old.len() as u64;
+        unused.extend(dead.into_iter().chain(old));
+        for _ in 0..kind.shelf.begin(now) {
+            let id = making.spawn(make(Arc::clone(shared), kind.interpreter.clone())).id();
+            kinds.insert(id, number);
+        }
+        again = again.min(kind.shelf.look_again(now));
+    }
+    for waiting in unused {
+        // The backend counts a close that fails.
+        tokio::spawn(async move { drop(close(waiting).await) });
+    }
+    shared.start + again
+}
+
+async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WaitingInterpreter> {
+    let making = async {
+        let sandbox = shared.backend.create(shared.inside.clone()).await?;
+        match WaitingInterpreter::warm(Arc::clone(&sandbox), config).await {
+            Ok(waiting) => Ok(waiting),
+            Err(error) => {
+                sandbox.close().await?;
+                Err(error)
+            }
+        }
+    };
+    let limit = shared.make_timeout;
+    timeout(limit, making).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Unavailable, "warm", format!("no interpreter was warm within {limit:?}")))
+    })
+}
+
+fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Made) {
+    let (id, made) = match made {
+        Ok(made) => made,
+        Err(panicked) => {
+            let error = Error::new(ErrorKind::Internal, "warm", "making an interpreter panicked");
+            (panicked.id(), Err(error.with_source(panicked)))
+        }
+    };
+    let Some(number) = kinds.remove(&id) else { return };
+    let now = shared.now();
+    let mut all = shared.lock();
+    let kind = &mut all[number];
+    let unused = match made {
+        Ok(waiting) => {
+            kind.tally.made += 1;
+            kind.tally.last_error = None;
+            kind.shelf.filled(waiting, now)
+        }
+        Err(error) => {
+            kind.tally.failures += 1;
+            kind.tally.last_error = Some(error.to_string());
+            kind.shelf.failed(now, fastrand::f64());
+            None
+        }
+    };
+    drop(all);
+    if let Some(waiting) = unused {
+        tokio::spawn(async move { drop(close(waiting).await) });
+    }
+}
