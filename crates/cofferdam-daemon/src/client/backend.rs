@@ -1,0 +1,198 @@
+//! A daemon behind the contract, for one run.
+//!
+//! One connection is one sandbox with one exec. What interpreter waits depends on the request, so that nothing is made
+//! before it: until then a sandbox of this kind has no posture, which is to say that nothing is known to hold.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, ExitWatch, FileReader,
+    Level, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm, Workspace,
+};
+use tokio::sync::watch;
+
+use super::Connection;
+use super::exec::{Begun, Ending, Wishes, begin};
+use crate::error;
+
+/// How long the daemon may take to close a sandbox.
+const CLOSING: Duration = Duration::from_secs(90);
+
+/// Makes one sandbox through a daemon.
+#[derive(Debug)]
+pub struct DaemonBackend {
+    name: String,
+    level: Level,
+    stream: Mutex<Option<UnixStream>>,
+}
+
+impl From<Connection> for DaemonBackend {
+    fn from(connection: Connection) -> Self {
+        let Connection { stream, backend, level, .. } = connection;
+        Self { name: backend, level, stream: Mutex::new(Some(stream)) }
+    }
+}
+
+#[async_trait]
+impl Backend for DaemonBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn level(&self) -> Level {
+        self.level
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        [
+            Capability::StreamingStdin,
+            Capability::Terminal,
+            Capability::HostWorkspace,
+            Capability::RootDirectory,
+            Capability::UnixPrograms,
+        ]
+        .into()
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        spec.validate()?;
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = stream.ok_or_else(|| {
+            Error::new(ErrorKind::ResourceExhausted, "create", "a connection to a daemon is for one sandbox")
+                .with_remedy("connect again")
+        })?;
+        let sandbox = DaemonSandbox {
+            spec,
+            stream: Mutex::new(Some(stream)),
+            unnamed: SandboxId::new("not-made-yet"),
+            unknown: Posture::default(),
+            run: OnceLock::new(),
+        };
+        Ok(Arc::new(sandbox))
+    }
+
+    async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        Err(not_here("restore"))
+    }
+
+    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+        Err(not_here("warm"))
+    }
+}
+
+fn not_here(operation: &'static str) -> Error {
+    Error::unsupported(operation, "a daemon runs one command in one sandbox and offers nothing else")
+        .with_remedy("use the backend itself")
+}
+
+/// The one run of a sandbox.
+#[derive(Debug)]
+struct Run {
+    id: SandboxId,
+    posture: Posture,
+    exit: ExitWatch,
+    wishes: Arc<watch::Sender<Wishes>>,
+    ending: watch::Receiver<Ending>,
+}
+
+#[derive(Debug)]
+struct DaemonSandbox {
+    spec: Spec,
+    stream: Mutex<Option<UnixStream>>,
+    unnamed: SandboxId,
+    unknown: Posture,
+    run: OnceLock<Run>,
+}
+
+#[async_trait]
+impl Sandbox for DaemonSandbox {
+    fn id(&self) -> &SandboxId {
+        self.run.get().map_or(&self.unnamed, |run| &run.id)
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        self.run.get().map_or(&self.unknown, |run| &run.posture)
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        request.validate()?;
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = stream.ok_or_else(|| not_here("start"))?;
+        let Begun { handle, sandbox, posture, wishes, ending } = begin(stream, &self.spec, request).await?;
+        // The stream is there once, so that this is the only run.
+        let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), wishes, ending });
+        Ok(handle)
+    }
+
+    async fn read_file(&self, _path: &SandboxPath) -> Result<FileReader> {
+        Err(not_here("read_file"))
+    }
+
+    async fn write_file(&self, _path: &SandboxPath, _contents: FileReader) -> Result<u64> {
+        Err(not_here("write_file"))
+    }
+
+    async fn list_dir(&self, _path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        Err(not_here("list_dir"))
+    }
+
+    async fn remove(&self, _path: &SandboxPath) -> Result<()> {
+        Err(not_here("remove"))
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        Err(not_here("snapshot"))
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        Err(not_here("fork"))
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        Err(not_here("usage"))
+    }
+
+    /// Returns when the exec has ended, and where a directory of the host is lent, when nothing can write there any more.
+    /// What else there is of the sandbox, the daemon closes by itself.
+    async fn close(&self) -> Result<()> {
+        drop(self.stream.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let Some(run) = self.run.get() else { return Ok(()) };
+        run.end();
+        let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        if run.exit.is_over() && !lent {
+            return Ok(());
+        }
+        let mut ending = run.ending.clone();
+        let ended = tokio::time::timeout(CLOSING, ending.wait_for(|ending| *ending != Ending::NotYet)).await;
+        let outcome = match ended {
+            Ok(Ok(ending)) => ending.clone(),
+            _ => Ending::Lost,
+        };
+        match outcome {
+            Ending::Closed(None) => Ok(()),
+            Ending::Closed(Some(error)) => Err(error.into()),
+            Ending::NotYet | Ending::Lost => Err(error::lost("close")),
+        }
+    }
+}
+
+impl Run {
+    fn end(&self) {
+        self.wishes.send_modify(|wishes| wishes.kill = true);
+    }
+}
+
+impl Drop for DaemonSandbox {
+    fn drop(&mut self) {
+        if let Some(run) = self.run.get() {
+            run.end();
+        }
+    }
+}

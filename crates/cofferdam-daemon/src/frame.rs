@@ -1,0 +1,133 @@
+//! Frames: four bytes of length, little end first, and a message in postcard's encoding. Nothing of a frame is acted on
+//! before all of it is there, and none is longer than [`MOST_BYTES`].
+
+use std::io;
+
+use bytes::{Buf, Bytes, BytesMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// The longest frame, without its length.
+pub(crate) const MOST_BYTES: usize = 1 << 20;
+/// Bytes of the length.
+const HEAD: usize = 4;
+/// Room made at once.
+const ROOM: usize = 16 * 1024;
+
+/// A message as a frame.
+pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    let mut frame = postcard::to_extend(message, vec![0; HEAD]).map_err(io::Error::other)?;
+    let length = frame.len() - HEAD;
+    if length > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for a frame"));
+    }
+    frame[..HEAD].copy_from_slice(&u32::try_from(length).map_err(io::Error::other)?.to_le_bytes());
+    Ok(frame)
+}
+
+/// Takes the first whole frame out of `buffer`, if there is one.
+pub(crate) fn split(buffer: &mut BytesMut) -> io::Result<Option<Bytes>> {
+    let Some(head) = buffer.first_chunk::<HEAD>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*head) as usize;
+    if length > MOST_BYTES {
+        return Err(bad("a frame is too long"));
+    }
+    if buffer.len() < HEAD + length {
+        return Ok(None);
+    }
+    buffer.advance(HEAD);
+    Ok(Some(buffer.split_to(length).freeze()))
+}
+
+/// The message in a frame's body; nothing may follow it.
+pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) => Err(bad("something follows the message in its frame")),
+        Err(_) => Err(bad("a frame holds no message")),
+    }
+}
+
+fn bad(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Frames as they come. A call that is dropped loses nothing.
+#[derive(Debug)]
+pub(crate) struct Frames<R> {
+    reader: R,
+    buffer: BytesMut,
+}
+
+impl<R: AsyncRead + Unpin> Frames<R> {
+    pub(crate) fn new(reader: R) -> Self {
+        Self { reader, buffer: BytesMut::new() }
+    }
+
+    /// The next frame's body; `None` when the other side has ended between two frames.
+    pub(crate) async fn body(&mut self) -> io::Result<Option<Bytes>> {
+        loop {
+            if let Some(body) = split(&mut self.buffer)? {
+                return Ok(Some(body));
+            }
+            self.buffer.reserve(ROOM);
+            if self.reader.read_buf(&mut self.buffer).await? == 0 {
+                return if self.buffer.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+        }
+    }
+
+    /// The next message.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        self.body().await?.map(|body| decode(&body)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{ClientHello, ServerHello, ToClient, ToServer};
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_frame_is_bounded_both_ways() {
+        assert!(encode(&vec![0u8; MOST_BYTES]).is_err());
+        let mut buffer = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
+        assert!(split(&mut buffer).is_err());
+        assert!(decode::<u8>(&[1, 2]).is_err());
+    }
+
+    proptest! {
+        /// Frames come out whole, wherever the stream is cut.
+        #[test]
+        fn frames_are_found_wherever_the_stream_is_cut(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+            cut in 1usize..64,
+        ) {
+            let stream: Vec<u8> = parts.iter().flat_map(|part| encode(part).unwrap()).collect();
+            let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
+            for piece in stream.chunks(cut) {
+                buffer.extend_from_slice(piece);
+                while let Some(body) = split(&mut buffer).unwrap() {
+                    found.push(decode::<Vec<u8>>(&body).unwrap());
+                }
+            }
+            prop_assert_eq!(found, parts);
+            prop_assert!(buffer.is_empty());
+        }
+
+        /// Any bytes at all are a message or an error, and never more than was sent.
+        #[test]
+        fn garbage_is_refused_without_harm(garbage in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let _ = decode::<ToServer>(&garbage);
+            let _ = decode::<ToClient>(&garbage);
+            let _ = decode::<ClientHello>(&garbage);
+            let _ = decode::<ServerHello>(&garbage);
+            let mut buffer = BytesMut::from(&garbage[..]);
+            while let Ok(Some(body)) = split(&mut buffer) {
+                prop_assert!(body.len() <= garbage.len());
+            }
+        }
+    }
+}
