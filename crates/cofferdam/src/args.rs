@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
 
 use crate::bound::{Bound, parse_bound};
+use crate::resident::DaemonUse;
 use crate::values::{parse_env, parse_label, parse_network};
 
 /// Run code that nobody vouches for behind a real wall.
@@ -28,7 +29,8 @@ Examples:
   cofferdam run --timeout 5s -- make   run a command
   cofferdam doctor                     tell what this host can enforce and what is missing
 
-Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC), then the
+Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC,
+COFFERDAM_DAEMON), then the
 configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then defaults.";
 
 /// The commands.
@@ -36,6 +38,8 @@ configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.tom
 pub enum Command {
     /// Run a file, a piece of code or a command in a new sandbox
     Run(Box<RunArgs>),
+    /// Keep sandboxes and interpreters warm for the runs to come, until told to end
+    Daemon(DaemonArgs),
     /// Tell what each backend can enforce on this host, what is missing and how to get it
     Doctor(DoctorArgs),
     /// Run the conformance kit against a backend
@@ -64,7 +68,7 @@ Exit status: the command's own; 124 time-out; 125 Cofferdam failed; 126 not exec
 Nothing of the environment is inherited.";
 
 /// `cofferdam run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(after_help = RUN_HELP, override_usage = RUN_USAGE)]
 pub struct RunArgs {
     /// FILE and its arguments, or after `--` a command and its arguments
@@ -86,6 +90,11 @@ pub struct RunArgs {
     /// Code to run, instead of FILE; needs --lang
     #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
     pub code: Option<String>,
+
+    /// Whether a resident daemon runs it: one that is there (auto), none (never), one that is started if none is there
+    /// (start), or one that must be there (require) [default: auto]
+    #[arg(long, value_name = "HOW")]
+    pub daemon: Option<DaemonUse>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -207,6 +216,90 @@ pub struct OutputArgs {
     /// No remarks of Cofferdam's own on standard error, only errors
     #[arg(long, short)]
     pub quiet: bool,
+
+    /// Say on standard error also what is in order, such as whether a daemon is used, and why not
+    #[arg(long, short, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+const DAEMON_HELP: &str = "\
+Examples:
+  cofferdam daemon --detach            start one in the background
+  cofferdam daemon status              how it stands
+  cofferdam daemon stop                end it
+  cofferdam run --daemon start x.py    start one with the first run that wants one
+
+It listens on a socket that only its user can reach, and `cofferdam run` uses it when it is there.
+SIGTERM and SIGINT let runs end first; a second signal ends everything at once.";
+
+/// `cofferdam daemon`.
+#[derive(Debug, Args)]
+#[command(after_help = DAEMON_HELP, args_conflicts_with_subcommands = true)]
+pub struct DaemonArgs {
+    /// Ask one that runs, instead of being one
+    #[command(subcommand)]
+    pub command: Option<DaemonCommand>,
+
+    /// Go to the background as soon as it listens
+    #[arg(long)]
+    pub detach: bool,
+
+    /// Backend that makes the sandboxes
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+
+    /// End after this time without a run [default: none; 15m when a run started it]
+    #[arg(long, value_name = "TIME", value_parser = parse_bound::<Duration>)]
+    pub idle_exit: Option<Bound<Duration>>,
+
+    /// How long runs may go on when it is told to end [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub drain: Option<Duration>,
+
+    /// Runs at once; those beyond are run by their own command [default: 32]
+    #[arg(long, value_name = "N")]
+    pub connections: Option<usize>,
+
+    /// Sandboxes kept ready [default: 2]
+    #[arg(long, value_name = "N")]
+    pub warm: Option<usize>,
+
+    /// Python interpreters kept ready [default: 1]
+    #[arg(long, value_name = "N")]
+    pub python: Option<usize>,
+
+    /// Modules that those import beforehand
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub python_modules: Vec<String>,
+
+    /// Node interpreters kept ready [default: 1]
+    #[arg(long, value_name = "N")]
+    pub node: Option<usize>,
+
+    /// Modules that those load beforehand
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub node_modules: Vec<String>,
+
+    /// Started by a run
+    #[arg(long, hide = true)]
+    pub on_demand: bool,
+
+    /// Where on its way to the background it is
+    #[arg(long, hide = true)]
+    pub stage: Option<u8>,
+}
+
+/// What to ask a daemon.
+#[derive(Debug, Subcommand)]
+pub enum DaemonCommand {
+    /// Tell how the daemon stands; the exit status is 1 when none runs
+    Status {
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// End the daemon, and wait until it has
+    Stop,
 }
 
 /// `cofferdam doctor`.

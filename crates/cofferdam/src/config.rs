@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::bound::{Bound, Human};
 use crate::languages::Language;
+use crate::resident::DaemonUse;
 
 /// What a configuration file may say; every key is optional, an unknown one is an error.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -34,6 +35,10 @@ pub struct ConfigFile {
     pub languages_allowed: Option<BTreeSet<String>>,
     /// Languages added or changed.
     pub languages: BTreeMap<String, Language>,
+    /// Whether a daemon runs things.
+    pub use_daemon: Option<DaemonUse>,
+    /// How a daemon is set up.
+    pub daemon: ConfigDaemon,
 }
 
 /// The table `[limits]`.
@@ -52,6 +57,28 @@ pub struct ConfigLimits {
     pub processes: Option<Bound<u32>>,
     /// Processor share.
     pub cpus: Option<Bound<Cpus>>,
+}
+
+/// The table `[daemon]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigDaemon {
+    /// Time without a run after which it ends.
+    pub idle_exit: Option<Bound<Duration>>,
+    /// How long runs may go on when it is told to end.
+    pub drain: Option<Human<Duration>>,
+    /// Runs at once.
+    pub connections: Option<usize>,
+    /// Sandboxes kept ready.
+    pub warm: Option<usize>,
+    /// Python interpreters kept ready.
+    pub python: Option<usize>,
+    /// Modules that those import beforehand.
+    pub python_modules: Vec<String>,
+    /// Node interpreters kept ready.
+    pub node: Option<usize>,
+    /// Modules that those load beforehand.
+    pub node_modules: Vec<String>,
 }
 
 fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Level>, D::Error> {

@@ -54,6 +54,7 @@
 pub mod registry;
 
 pub use cofferdam_contract::*;
+pub use cofferdam_daemon as daemon;
 pub use cofferdam_engine as engine;
 
 /// Makes a sandbox of the default backend, runs one command in it, closes it.

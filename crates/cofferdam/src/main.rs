@@ -12,6 +12,7 @@ mod interrupts;
 mod languages;
 mod plan;
 mod report;
+mod resident;
 mod settings;
 mod sink;
 mod stdin;

@@ -15,6 +15,7 @@ use crate::args::{LimitArgs, RunArgs};
 use crate::bound::Bound;
 use crate::config::{ConfigFile, ConfigLimits};
 use crate::languages::Languages;
+use crate::resident::DaemonUse;
 
 /// What the environment says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Environment {
     pub backend: Option<String>,
     /// `SANDBOX_TIMEOUT_SEC`: real time allowed.
     pub timeout: Option<Duration>,
+    /// `COFFERDAM_DAEMON`: whether a daemon runs things.
+    pub daemon: Option<DaemonUse>,
 }
 
 impl Environment {
@@ -33,7 +36,11 @@ impl Environment {
             None => None,
             Some(text) => Some(seconds(&text)?),
         };
-        Ok(Self { backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()), timeout })
+        let daemon = match text("COFFERDAM_DAEMON").filter(|text| !text.is_empty()) {
+            None => None,
+            Some(text) => Some(daemon(&text)?),
+        };
+        Ok(Self { backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()), timeout, daemon })
     }
 }
 
@@ -42,6 +49,13 @@ fn seconds(text: &str) -> Result<Duration> {
     number.and_then(|_| parse_duration(text).ok()).ok_or_else(|| {
         let message = format!("SANDBOX_TIMEOUT_SEC is '{}', which is not a number of seconds", text.escape_debug());
         Error::invalid("read environment", message).with_remedy("set it to a number above 0, such as 60, or unset it")
+    })
+}
+
+fn daemon(text: &str) -> Result<DaemonUse> {
+    text.parse().map_err(|_| {
+        let message = format!("COFFERDAM_DAEMON is '{}', which says nothing about a daemon", text.escape_debug());
+        Error::invalid("read environment", message).with_remedy("set it to auto, never, start or require, or unset it")
     })
 }
 
@@ -62,6 +76,8 @@ pub struct Settings {
     pub cancel_grace: Duration,
     /// The languages that may run.
     pub languages: Languages,
+    /// Whether a daemon runs it.
+    pub daemon: DaemonUse,
 }
 
 impl Settings {
@@ -80,6 +96,7 @@ impl Settings {
             allow_weaker: weaker.iter().copied().collect(),
             cancel_grace: flags.limits.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
             languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
+            daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
     }
 }
@@ -202,6 +219,21 @@ mod tests {
         let simulated = environment(&[("SANDBOX_TYPE", "simulated")]).unwrap();
         assert!(choose("x.py", &simulated, &file).is_err());
         assert_eq!(choose("--level simulated x.py", &simulated, &file).unwrap(), "simulated");
+    }
+
+    #[test]
+    fn whether_a_daemon_is_used_is_settled_like_everything_else() {
+        let file = ConfigFile { use_daemon: Some(DaemonUse::Start), ..ConfigFile::default() };
+        let set = environment(&[("COFFERDAM_DAEMON", "never")]).unwrap();
+        let choose = |line: &str, environment: &Environment, file: &ConfigFile| {
+            Settings::resolve(&flags(line), environment, file).unwrap().daemon
+        };
+        assert_eq!(choose("--daemon require x.py", &set, &file), DaemonUse::Require);
+        assert_eq!(choose("x.py", &set, &file), DaemonUse::Never);
+        assert_eq!(choose("x.py", &Environment::default(), &file), DaemonUse::Start);
+        assert_eq!(choose("x.py", &Environment::default(), &ConfigFile::default()), DaemonUse::Auto);
+        let error = environment(&[("COFFERDAM_DAEMON", "yes")]).unwrap_err();
+        assert!(error.message().starts_with("COFFERDAM_DAEMON is 'yes'"), "{error}");
     }
 
     #[test]

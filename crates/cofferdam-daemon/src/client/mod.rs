@@ -117,6 +117,11 @@ impl Connection {
         Ok(Err(refusal))
     }
 
+    /// The daemon's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Asks how the daemon stands.
     pub fn status(place: &Place) -> Result<Result<Status, Refusal>> {
         let mut connection = match Self::greet(place, "")? {

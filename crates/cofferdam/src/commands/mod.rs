@@ -3,6 +3,7 @@
 mod backends;
 mod completions;
 mod conformance;
+mod daemon;
 mod doctor;
 mod run;
 mod schema;
@@ -18,6 +19,7 @@ use crate::args::{Cli, Command};
 pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
         Command::Run(args) => run::main(&args, cli.config, launcher),
+        Command::Daemon(args) => daemon::main(&args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),

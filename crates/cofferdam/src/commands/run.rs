@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher};
@@ -14,6 +15,7 @@ use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::Plan;
 use crate::report::{self, Form, READER_GONE};
+use crate::resident;
 use crate::settings::{Environment, Settings};
 use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
 use crate::style::Tone;
@@ -26,9 +28,10 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         (_, true) => Form::Events,
         _ => Form::Text,
     };
-    let outcome = prepare(args, config).and_then(|(plan, settings)| {
+    let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
+        let daemon = resident::backend(args, &settings, config.as_deref())?;
         let Settings { backend, cancel_grace: grace, .. } = settings;
-        let run = Run { args, form, plan, backend, grace, launcher };
+        let run = Run { args, form, plan, backend, grace, launcher, daemon };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -49,6 +52,8 @@ struct Run<'a> {
     backend: &'static BackendInfo,
     grace: Duration,
     launcher: Option<ForkedLauncher>,
+    /// A daemon that runs it for us.
+    daemon: Option<Arc<dyn Backend>>,
 }
 
 /// How driving an exec ended.
@@ -63,7 +68,10 @@ struct End {
 impl Run<'_> {
     async fn session(mut self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
-        let backend = registry::backend_forked(self.backend.name, self.launcher.take())?;
+        let backend = match self.daemon.clone() {
+            Some(daemon) => daemon,
+            None => registry::backend_forked(self.backend.name, self.launcher.take())?,
+        };
         let sandbox = tokio::select! {
             made = backend.create(self.plan.spec.clone()) => made?,
             number = interrupts.next() => return Ok(signal_status(number)),

@@ -1,0 +1,296 @@
+//! `cofferdam daemon`: keeps sandboxes and interpreters warm for runs to come; asks one that does, or ends it.
+//!
+//! ```text
+//! --detach --starts--> stage 1: a session of its own --starts--> stage 2: the daemon
+//!     '--waits until it says that it listens, or ends <----------------'
+//! ```
+
+use std::fmt::Write;
+use std::io::Read;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cofferdam::daemon::{Connection, DaemonConfig, Place, Refusal, Server, Status};
+use cofferdam::engine::{InterpreterConfig, InterpretersConfig, KeptInterpreter, PoolConfig};
+use cofferdam::{Error, ErrorKind, Result, Spec, registry};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::oneshot;
+
+use super::block_on;
+use crate::args::{DaemonArgs, DaemonCommand, RunArgs};
+use crate::bound::Bound;
+use crate::config::ConfigDaemon;
+use crate::interrupts::Interrupts;
+use crate::report::{self, FAILED, Form};
+use crate::resident;
+use crate::settings::{Environment, Settings};
+use crate::style::Tone;
+use crate::terminal::one_line;
+
+/// What a daemon says when it listens.
+const READY: &str = "the daemon listens on";
+/// Time without a run after which one that a run started ends.
+const ON_DEMAND_IDLE: Duration = Duration::from_secs(15 * 60);
+/// How long a daemon may take until it listens.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// The most of its words that is passed on meanwhile.
+const MOST_WORDS: usize = 64 * 1024;
+/// The session of its own.
+const STAGE_SESSION: u8 = 1;
+/// The daemon.
+const STAGE_DAEMON: u8 = 2;
+
+/// Is a daemon, or asks one.
+pub fn main(args: &DaemonArgs, config: Option<PathBuf>) -> u8 {
+    let form = match &args.command {
+        Some(DaemonCommand::Status { json: true }) => Form::Json,
+        _ => Form::Text,
+    };
+    let outcome = match (&args.command, args.stage) {
+        (Some(DaemonCommand::Status { .. }), _) => status(form),
+        (Some(DaemonCommand::Stop), _) => stop(),
+        (None, Some(STAGE_SESSION)) => lead_session(),
+        (None, stage) if stage.is_none() && args.detach => detach(),
+        (None, stage) => settings(args, config).and_then(|(settings, file)| serve(args, &settings, &file, stage)),
+    };
+    outcome.unwrap_or_else(|error| report::error(&error, form))
+}
+
+fn settings(args: &DaemonArgs, config: Option<PathBuf>) -> Result<(Settings, ConfigDaemon)> {
+    let variable = |name: &str| std::env::var_os(name);
+    let file = crate::config::load(config, variable)?;
+    let run = RunArgs { backend: args.backend.clone(), ..RunArgs::default() };
+    Ok((Settings::resolve(&run, &Environment::read(variable)?, &file)?, file.daemon))
+}
+
+fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Option<u8>) -> Result<u8> {
+    let config = plan(args, settings, file)?;
+    let directory = resident::candidates().directory();
+    block_on(async {
+        let io = |what, error| Error::new(ErrorKind::Io, "daemon", what).with_source(error);
+        let mut interrupts = Interrupts::listen().map_err(|error| io("cannot listen for signals", error))?;
+        let server = Server::start(directory, registry::backend(settings.backend.name)?, config)?;
+        report::remark(&format!("{READY} {}", server.socket().display()), Tone::Good);
+        if stage == Some(STAGE_DAEMON) {
+            leave_terminal().map_err(|error| io("cannot leave the terminal", error))?;
+        }
+        let (tell, told) = oneshot::channel::<()>();
+        let mut run = pin!(server.run(async { drop(told.await) }));
+        let number = tokio::select! {
+            ended = &mut run => return ended.map(|()| 0),
+            number = interrupts.next() => number,
+        };
+        report::remark(&format!("signal {number}: the daemon ends when its runs have"), Tone::Warning);
+        drop(tell);
+        tokio::select! {
+            ended = &mut run => ended.map(|()| 0),
+            // What lives still dies with us.
+            number = interrupts.next() => Ok(128u8.saturating_add(u8::try_from(number).unwrap_or(127))),
+        }
+    })
+}
+
+/// Options over file over defaults.
+fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<DaemonConfig> {
+    let mut template = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
+    for protection in &settings.allow_weaker {
+        template = template.allow_weaker(*protection);
+    }
+    let default = PoolConfig::default();
+    let warm = args.warm.or(file.warm).unwrap_or(default.min_warm);
+    let pool = PoolConfig {
+        min_warm: warm,
+        max_warm: if warm == 0 { 0 } else { default.max_warm.max(warm) },
+        max: default.max.max(warm),
+        ..default
+    };
+    let on_demand = Bound::Of(ON_DEMAND_IDLE);
+    let idle = args.idle_exit.or(file.idle_exit).unwrap_or(if args.on_demand { on_demand } else { Bound::None });
+    let base = DaemonConfig::new(resident::build(), resident::surroundings());
+    Ok(DaemonConfig {
+        template: template.build()?,
+        pool,
+        interpreters: InterpretersConfig::new(kept(args, settings, file)),
+        connections: args.connections.or(file.connections).unwrap_or(base.connections),
+        idle_exit: idle.into_option(),
+        drain: args.drain.or(file.drain.map(|time| time.0)).unwrap_or(base.drain),
+        ..base
+    })
+}
+
+/// The interpreters to keep: those of the languages that may run, as the configuration starts them.
+fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Vec<KeptInterpreter> {
+    let modules = |option: &[String], file: &[String]| if option.is_empty() { file.to_vec() } else { option.to_vec() };
+    let kinds = [
+        (
+            "python",
+            InterpreterConfig::python(),
+            args.python.or(file.python),
+            modules(&args.python_modules, &file.python_modules),
+        ),
+        (
+            "javascript",
+            InterpreterConfig::node(),
+            args.node.or(file.node),
+            modules(&args.node_modules, &file.node_modules),
+        ),
+    ];
+    let kept = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
+        let command = settings.languages.by_name(name).ok()?.interpreter.clone();
+        let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
+        Some(KeptInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
+    });
+    kept.filter(|kept| kept.ready > 0).collect()
+}
+
+/// Starts the first stage with our own words, and waits until the daemon listens.
+fn detach() -> Result<u8> {
+    let mut child = again(STAGE_SESSION).stderr(Stdio::piped()).spawn().map_err(cannot_start)?;
+    let stderr = child.stderr.take();
+    // It ends as soon as it has started the daemon, which has the same pipe.
+    child.wait().map_err(cannot_start)?;
+    let said = stderr.map(listen).transpose()?.unwrap_or_default();
+    said.lines().for_each(|line| report::remark(&one_line(line.trim_start_matches("cofferdam: ")), Tone::Good));
+    if said.contains(READY) {
+        return Ok(0);
+    }
+    Ok(FAILED)
+}
+
+/// Leads a session without a terminal, so that nothing of the caller's terminal reaches the daemon, and starts it. It
+/// does not wait: the daemon belongs to nobody then.
+fn lead_session() -> Result<u8> {
+    rustix::process::setsid().map_err(|errno| cannot_start(errno.into()))?;
+    again(STAGE_DAEMON).stderr(Stdio::inherit()).spawn().map_err(cannot_start)?;
+    Ok(0)
+}
+
+/// This program with the same words, but for the stage.
+fn again(stage: u8) -> Command {
+    let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
+    let mut command = Command::new(program);
+    let mut words = std::env::args_os().skip(1).peekable();
+    while let Some(word) = words.next() {
+        if word == "--stage" {
+            drop(words.next());
+        } else {
+            command.arg(word);
+        }
+    }
+    command.args(["--stage", &stage.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+fn cannot_start(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "daemon", "cannot start the daemon").with_source(error)
+}
+
+/// What the daemon says until it lets go of the pipe, or ends.
+fn listen(mut pipe: impl Read + std::os::fd::AsFd) -> Result<String> {
+    let deadline = Instant::now() + START_LIMIT;
+    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    while said.len() < MOST_WORDS {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let ready = poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&limit));
+        match ready {
+            Ok(0) => {
+                return Err(Error::new(ErrorKind::Unavailable, "daemon", "the daemon does not listen within 30 s"));
+            }
+            Ok(_) => match pipe.read(&mut piece).map_err(cannot_start)? {
+                0 => break,
+                count => said.extend_from_slice(&piece[..count]),
+            },
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(cannot_start(errno.into())),
+        }
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+/// Lets go of the pipe of who started us, and of every directory.
+fn leave_terminal() -> std::io::Result<()> {
+    std::env::set_current_dir("/")?;
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stderr(&null)?)
+}
+
+fn place() -> Result<Result<Place, Refusal>> {
+    Ok(Place::open(resident::candidates().directory())?.ok_or(Refusal::None))
+}
+
+fn status(form: Form) -> Result<u8> {
+    let status = match place()? {
+        Ok(place) => Connection::status(&place)?,
+        Err(refusal) => Err(refusal),
+    };
+    let status = match status {
+        Ok(status) => status,
+        Err(refusal) => return not_there(&refusal, form),
+    };
+    let printed = match form {
+        Form::Json => report::document(&serde_json::to_value(&status).unwrap_or_default()),
+        _ => report::print(&table(&status)),
+    };
+    Ok(report::printed(printed, 0))
+}
+
+fn not_there(refusal: &Refusal, form: Form) -> Result<u8> {
+    if form == Form::Json {
+        return Err(
+            Error::new(ErrorKind::Unavailable, "daemon status", refusal.to_string()).with_remedy(refusal.remedy())
+        );
+    }
+    report::remark(&refusal.to_string(), Tone::Warning);
+    Ok(1)
+}
+
+fn table(status: &Status) -> String {
+    let Status { pid, uptime_seconds, build, backend, level, running, runs, warm_runs, pool, interpreters } = status;
+    let mut out = format!("process {pid}, for {uptime_seconds:.0} s, build {}\n", one_line(build));
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "  sandboxes     {} (level {level})", one_line(backend));
+    let _ = writeln!(out, "  runs          {running} now, {runs} so far, {warm_runs} of them by waiting interpreters");
+    let _ = writeln!(
+        out,
+        "  pool          {} ready, {} in use, {} claimed ready, {} made on request",
+        pool.warm,
+        pool.claimed,
+        pool.claims.warm,
+        pool.claims.total() - pool.claims.warm
+    );
+    for kind in interpreters {
+        let _ = writeln!(
+            out,
+            "  {:<13} {} ready, {} being made, {} taken, {} missed",
+            one_line(&kind.name),
+            kind.waiting,
+            kind.making,
+            kind.taken,
+            kind.missed
+        );
+        if let Some(error) = &kind.last_error {
+            let _ = writeln!(out, "                failed: {}", one_line(error));
+        }
+    }
+    out
+}
+
+fn stop() -> Result<u8> {
+    let stopped = match place()? {
+        Ok(place) => Connection::stop(&place)?,
+        Err(refusal) => Err(refusal),
+    };
+    match stopped {
+        Ok(pid) => report::remark(&format!("the daemon, process {pid}, has ended"), Tone::Good),
+        Err(Refusal::None) => report::remark(&Refusal::None.to_string(), Tone::Warning),
+        Err(refusal) => {
+            return Err(
+                Error::new(ErrorKind::Unavailable, "daemon stop", refusal.to_string()).with_remedy("send it SIGTERM")
+            );
+        }
+    }
+    Ok(0)
+}

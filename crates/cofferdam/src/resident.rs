@@ -1,0 +1,124 @@
+//! Whether a run goes through a resident daemon, and which daemon that is.
+//!
+//! A daemon is used only where a run through it is the run that this process would have made: the same user, the same
+//! build, the same backend, and interpreters looked for by the same PATH and HOME. Everything else is local.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
+use cofferdam::{Backend, Error, ErrorKind, Result};
+use serde::Deserialize;
+
+use crate::args::RunArgs;
+use crate::report;
+use crate::settings::Settings;
+use crate::style::Tone;
+
+/// Whether a daemon runs something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DaemonUse {
+    /// One that is there; else it is run locally
+    #[default]
+    Auto,
+    /// None
+    Never,
+    /// One that is started if none is there
+    Start,
+    /// One that is there; else it fails
+    Require,
+}
+
+impl FromStr for DaemonUse {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        <Self as ValueEnum>::from_str(text, false)
+    }
+}
+
+/// Where this user's daemon is, or would be.
+pub fn candidates() -> Candidates {
+    let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(Into::into);
+    Candidates { runtime: path("XDG_RUNTIME_DIR"), temporary: path("TMPDIR") }
+}
+
+/// Names this build: the very file that runs, so that a daemon that was started from another one is told apart.
+pub fn build() -> String {
+    let file = std::fs::metadata("/proc/self/exe").map(|file| {
+        format!("{:x}:{:x}:{:x}:{}.{:09}", file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec())
+    });
+    // Without it no two processes are of the same build.
+    let file = file.unwrap_or_else(|_| format!("process {}", std::process::id()));
+    format!("{} {file}", env!("CARGO_PKG_VERSION"))
+}
+
+/// What the process backend looks for interpreters with.
+pub fn surroundings() -> Surroundings {
+    let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    Surroundings { search_path: text("PATH"), home: text("HOME") }
+}
+
+/// The daemon that this run goes through, as a backend; `None` for a local run.
+pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Result<Option<Arc<dyn Backend>>> {
+    if settings.daemon == DaemonUse::Never {
+        return Ok(None);
+    }
+    let asked = Asked { build: build(), surroundings: surroundings(), backend: settings.backend.name.to_owned() };
+    let mut found = find(&asked);
+    if settings.daemon == DaemonUse::Start && matches!(found, Ok(Err(Refusal::None))) {
+        let said = start(&asked.backend, config);
+        found = find(&asked);
+        if args.output.verbose && !matches!(found, Ok(Ok(_))) {
+            said.iter().for_each(|line| report::remark(line, Tone::Warning));
+        }
+    }
+    match found {
+        Ok(Ok(connection)) => {
+            if args.output.verbose {
+                report::remark(&format!("run by the daemon, process {}", connection.pid()), Tone::Good);
+            }
+            Ok(Some(Arc::new(DaemonBackend::from(connection))))
+        }
+        Ok(Err(refusal)) if settings.daemon == DaemonUse::Require => {
+            let error = Error::new(ErrorKind::Unavailable, "run", refusal.to_string());
+            Err(error.with_remedy(refusal.remedy()))
+        }
+        Err(error) if settings.daemon == DaemonUse::Require => Err(error),
+        Ok(Err(refusal)) => Ok(local(args, &refusal.to_string())),
+        Err(error) => Ok(local(args, &error.to_string())),
+    }
+}
+
+fn local(args: &RunArgs, why: &str) -> Option<Arc<dyn Backend>> {
+    if args.output.verbose {
+        report::remark(&format!("run without a daemon: {why}"), Tone::Warning);
+    }
+    None
+}
+
+fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
+    match Place::open(candidates().directory())? {
+        Some(place) => Connection::for_run(&place, asked),
+        None => Ok(Err(Refusal::None)),
+    }
+}
+
+/// Starts a daemon and waits until it listens; gives what it said.
+fn start(backend: &str, config: Option<&Path>) -> Vec<String> {
+    let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
+    let mut command = Command::new(program);
+    command.args(["daemon", "--detach", "--on-demand", "--backend", backend]);
+    if let Some(config) = config {
+        command.arg("--config").arg(config);
+    }
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) => String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect(),
+        Err(error) => vec![format!("cannot start a daemon: {error}")],
+    }
+}
