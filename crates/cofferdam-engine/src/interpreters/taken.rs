@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
-    Snapshot, Spec,
+    DirEntry, ExecHandle, ExecRequest, FileReader, Posture, PostureItem, Protection, ProtectionState, Result, Sandbox,
+    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_interpreter::WaitingInterpreter;
 
@@ -24,11 +24,15 @@ impl Taken {
     /// - Fails as [`WaitingInterpreter::start`] does. None of the code has run then, outside of a sandbox that is gone:
     ///   the caller may start cold.
     /// - The sandbox carries the request's spec. Its posture is what was measured: the bound on processes is the
-    ///   interpreter's, which is [`cofferdam_interpreter::EXTRA_PROCESSES`] above what the code can have.
+    ///   interpreter's, which is [`cofferdam_interpreter::EXTRA_PROCESSES`] above what the code can have. The row of the
+    ///   wall time speaks of the request's, which the interpreter's owner keeps.
     pub async fn start(self) -> Result<(ExecHandle, Arc<dyn Sandbox>)> {
         let sandbox = Arc::clone(self.interpreter.sandbox());
         match self.interpreter.start(self.request).await {
-            Ok(handle) => Ok((handle, Arc::new(Named { sandbox, spec: self.spec }))),
+            Ok(handle) => {
+                let posture = posture(sandbox.posture(), sandbox.spec(), &self.spec);
+                Ok((handle, Arc::new(Named { sandbox, spec: self.spec, posture })))
+            }
             Err(error) => {
                 sandbox.close().await?;
                 Err(error)
@@ -37,11 +41,28 @@ impl Taken {
     }
 }
 
+/// The posture with the wall time of the request in the place of the template's: that timer is ours and not the
+/// backend's.
+fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
+    let time = asked.limits().wall_time;
+    if time == made_for.limits().wall_time {
+        return measured.clone();
+    }
+    let mechanism = format!("timer of the supervisor, {} s, then SIGKILL to the tree", time.as_secs_f64());
+    Posture::new(measured.items().iter().cloned().map(|item| match item.protection {
+        Protection::WallTime => {
+            PostureItem { state: ProtectionState::Enforced, mechanism: mechanism.clone(), probed: false, ..item }
+        }
+        _ => item,
+    }))
+}
+
 /// A sandbox under the names of another spec.
 #[derive(Debug)]
 struct Named {
     sandbox: Arc<dyn Sandbox>,
     spec: Spec,
+    posture: Posture,
 }
 
 #[async_trait]
@@ -55,7 +76,7 @@ impl Sandbox for Named {
     }
 
     fn posture(&self) -> &Posture {
-        self.sandbox.posture()
+        &self.posture
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

@@ -5,6 +5,7 @@ mod census;
 mod cli;
 mod conformance;
 mod forked;
+mod daemon;
 mod hostile;
 mod pool;
 mod supervisor;

@@ -1,0 +1,210 @@
+//! How a daemon begins and ends, and what becomes of what runs then.
+
+use std::io::{BufRead, Read};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Home, PATIENCE, by_daemon, leaving_nothing, read, ready};
+
+const ALONE: &[&str] = &["--python", "0", "--node", "0"];
+
+/// Asks `home`'s daemon to end.
+fn stop(home: &Home) -> (Option<i32>, String, String) {
+    read(&home.cofferdam().args(["daemon", "stop"]).output().unwrap())
+}
+
+#[test]
+fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
+    let home = Home::new();
+    let (status, _, stderr) = read(&home.run(["-v", "--", "true"]).output().unwrap());
+    assert_eq!((status, by_daemon(&stderr)), (Some(0), false));
+    assert!(stderr.contains("without a daemon: no daemon runs"), "{stderr}");
+    let (status, _, stderr) = read(&home.run(["--daemon", "require", "--", "true"]).output().unwrap());
+    assert_eq!(status, Some(125));
+    assert!(stderr.contains("no daemon runs") && stderr.contains("try: "), "{stderr}");
+    assert_eq!(home.status(), None);
+    assert_eq!(home.cofferdam().args(["daemon", "status"]).status().unwrap().code(), Some(1));
+    assert!(home.gone());
+}
+
+#[test]
+fn one_is_started_on_demand_in_the_background_and_stopped() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let (status, stdout, stderr) =
+            read(&home.run(["-v", "--daemon", "start", "--", "echo", "a"]).output().unwrap());
+        assert_eq!((status, stdout.as_str(), by_daemon(&stderr)), (Some(0), "a\n", true), "{stderr}");
+        let first = home.status().expect("it runs")["pid"].clone();
+        let (_, _, stderr) = read(&home.run(["-v", "--daemon", "start", "--", "true"]).output().unwrap());
+        assert!(stderr.contains(&format!("process {first}")), "{stderr}");
+        assert_eq!(stop(&home).0, Some(0));
+        assert!(home.gone() && home.status().is_none());
+        assert_eq!(stop(&home).0, Some(0));
+    });
+}
+
+#[test]
+fn the_second_daemon_is_refused() {
+    let home = Home::new();
+    let first = home.daemon(ALONE);
+    for words in [&["daemon"][..], &["daemon", "--detach"]] {
+        let (status, _, stderr) = read(&home.cofferdam().args(words).output().unwrap());
+        assert_eq!(status, Some(125), "{stderr}");
+        assert!(stderr.contains(&format!("runs already, as process {}", first.child.id())), "{stderr}");
+    }
+    assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
+}
+
+#[test]
+fn a_client_that_is_killed_takes_its_guest_along() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let daemon = home.daemon(&[]);
+        daemon.warm();
+        let shell = "(setsid sleep 1000 &) ; sleep 1001 & echo ready; sleep 1002";
+        let python = "import time; print('ready'); time.sleep(1000)";
+        for words in [
+            ["--timeout", "900s", "--", "sh", "-c", shell],
+            ["--timeout", "900s", "--lang", "python", "--code", python],
+        ] {
+            let (mut child, _stdout) = ready(&mut home.run(["--daemon", "require"]).args(words));
+            assert_eq!(daemon.status()["running"], 1);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            daemon.until("the guest ended", |status| status["running"] == 0 && status["pool"]["closing"] == 0);
+        }
+        assert_eq!(daemon.status()["warm_runs"], 1);
+    });
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let mut daemon = home.daemon(&[]);
+        daemon.warm();
+        let line = "(setsid sleep 1000 &) ; echo ready; sleep 1002";
+        let (child, _stdout) =
+            ready(&mut home.run(["--daemon", "require", "--timeout", "900s", "--", "sh", "-c", line]));
+        daemon.signal(Signal::KILL);
+        daemon.child.wait().unwrap();
+        let (status, _, stderr) = read(&child.wait_with_output().unwrap());
+        assert_eq!(status, Some(125));
+        assert!(stderr.contains("the daemon ended, and the run with it"), "{stderr}");
+        // Its socket is there still, and nobody behind it.
+        assert!(home.socket().exists());
+        let (status, stdout, stderr) = read(&home.run(["-v", "--", "echo", "local"]).output().unwrap());
+        assert_eq!((status, stdout.as_str(), by_daemon(&stderr)), (Some(0), "local\n", false), "{stderr}");
+        let again = home.daemon(ALONE);
+        assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
+        assert_eq!(again.end().0, Some(0));
+        assert!(home.gone());
+    });
+}
+
+#[test]
+fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
+    leaving_nothing(|| {
+        for (drain, line, expected) in [
+            ("30s", "echo ready; sleep 0.7; echo done", (Some(0), "done\n")),
+            ("200ms", "echo ready; sleep 1000; echo done", (None, "")),
+        ] {
+            let home = Home::new();
+            let daemon = home.daemon(&["--drain", drain]);
+            let (mut child, mut stdout) = ready(&mut home.run(["--daemon", "require", "--", "sh", "-c", line]));
+            let (status, _, said) = stop(&home);
+            assert_eq!(status, Some(0), "{said}");
+            let mut rest = String::new();
+            stdout.read_to_string(&mut rest).unwrap();
+            let status = child.wait().unwrap().code();
+            assert_eq!(rest, expected.1);
+            match expected.0 {
+                Some(_) => assert_eq!(status, expected.0),
+                None => assert!(status.is_some_and(|status| status != 0), "{status:?}"),
+            }
+            assert!(home.gone());
+            drop(daemon);
+        }
+    });
+}
+
+#[test]
+fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let mut daemon = home.daemon(&["--drain", "1h"]);
+        let (child, _stdout) =
+            ready(&mut home.run(["--daemon", "require", "--", "sh", "-c", "echo ready; sleep 1000"]));
+        daemon.signal(Signal::TERM);
+        let mut line = String::new();
+        daemon.stderr.read_line(&mut line).unwrap();
+        assert!(line.contains("signal 15"), "{line}");
+        assert!(!home.socket().exists());
+        // Whoever comes now is local.
+        assert!(!by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.child.wait().unwrap().code(), Some(143));
+        assert_ne!(child.wait_with_output().unwrap().status.code(), Some(0));
+    });
+}
+
+#[test]
+fn a_daemon_that_nobody_uses_ends_by_itself() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let mut daemon = home.daemon(&["--idle-exit", "1s", "--python", "0", "--node", "0"]);
+        let begun = Instant::now();
+        assert_eq!(home.run(["--daemon", "require", "--", "sleep", "1.2"]).status().unwrap().code(), Some(0));
+        let status = daemon.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0));
+        assert!(begun.elapsed() > Duration::from_secs(2) && begun.elapsed() < PATIENCE);
+        assert!(home.gone());
+    });
+}
+
+#[test]
+fn another_build_and_other_surroundings_are_not_used() {
+    let home = Home::new();
+    let _daemon = home.daemon(ALONE);
+    let copy = home.directory.path().join("copy");
+    std::fs::copy(env!("CARGO_BIN_EXE_cofferdam"), &copy).unwrap();
+    let mut other_build = home.program(&copy);
+    let mut other_path = home.cofferdam();
+    other_path.env("PATH", "/usr/bin:/bin");
+    let mut other_backend = home.cofferdam();
+    other_backend.env("SANDBOX_TYPE", "simulated");
+    let cases: [(&mut Command, &str); 3] = [
+        (&mut other_build, "of another build"),
+        (&mut other_path, "another PATH or HOME"),
+        (&mut other_backend, "of the backend 'process'"),
+    ];
+    for (command, why) in cases {
+        command.args(["run", "-v", "--", "echo", "a"]);
+        let (status, stdout, stderr) = read(&command.output().unwrap());
+        assert!(stderr.contains(why), "{stderr}");
+        assert!(why.contains("backend") || (status, stdout.as_str()) == (Some(0), "a\n"), "{status:?} {stderr}");
+    }
+    let (status, _, stderr) =
+        read(&home.program(&copy).args(["run", "--daemon", "require", "--", "true"]).output().unwrap());
+    assert!(status == Some(125) && stderr.contains("try: start it anew"), "{stderr}");
+    // Who is another build may still end it.
+    let (status, _, stderr) = read(&home.program(&copy).args(["daemon", "stop"]).output().unwrap());
+    assert_eq!(status, Some(0), "{stderr}");
+}
+
+#[test]
+fn who_comes_beyond_the_bound_runs_locally() {
+    let home = Home::new();
+    let daemon = home.daemon(&["--connections", "1", "--python", "0", "--node", "0"]);
+    let (child, _stdout) = ready(&mut home.run(["--daemon", "require", "--", "sh", "-c", "echo ready; sleep 1000"]));
+    let (status, stdout, stderr) = read(&home.run(["-v", "--", "echo", "a"]).output().unwrap());
+    assert_eq!((status, stdout.as_str(), by_daemon(&stderr)), (Some(0), "a\n", false));
+    assert!(stderr.contains("runs as much as it may"), "{stderr}");
+    assert_eq!(home.run(["--daemon", "require", "--", "true"]).status().unwrap().code(), Some(125));
+    assert_eq!(daemon.status()["running"], 1);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    child.wait_with_output().unwrap();
+    daemon.until("there is room", |status| status["running"] == 0);
+}

@@ -1,0 +1,169 @@
+//! A resident daemon: a run through it is the run without it, nobody else can use it, and it leaves nothing behind.
+
+mod life;
+mod runs;
+mod strangers;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::census;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Limits that an ordinary user's host may be unable to enforce.
+const CONFIG: &str = "allow_weaker = [\"memory\", \"cpu\", \"cpus\", \"pids\", \"disk\"]\n";
+
+/// A runtime directory of one test's own, with a configuration file.
+pub struct Home {
+    directory: TempDir,
+    /// Variables that the daemon alone has.
+    daemon_variables: Vec<(String, String)>,
+}
+
+impl Home {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("config.toml"), CONFIG).expect("it is ours");
+        Self { directory, daemon_variables: Vec::new() }
+    }
+
+    /// The binary, with nothing in its environment but where the daemon is.
+    fn cofferdam(&self) -> Command {
+        self.program(Path::new(env!("CARGO_BIN_EXE_cofferdam")))
+    }
+
+    fn program(&self, path: &Path) -> Command {
+        let mut command = Command::new(path);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("COFFERDAM_CONFIG", self.directory.path().join("config.toml"))
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run<S: AsRef<std::ffi::OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+        let mut command = self.cofferdam();
+        command.arg("run").args(words);
+        command
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("cofferdam/daemon.sock")
+    }
+
+    /// Starts a daemon in the foreground and waits until it listens.
+    fn daemon(&self, words: &[&str]) -> Daemon<'_> {
+        let mut command = self.cofferdam();
+        command.arg("daemon").args(words).envs(self.daemon_variables.iter().cloned());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("it is piped"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("it can be read");
+        assert!(line.contains("listens on"), "{line}");
+        Daemon { home: self, child, stderr }
+    }
+
+    /// What `daemon status --json` says; `None` where there is none.
+    fn status(&self) -> Option<Value> {
+        let output = self.cofferdam().args(["daemon", "status", "--json"]).output().expect("the binary starts");
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("a document"))
+    }
+
+    fn gone(&self) -> bool {
+        !self.directory.path().join("cofferdam").exists()
+    }
+}
+
+/// A daemon in the foreground.
+pub struct Daemon<'a> {
+    home: &'a Home,
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Daemon<'_> {
+    fn status(&self) -> Value {
+        self.home.status().expect("it runs")
+    }
+
+    /// Waits until something holds of its status.
+    fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if holds(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "{what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until every interpreter that is to wait does, or cannot be made on this host.
+    fn warm(&self) {
+        self.until("interpreters", |status| {
+            let kinds = status["interpreters"].as_array().expect("a list");
+            kinds.iter().all(|kind| kind["waiting"] == 1 || kind["failures"] != 0)
+        });
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it is our child");
+    }
+
+    /// Ends it; gives its exit status and what it said.
+    fn end(mut self) -> (Option<i32>, String) {
+        self.signal(Signal::TERM);
+        let status = self.child.wait().expect("it ends").code();
+        let mut said = String::new();
+        self.stderr.read_to_string(&mut said).expect("it can be read");
+        (status, said)
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a test between two looks at the host.
+fn leaving_nothing(test: impl FnOnce()) {
+    let before = census::census();
+    test();
+    let left = census::left_behind(&before, PATIENCE);
+    assert!(left.is_empty(), "{left:?}");
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn read(output: &Output) -> (Option<i32>, String, String) {
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Whether `--verbose` said that a daemon ran it.
+fn by_daemon(stderr: &str) -> bool {
+    stderr.contains("run by the daemon")
+}
+
+/// Starts a run that says `ready` and waits until it has.
+fn ready(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("it can be read");
+    assert_eq!(line, "ready\n");
+    (child, stdout)
+}
