@@ -4,6 +4,7 @@
 //! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
 //! would harm the machine is never run outside; its row says why.
 
+mod daemon;
 mod guests;
 mod host;
 mod races;
@@ -77,6 +78,20 @@ fn attacks_fail_through_a_pool_too() {
 }
 
 #[test]
+fn attacks_fail_through_a_daemon_too() {
+    // Without the bombs: what a limit does, a run through the daemon shows in `daemon::runs`.
+    let groups = [
+        table::files::rows(),
+        table::network::rows(),
+        table::processes::rows(),
+        table::kernel::rows(),
+        table::privileges::rows(),
+        table::terminals(),
+    ];
+    daemon::run(groups.into_iter().flatten().collect());
+}
+
+#[test]
 fn secrets_of_the_supervisor_stay_outside() {
     // The kernel shows the environment that a process was started with, so this binary starts again with the secret.
     let status = Command::new(std::env::current_exe().expect("this binary has a path"))
@@ -92,6 +107,7 @@ fn secrets_of_the_supervisor_stay_outside() {
 fn inner_with_a_secret() {
     if std::env::var_os(SECRET_VARIABLE).is_some() {
         run::run(table::files::secrets());
+        daemon::run(table::files::secrets());
     }
 }
 

@@ -29,7 +29,7 @@ const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How one row ended, when not in failure.
-enum Outcome {
+pub enum Outcome {
     Held,
     NotTried(String),
 }
@@ -45,7 +45,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// One group at a time: bombs would starve the others, and their sandboxes would look left behind.
-fn turn() -> MutexGuard<'static, ()> {
+pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A group that failed has poisoned it; the next has its turn all the same.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -112,12 +112,12 @@ pub fn run_pooled(rows: Vec<Row>) {
     report(rows.len(), failures, &before);
 }
 
-fn report(rows: usize, mut failures: Vec<String>, before: &BTreeSet<String>) {
+pub fn report(rows: usize, mut failures: Vec<String>, before: &BTreeSet<String>) {
     failures.extend(left_behind(before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
     assert!(failures.is_empty(), "{} of {rows} rows failed\n\n{}", failures.len(), failures.join("\n\n"));
 }
 
-async fn warm_up() {
+pub async fn warm_up() {
     let sandbox = backend().create(Spec::builder().build().expect("defaults are valid")).await.expect("a sandbox");
     sandbox.close().await.expect("it closes");
 }
@@ -153,7 +153,7 @@ async fn attack(
     Ok(outcome)
 }
 
-async fn attack_in(
+pub async fn attack_in(
     sandbox: &Arc<dyn Sandbox>,
     guests: &Guests,
     host: &Host,
@@ -196,7 +196,7 @@ async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Res
     }
 }
 
-fn judge(row: &Row, completed: &Completed) -> std::result::Result<Outcome, String> {
+pub fn judge(row: &Row, completed: &Completed) -> std::result::Result<Outcome, String> {
     let exit = &completed.exit;
     let text = String::from_utf8_lossy(&completed.stdout);
     let failed = |why: &str| Err(format!("{why}: {exit:?}\n{}", output(completed)));
@@ -246,7 +246,7 @@ fn control(guests: &Guests, host: &Host, row: &Row) -> std::result::Result<(), S
     }
 }
 
-fn output(completed: &Completed) -> String {
+pub fn output(completed: &Completed) -> String {
     const SHOWN: usize = 4000;
     let text = [&completed.stdout[..], &completed.stderr[..]].concat();
     let text = String::from_utf8_lossy(&text).escape_debug().to_string().replace("\\n", "\n    ");
