@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::sample::hundredths;
 use crate::spawn::Workload;
 
-// Contestants that targets speak of and that no benchmark has yet. A target finds its figures by these short names, so
-// that a new contestant with such a name fills its row.
+// Contestants that targets speak of. A target finds its figures by these short names, so that who has such a name fills
+// its row.
 const POOL: &str = "pool";
 const POOL_AT_ONCE: &str = "pool-run";
 const WARM: &str = "warm";

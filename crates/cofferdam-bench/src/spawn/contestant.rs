@@ -2,6 +2,7 @@
 //! `Field::run`; a new program beside ours is a [`Peer`].
 
 use super::peer::Peer;
+use super::workload::Workload;
 
 /// One way to run a program. What it does is said in `docs/performance.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +23,14 @@ pub enum Contestant {
     PoolBurst,
     /// `cofferdam run` as a program, with everything that it starts and ends.
     CommandLine,
+    /// The same through a daemon that has sandboxes ready.
+    CommandLineDaemon,
+    /// A Python that waits takes over a script, instead of one that is started.
+    Warm,
+    /// A Python that waits with pandas imported takes over a script that imports it.
+    WarmPandas,
+    /// No wall, and a Python that imports pandas.
+    BarePandas,
     /// Another program.
     Peer(Peer),
 }
@@ -38,6 +47,10 @@ impl Contestant {
             Self::Run,
             Self::Unprepared,
             Self::CommandLine,
+            Self::CommandLineDaemon,
+            Self::Warm,
+            Self::WarmPandas,
+            Self::BarePandas,
         ];
         ours.into_iter().chain(Peer::ALL.iter().copied().map(Self::Peer)).collect()
     }
@@ -53,6 +66,10 @@ impl Contestant {
             Self::Pool => "pool",
             Self::PoolBurst => "pool-run",
             Self::CommandLine => "cli",
+            Self::CommandLineDaemon => "cli-daemon",
+            Self::Warm => "warm",
+            Self::WarmPandas => "warm-pandas",
+            Self::BarePandas => "bare-pandas",
             Self::Peer(peer) => peer.slug(),
         }
     }
@@ -68,6 +85,10 @@ impl Contestant {
             Self::Pool => "cofferdam pool: claim+run",
             Self::PoolBurst => "cofferdam pool: claim+run, burst",
             Self::CommandLine => "cofferdam command line",
+            Self::CommandLineDaemon => "cofferdam command line, daemon",
+            Self::Warm => "cofferdam waiting Python",
+            Self::WarmPandas => "cofferdam waiting Python, pandas",
+            Self::BarePandas => "bare Python, pandas",
             Self::Peer(peer) => peer.name(),
         }
     }
@@ -81,6 +102,11 @@ impl Contestant {
     /// Whether it is measured one at a time.
     pub fn alone(self) -> bool {
         self != Self::PoolBurst
+    }
+
+    /// Whether it runs this workload, or something of its own beside it.
+    pub fn runs(self, workload: Workload) -> bool {
+        workload == Workload::Python || !matches!(self, Self::Warm | Self::WarmPandas | Self::BarePandas)
     }
 
     /// The one with this short name.

@@ -14,7 +14,9 @@ use cofferdam_process::ProcessBackend;
 use super::contestant::Contestant;
 use super::peer::{Peer, Scene};
 use super::program::{self, Keep};
+use super::resident::Resident;
 use super::stage::Stage;
+use super::warm::{WarmPythons, python_with};
 use super::workload::Workload;
 use crate::ours;
 
@@ -22,6 +24,9 @@ use crate::ours;
 const FEW: usize = 4;
 /// Sandboxes that a pool keeps ready for a burst: all runs of the largest batch.
 const BURST: usize = 64;
+
+/// What those with pandas run.
+const PANDAS: &str = "import pandas; print(1)";
 
 /// One who does not take part, and why.
 pub type Absent = (Contestant, String);
@@ -50,6 +55,10 @@ pub struct Field {
     live: Arc<dyn Sandbox>,
     pools: [Pool; 2],
     command_line: PathBuf,
+    resident: Option<Resident>,
+    warm: BTreeMap<Contestant, WarmPythons>,
+    /// A Python with pandas.
+    pandas: Option<String>,
     options: BTreeMap<Peer, &'static [&'static str]>,
     stage: Stage,
     serial: AtomicU64,
@@ -70,6 +79,9 @@ impl Field {
             backend,
             // Cargo puts both programs into the same directory.
             command_line: own.with_file_name("cofferdam"),
+            resident: None,
+            warm: BTreeMap::new(),
+            pandas: None,
             options: BTreeMap::new(),
             stage: Stage::new()?,
             serial: AtomicU64::new(0),
@@ -86,11 +98,44 @@ impl Field {
     async fn admit(&mut self, contestant: Contestant) -> Result<(), String> {
         match contestant {
             Contestant::Peer(peer) => self.admit_peer(peer).await,
-            Contestant::CommandLine if !self.command_line.exists() => {
+            Contestant::CommandLine | Contestant::CommandLineDaemon if !self.command_line.exists() => {
                 Err("the program is not built: start the benchmark by `cargo xtask bench`".to_owned())
             }
+            Contestant::CommandLineDaemon => {
+                self.resident = Some(Resident::start(&self.command_line).map_err(|error| format!("fails: {error:#}"))?);
+                Ok(())
+            }
+            Contestant::Warm => match Workload::Python.missing() {
+                None => self.admit_warm(contestant, &Workload::Python.argv()[..3], &[], "print(1)").await,
+                Some(reason) => Err(reason),
+            },
+            Contestant::WarmPandas | Contestant::BarePandas => self.admit_pandas(contestant).await,
             _ => Ok(()),
         }
+    }
+
+    async fn admit_pandas(&mut self, contestant: Contestant) -> Result<(), String> {
+        if self.pandas.is_none() {
+            self.pandas = python_with("pandas").and_then(|path| path.to_str().map(str::to_owned));
+        }
+        let python = self.pandas.clone().ok_or("no python3 in the search path has pandas")?;
+        match contestant {
+            Contestant::WarmPandas => self.admit_warm(contestant, &[&python, "-u"], &["pandas"], PANDAS).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn admit_warm(
+        &mut self,
+        contestant: Contestant,
+        command: &[&str],
+        modules: &[&str],
+        code: &'static str,
+    ) -> Result<(), String> {
+        let warm = WarmPythons::new(&self.backend, command, modules, code);
+        warm.refill().await.map_err(|error| format!("fails: {error:#}"))?;
+        self.warm.insert(contestant, warm);
+        Ok(())
     }
 
     async fn admit_peer(&mut self, peer: Peer) -> Result<(), String> {
@@ -120,6 +165,9 @@ impl Field {
 
     /// Runs one once. The time is the whole; phases come from those that have them.
     pub async fn run(&self, contestant: Contestant, workload: Workload) -> Result<(Duration, Option<Phases>)> {
+        if let Some(warm) = self.warm.get(&contestant) {
+            warm.refill().await?;
+        }
         let start = Instant::now();
         let phases = match contestant {
             Contestant::Bare => run(workload.argv(), workload).await?,
@@ -135,6 +183,23 @@ impl Field {
             Contestant::CommandLine => {
                 let program = self.command_line.to_str().context("the path is not UTF-8")?;
                 run(&[&[program, "run", "--"], workload.argv()].concat(), workload).await?
+            }
+            Contestant::CommandLineDaemon => {
+                let program = self.command_line.to_str().context("the path is not UTF-8")?;
+                let line = [&[program, "run", "--daemon", "require", "--"], workload.argv()].concat();
+                let variable = self.resident.as_ref().map(Resident::variable);
+                let ran = program::run_with(&line, variable, workload, Keep::Output).await;
+                ran.map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;
+                None
+            }
+            Contestant::Warm | Contestant::WarmPandas => {
+                let warm = self.warm.get(&contestant).context("it was not admitted")?;
+                ours::check(&warm.run().await?, workload.output())?;
+                None
+            }
+            Contestant::BarePandas => {
+                let python = self.pandas.as_deref().context("it was not admitted")?;
+                run(&[python, "-c", PANDAS], workload).await?
             }
             Contestant::Peer(peer) => {
                 self.peer(peer, workload, Keep::Output).await.map_err(|reason| anyhow!(reason))?;

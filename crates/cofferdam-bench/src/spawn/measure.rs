@@ -86,7 +86,9 @@ struct Runner {
 /// Runs everybody, one at a time.
 pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) -> Result<Series> {
     let mut runners = Vec::new();
-    for contestant in field.entrants().iter().copied().filter(|contestant| contestant.alone()) {
+    for contestant in
+        field.entrants().iter().copied().filter(|contestant| contestant.alone() && contestant.runs(workload))
+    {
         let mut runner = Runner { contestant, turns: 0, times: Vec::new(), phases: Vec::new(), failed: None };
         let cost = runner.warm_up(field, workload, effort.share).await?;
         runner.turns = turns(cost, effort.share, effort.rounds);
@@ -119,19 +121,22 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
 }
 
 impl Runner {
-    /// Runs it until it is warm, and says how long it takes: the median.
+    /// Runs it until it is warm, and says how long it takes: the median, or the whole with what is made ready between
+    /// two turns.
     async fn warm_up(&mut self, field: &Field, workload: Workload, share: Duration) -> Result<Duration> {
         let start = Instant::now();
         // The first run has to load what the next ones find in memory.
         self.run(field, workload).await?;
         self.times.clear();
+        let warm = Instant::now();
         while self.failed.is_none() && self.times.len() < WARM_UP && start.elapsed() < share / 10 {
             self.run(field, workload).await?;
         }
         self.phases.clear();
         let mut times = std::mem::take(&mut self.times);
         times.sort_unstable();
-        Ok(times.get(times.len() / 2).copied().unwrap_or_else(|| start.elapsed()))
+        let each = u32::try_from(times.len()).ok().and_then(|count| warm.elapsed().checked_div(count));
+        Ok(times.get(times.len() / 2).copied().max(each).unwrap_or_else(|| start.elapsed()))
     }
 
     /// A peer that fails drops out; one of ours must not.

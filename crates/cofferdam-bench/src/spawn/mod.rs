@@ -8,7 +8,9 @@ mod peer;
 mod plot;
 mod program;
 mod report;
+mod resident;
 mod stage;
+mod warm;
 mod workload;
 
 use std::future::Future;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
@@ -32,9 +33,19 @@ pub enum Keep {
 
 /// Runs a command line with this workload in it, and checks what it printed. The error says in one line what went wrong.
 pub async fn run(line: &[impl AsRef<OsStr>], workload: Workload, keep: Keep) -> Result<(), String> {
+    run_with(line, None, workload, keep).await
+}
+
+/// As [`run`], with one more variable in its environment.
+pub async fn run_with(
+    line: &[impl AsRef<OsStr>],
+    variable: Option<(&str, &Path)>,
+    workload: Workload,
+    keep: Keep,
+) -> Result<(), String> {
     let piped = |yes| if yes { Stdio::piped() } else { Stdio::null() };
     let mut command = command(line);
-    command.stdout(piped(!workload.output().is_empty())).stderr(piped(keep == Keep::OutputAndErrors));
+    command.envs(variable).stdout(piped(!workload.output().is_empty())).stderr(piped(keep == Keep::OutputAndErrors));
     let output = finish(command).await?;
     if !output.status.success() {
         return Err(reason(&output.stderr, output.status));

@@ -1,0 +1,49 @@
+//! A daemon of the command line's, for the contestant that runs through one. It ends with the benchmark.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// A daemon that listens.
+#[derive(Debug)]
+pub struct Resident {
+    child: Child,
+    directory: TempDir,
+}
+
+impl Resident {
+    /// Starts one. It keeps sandboxes ready and no interpreters, which no workload here could use.
+    pub fn start(command_line: &Path) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut child = Command::new(command_line)
+            .args(["daemon", "--python", "0", "--node", "0"])
+            .env("XDG_RUNTIME_DIR", directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        let stderr = child.stderr.take().context("it is piped")?;
+        let resident = Self { child, directory };
+        BufReader::new(stderr).read_line(&mut line)?;
+        ensure!(line.contains("listens on"), "the daemon does not start: {line}");
+        Ok(resident)
+    }
+
+    /// What a run through it needs in its environment.
+    pub fn variable(&self) -> (&'static str, &Path) {
+        ("XDG_RUNTIME_DIR", self.directory.path())
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,111 @@
+//! Pythons that wait warm, for the contestants that have one take over a request.
+//!
+//! Some are made at once between two turns, when none is left, and what was used is closed then: so nothing is made or
+//! closed while anybody is measured.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use cofferdam_contract::{Backend, Command, Completed, ExecRequest, Limits, Sandbox, Script, Spec, collect};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_process::ProcessBackend;
+
+/// Made at once.
+const FEW: usize = 4;
+
+/// Pythons that wait with some module, or none.
+#[derive(Debug)]
+pub struct WarmPythons {
+    backend: Arc<ProcessBackend>,
+    config: InterpreterConfig,
+    code: &'static str,
+    waiting: Mutex<Vec<WaitingInterpreter>>,
+    used: Mutex<Vec<Arc<dyn Sandbox>>>,
+}
+
+impl WarmPythons {
+    /// Those started by `command`, that have imported `modules` and will run `code`.
+    pub fn new(backend: &Arc<ProcessBackend>, command: &[&str], modules: &[&str], code: &'static str) -> Self {
+        let command = command.iter().map(|&word| word.to_owned()).collect();
+        let config = InterpreterConfig { command, ..InterpreterConfig::python().with_modules(modules.iter().copied()) };
+        let (waiting, used) = (Mutex::default(), Mutex::default());
+        Self { backend: Arc::clone(backend), config, code, waiting, used }
+    }
+
+    /// Closes what was used, and makes new ones if none waits.
+    pub async fn refill(&self) -> Result<()> {
+        for sandbox in take(&self.used) {
+            sandbox.close().await?;
+        }
+        if !lock(&self.waiting).is_empty() {
+            return Ok(());
+        }
+        for _ in 0..FEW {
+            let limits = Limits::default();
+            let processes = limits.processes.map(|count| count + EXTRA_PROCESSES);
+            let spec = Spec::builder().limits(Limits { processes, ..limits }).build()?;
+            let sandbox = self.backend.create(spec).await?;
+            let made = WaitingInterpreter::warm(sandbox, self.config.clone()).await?;
+            lock(&self.waiting).push(made);
+        }
+        Ok(())
+    }
+
+    /// Has one of them run the code.
+    pub async fn run(&self) -> Result<Completed> {
+        let waiting = lock(&self.waiting).pop().context("none waits: refill first")?;
+        let script = Script {
+            interpreter: self.config.command.clone(),
+            name: "main.py".to_owned(),
+            contents: self.code.as_bytes().into(),
+            args: Vec::new(),
+        };
+        let request = ExecRequest::builder(Command::Script(script)).build()?;
+        lock(&self.used).push(Arc::clone(waiting.sandbox()));
+        Ok(collect(waiting.start(request).await?).await?)
+    }
+}
+
+fn lock<T>(list: &Mutex<Vec<T>>) -> std::sync::MutexGuard<'_, Vec<T>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
+    std::mem::take(&mut *lock(list))
+}
+
+/// A `python3` of the search path that has this module.
+pub fn python_with(module: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join("python3")).filter(|program| program.is_file()).find(
+        |program| {
+            let import = format!("import {module}");
+            let output = std::process::Command::new(program).args(["-c", &import]).output();
+            output.is_ok_and(|output| output.status.success())
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ours;
+
+    #[tokio::test]
+    async fn each_waiting_python_runs_once() {
+        let python = python_with("json").expect("Python has it");
+        assert_eq!(python_with("no_such_module_at_all"), None);
+        let backend = ours::backend().await.unwrap();
+        let code = "import sys; print(int('json' in sys.modules))";
+        let pythons = WarmPythons::new(&backend, &[python.to_str().unwrap(), "-u"], &["json"], code);
+        assert!(pythons.run().await.is_err());
+        pythons.refill().await.unwrap();
+        for _ in 0..FEW {
+            ours::check(&pythons.run().await.unwrap(), "1\n").unwrap();
+        }
+        assert!(pythons.run().await.is_err());
+        pythons.refill().await.unwrap();
+        assert_eq!((lock(&pythons.used).len(), lock(&pythons.waiting).len()), (0, FEW));
+    }
+}
