@@ -75,16 +75,16 @@ fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
     std::mem::take(&mut *lock(list))
 }
 
-/// A `python3` of the search path that has this module.
+/// A Python of the search path that has this module, itself: a version manager's `python3` is a script.
 pub fn python_with(module: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join("python3")).filter(|program| program.is_file()).find(
-        |program| {
-            let import = format!("import {module}");
-            let output = std::process::Command::new(program).args(["-c", &import]).output();
-            output.is_ok_and(|output| output.status.success())
-        },
-    )
+    let programs = std::env::split_paths(&path).map(|directory| directory.join("python3"));
+    programs.filter(|program| program.is_file()).find_map(|program| {
+        let code = format!("import sys, {module}; print(sys.executable)");
+        let output = std::process::Command::new(program).args(["-c", &code]).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+        text.lines().last().map(PathBuf::from).filter(|program| program.is_file())
+    })
 }
 
 #[cfg(test)]
