@@ -47,6 +47,11 @@ impl Candidates {
             }
         }
     }
+
+    /// Where the socket is, if there is one.
+    pub fn socket(&self) -> PathBuf {
+        self.directory().join(SOCKET)
+    }
 }
 
 /// A runtime directory of somebody else, as `sudo` may leave it in the environment, does not count.

@@ -48,6 +48,11 @@ pub fn candidates() -> Candidates {
     Candidates { runtime: path("XDG_RUNTIME_DIR"), temporary: path("TMPDIR") }
 }
 
+/// Whether there is a socket where this user's daemon would listen. Whether somebody does is not asked.
+pub fn may_be_there() -> bool {
+    candidates().socket().exists()
+}
+
 /// Names this build: the very file that runs, so that a daemon that was started from another one is told apart.
 pub fn build() -> String {
     let file = std::fs::metadata("/proc/self/exe").map(|file| {

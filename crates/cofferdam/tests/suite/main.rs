@@ -4,8 +4,8 @@
 mod census;
 mod cli;
 mod conformance;
-mod forked;
 mod daemon;
+mod forked;
 mod hostile;
 mod pool;
 mod supervisor;
