@@ -4,7 +4,7 @@ mod configuration;
 mod forms;
 mod run;
 mod signals;
-mod terminals;
+pub mod terminals;
 mod usage;
 
 use std::path::Path;

@@ -16,13 +16,13 @@ use super::run;
 const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// A pseudo-terminal: the end that a person's screen and keyboard would be, and the end that programs see.
-struct Terminal {
-    screen: File,
+pub struct Terminal {
+    pub screen: File,
     inside: File,
 }
 
 impl Terminal {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let screen: OwnedFd = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&screen).unwrap();
         unlockpt(&screen).unwrap();
@@ -31,21 +31,21 @@ impl Terminal {
         Self { screen: screen.into(), inside }
     }
 
-    fn resize(&self, rows: u16, columns: u16) {
+    pub fn resize(&self, rows: u16, columns: u16) {
         tcsetwinsize(&self.screen, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     }
 
-    fn stdio(&self) -> Stdio {
+    pub fn stdio(&self) -> Stdio {
         self.inside.try_clone().unwrap().into()
     }
 
     /// Whether programs get whole lines with echo, as a terminal is left to a person.
-    fn is_cooked(&self) -> bool {
+    pub fn is_cooked(&self) -> bool {
         tcgetattr(&self.inside).unwrap().local_modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 
     /// Reads until `text` has appeared.
-    fn read_until(&mut self, text: &str) -> String {
+    pub fn read_until(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
         let mut piece = [0; 1024];
         while !String::from_utf8_lossy(&seen).contains(text) {

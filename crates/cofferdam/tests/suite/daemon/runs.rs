@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{Home, by_daemon, leaving_nothing, read, ready};
+use crate::cli::terminals::Terminal;
 
 /// Options and words of a run, and what goes to its input.
 type Row = (&'static [&'static str], &'static str);
@@ -149,6 +150,28 @@ fn a_signal_to_the_client_asks_the_command_to_end() {
         assert_eq!(child.wait().unwrap().code(), Some(130));
         daemon.until("everything ended", |status| status["running"] == 0);
     });
+}
+
+#[test]
+fn a_terminal_works_through_the_daemon() {
+    let home = Home::new();
+    let _daemon = home.daemon(&["--python", "0", "--node", "0"]);
+    let mut terminal = Terminal::new();
+    terminal.resize(41, 101);
+    let line = "trap 'stty size' WINCH; stty size; test -t 0 && echo ready; read word || read word; echo \"got $word\"; exit 5";
+    let mut command = home.run(["--daemon", "require", "--tty", "--", "sh", "-c", line]);
+    let mut child = command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn().unwrap();
+    assert!(terminal.read_until("ready").contains("41 101"));
+    terminal.resize(50, 132);
+    // The kernel tells only those whose controlling terminal it is, so the test does.
+    kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
+    // The size travels before the line does; a shell may act on the signal only when its read has ended.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    terminal.screen.write_all(b"word\r").unwrap();
+    let seen = terminal.read_until("got word");
+    assert!(seen.contains("50 132"), "{seen}");
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    assert!(terminal.is_cooked());
 }
 
 #[test]

@@ -122,8 +122,40 @@ fn another_user_is_not_even_greeted() {
     assert_eq!(daemon.end().0, Some(0));
 }
 
+/// For an ordinary user, a guest is a process of the same user: what tells it apart is its user namespace.
 #[test]
-#[ignore = "started by another_user_is_not_even_greeted, as another user"]
+fn who_is_in_another_user_namespace_is_not_even_greeted() {
+    let unshare = ["--user", "--map-current-user"];
+    if !Command::new("unshare").args(unshare).arg("true").status().is_ok_and(|status| status.success()) {
+        println!("SKIP who_is_in_another_user_namespace_is_not_even_greeted: this user may make none");
+        return;
+    }
+    let home = Home::new();
+    let daemon = home.daemon(ALONE);
+    let inner = |program: &[&str]| {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(std::env::current_exe().expect("this binary has a path"));
+        command.args(["--exact", "daemon::strangers::inner_stranger", "--ignored", "--nocapture"]);
+        read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is there"))
+    };
+    let (status, stdout, stderr) = inner(&["unshare", "--user", "--map-current-user"]);
+    assert!(status == Some(0) && stdout.contains("hung up without a word"), "{stdout}{stderr}");
+    // The same program outside is greeted, so that it is the namespace that counts.
+    let (status, stdout, _) = inner(&["env"]);
+    assert!(status != Some(0) && !stdout.contains("hung up"), "{stdout}");
+    // A daemon there is not talked to either.
+    let mut client = home.run(["-v", "--", "echo", "a"]);
+    let mut inside = Command::new("unshare");
+    inside.args(unshare).arg(client.get_program()).args(client.get_args());
+    inside.env_clear().envs(client.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (_, _, stderr) = read(&inside.output().expect("util-linux is there"));
+    assert!(!by_daemon(&stderr) && stderr.contains("without a daemon"), "{stderr}");
+    assert!(by_daemon(&read(&client.output().unwrap()).2));
+    assert_eq!(daemon.end().0, Some(0));
+}
+
+#[test]
+#[ignore = "started by the tests of this file, as somebody else"]
 fn inner_stranger() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
     match UnixStream::connect(socket) {
