@@ -1,4 +1,5 @@
 //! Interpreters that wait, in process sandboxes of a pool.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

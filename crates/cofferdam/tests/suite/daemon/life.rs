@@ -46,6 +46,25 @@ fn one_is_started_on_demand_in_the_background_and_stopped() {
 }
 
 #[test]
+fn the_readmes_example_runs() {
+    leaving_nothing(|| {
+        let home = Home::new();
+        let readme = include_str!("../../../../../README.md");
+        let (before, after) = readme.split_once("cofferdam daemon --detach").expect("the README shows it");
+        assert!(before.ends_with("```sh\n"));
+        let block = format!("cofferdam daemon --detach{}", after.split("```").next().expect("it ends"));
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_cofferdam"));
+        let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let mut shell = home.program(std::path::Path::new("/bin/sh"));
+        let output = shell.env("PATH", path).args(["-e", "-c", &block]).output().unwrap();
+        let (status, stdout, stderr) = read(&output);
+        assert_eq!((status, stdout.as_str()), (Some(0), "42\n"), "{stderr}");
+        assert!(stderr.contains("listens on") && stderr.contains("has ended"), "{stderr}");
+        assert!(home.gone());
+    });
+}
+
+#[test]
 fn the_second_daemon_is_refused() {
     let home = Home::new();
     let first = home.daemon(ALONE);
