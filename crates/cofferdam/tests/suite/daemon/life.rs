@@ -88,7 +88,7 @@ fn a_client_that_is_killed_takes_its_guest_along() {
             ["--timeout", "900s", "--", "sh", "-c", shell],
             ["--timeout", "900s", "--lang", "python", "--code", python],
         ] {
-            let (mut child, _stdout) = ready(&mut home.run(["--daemon", "require"]).args(words));
+            let (mut child, _stdout) = ready(home.run(["--daemon", "require"]).args(words));
             assert_eq!(daemon.status()["running"], 1);
             child.kill().unwrap();
             child.wait().unwrap();
