@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    Error, ErrorData, ExecRequest, Exit, Level, OutputStream, Posture, Result, SandboxId, Spec, TerminalSize,
+    ByteSize, Error, ErrorData, ExecRequest, Exit, Level, OutputStream, Posture, Result, SandboxId, Spec, TerminalSize,
 };
 use cofferdam_engine::{InterpreterMetrics, PoolMetrics};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,8 @@ pub(crate) const PIECE: usize = 64 * 1024;
 pub(crate) const STDIN_WINDOW: usize = 4;
 /// The most bytes of an order: a script, its arguments, its input and a spec.
 pub(crate) const MOST_ORDER: usize = 24 << 20;
+/// The most output that is kept for a client that is slower than its program.
+pub(crate) const MOST_KEPT: ByteSize = ByteSize::from_mebibytes(256);
 /// Bytes of an order in one frame.
 pub(crate) const ORDER_PART: usize = 512 * 1024;
 
@@ -147,8 +149,11 @@ impl Order {
         let order: Self = crate::frame::decode(whole).map_err(|_| bad("an order that makes no sense"))?;
         let spec: Spec = serde_json::from_str(&order.spec).map_err(|_| bad("a spec that makes no sense"))?;
         spec.validate()?;
-        order.request.validate()?;
-        Ok((spec, order.request))
+        let request = order.request;
+        request.validate()?;
+        // What is kept for a client that does not read is kept here.
+        let kept = request.output_buffer().min(MOST_KEPT);
+        Ok((spec, request.to_builder().output_buffer(kept).build()?))
     }
 }
 
@@ -194,6 +199,7 @@ mod tests {
             let script = Script { interpreter: vec!["sh".into()], name: "m".into(), contents, args: vec!["é".into()] };
             ExecRequest::builder(Command::Script(script))
                 .stdin(Stdin::Bytes("in".into()))
+                .output_buffer(ByteSize::from_bytes(9))
                 .env("A", "b")
                 .build()
                 .unwrap()
@@ -220,6 +226,8 @@ mod tests {
         for spec in ["", "{", r#"{"workspace":{"kind":"host-dir","path":"x"}}"#, r#"{"tenant":"../x"}"#] {
             assert!(Order::decode(&order(spec, good.clone())).is_err(), "{spec}");
         }
+        let greedy = good.to_builder().output_buffer(ByteSize::from_mebibytes(1 << 20)).build().unwrap();
+        assert_eq!(Order::decode(&order("{}", greedy)).unwrap().1.output_buffer(), MOST_KEPT);
         let empty = serde_json::from_str(r#"{"command":{"argv":[""]}}"#).unwrap();
         assert!(Order::decode(&order("{}", empty)).is_err());
         assert!(Order::decode(b"").is_err());

@@ -128,23 +128,35 @@ impl Place {
         file.is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     }
 
-    /// Becomes the one daemon of this place, and listens.
-    pub(crate) fn claim(self) -> Result<Claimed> {
-        let lock = self.lock()?;
+    /// Makes the directory if there is none, becomes its one daemon, and listens.
+    pub(crate) fn claim(path: &Path) -> Result<Claimed> {
+        for _ in 0..TRIES {
+            if let Some(claimed) = Self::make(path.to_owned())?.listen()? {
+                return Ok(claimed);
+            }
+        }
+        Err(error::unsafe_place(path, "is removed again and again"))
+    }
+
+    /// `None` where the directory was removed just now, by a daemon that ended.
+    fn listen(self) -> Result<Option<Claimed>> {
+        let Some(lock) = self.lock()? else { return Ok(None) };
         let _ = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
         let listener = UnixListener::bind(self.inside(SOCKET)).map_err(|error| error::os("cannot listen", error))?;
         // Nobody else can enter the directory; this is for those who look.
         rustix::fs::chmodat(&self.directory, SOCKET, Mode::RUSR | Mode::WUSR, AtFlags::empty())
             .map_err(|errno| error::os("cannot protect the socket", errno))?;
-        Ok(Claimed { place: self, listener: Some(listener), _lock: lock })
+        Ok(Some(Claimed { place: self, listener: Some(listener), _lock: lock }))
     }
 
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> Result<Option<File>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..TRIES {
-            let file = rustix::fs::openat(&self.directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
-                .map_err(|errno| error::os("cannot open the lock", errno))?;
-            let mut file = File::from(file);
+            let mut file = match rustix::fs::openat(&self.directory, LOCK, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => File::from(file),
+                Err(Errno::NOENT) => return Ok(None),
+                Err(errno) => return Err(error::os("cannot open the lock", errno)),
+            };
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Err(error::runs_already(holder(&mut file))),
@@ -155,7 +167,7 @@ impl Place {
             let locked = rustix::fs::fstat(&file).map_err(|errno| error::os("cannot look at the lock", errno))?;
             if named.is_ok_and(|named| (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)) {
                 sign(&mut file).map_err(|error| error::os("cannot write to the lock", error))?;
-                return Ok(file);
+                return Ok(Some(file));
             }
         }
         Err(error::runs_already(None))
@@ -231,18 +243,19 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cofferdam");
         let place = || Place::make(path.clone()).unwrap();
-        let first = place().claim().unwrap();
+        let first = Place::claim(&path).unwrap();
         assert!(place().is_taken() && place().connect().unwrap().is_some());
-        let error = place().claim().unwrap_err();
+        let error = Place::claim(&path).unwrap_err();
         assert!(error.message().contains(&std::process::id().to_string()), "{error}");
+        let removed = place();
         drop(first);
-        assert!(!path.exists());
+        assert!(!path.exists() && removed.listen().unwrap().is_none());
         // A stale socket, as one that was killed leaves it, is replaced.
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         drop(UnixListener::bind(path.join(SOCKET)).unwrap());
         assert!(place().connect().unwrap().is_none() && !place().is_taken());
-        let again = place().claim().unwrap();
+        let again = Place::claim(&path).unwrap();
         assert!(place().connect().unwrap().is_some());
         drop(again);
     }

@@ -30,7 +30,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-contract", "cofferdam-interpreter"],
         &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
     ),
-    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &["cofferdam-simulated"]),
+    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
     layer("cofferdam", ANY, ANY),
     layer("cofferdam-bench", ANY, ANY),
     layer("xtask", &[], &[]),

@@ -27,6 +27,8 @@ use service::Service;
 const VISITORS: usize = 16;
 /// The wait after a connection could not be accepted, for want of descriptors say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long who was greeted just now has to say what it wants, once the daemon ends.
+const LAST_ORDERS: Duration = Duration::from_millis(100);
 /// How long ended conversations have to say their last words.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -49,7 +51,7 @@ impl Server {
     /// `Conflict` where another daemon is there, `Denied` where the directory is not safe.
     pub fn start(directory: PathBuf, backend: Arc<dyn Backend>, config: DaemonConfig) -> Result<Self> {
         let pool = config.pool()?;
-        let claimed = Place::make(directory)?.claim()?;
+        let claimed = Place::claim(&directory)?;
         let (drain, idle_exit, connections) = (config.drain, config.idle_exit, config.connections);
         let service = Arc::new(Service::start(backend, pool, config)?);
         let (room, visitors) = (Arc::new(Semaphore::new(connections)), Arc::new(Semaphore::new(VISITORS)));
@@ -73,6 +75,9 @@ impl Server {
             () = self.idle() => {}
         }
         self.claimed.hide();
+        // Who was told that there is room has it still, so that nobody fails who could have gone elsewhere.
+        self.service.close_door();
+        tokio::time::sleep(LAST_ORDERS).await;
         self.service.refuse();
         let ended = self.service.shutdown(self.drain).await;
         let _ = tokio::time::timeout(LAST_WORDS, async { while visits.join_next().await.is_some() {} }).await;

@@ -29,6 +29,8 @@ pub struct Service {
     activity: Mutex<Activity>,
     runs: AtomicU64,
     warm_runs: AtomicU64,
+    /// Nobody new is told that there is room.
+    door_closed: AtomicBool,
     refusing: AtomicBool,
     stop: Notify,
 }
@@ -62,13 +64,14 @@ impl Service {
             activity: Mutex::new(Activity { running: 0, since: started }),
             runs: AtomicU64::new(0),
             warm_runs: AtomicU64::new(0),
+            door_closed: AtomicBool::new(false),
             refusing: AtomicBool::new(false),
             stop: Notify::new(),
         })
     }
 
     pub fn hello(&self, room: bool) -> ServerHello {
-        ServerHello { room: room && !self.refusing.load(Ordering::Acquire), ..self.hello.clone() }
+        ServerHello { room: room && !self.door_closed.load(Ordering::Acquire), ..self.hello.clone() }
     }
 
     /// Begins a run: by an interpreter that waits if one will do, else in a sandbox of the pool.
@@ -134,6 +137,11 @@ impl Service {
     /// Returns when somebody said stop.
     pub async fn told_to_stop(&self) {
         self.stop.notified().await;
+    }
+
+    /// Tells nobody any more that there is room.
+    pub fn close_door(&self) {
+        self.door_closed.store(true, Ordering::Release);
     }
 
     /// Takes no more runs.
