@@ -1,5 +1,6 @@
 //! A resident daemon: a run through it is the run without it, nobody else can use it, and it leaves nothing behind.
 
+pub mod inside;
 mod life;
 mod runs;
 mod strangers;

@@ -155,6 +155,26 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
 }
 
 #[test]
+fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
+    let home = Home::new();
+    std::fs::set_permissions(home.directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let daemon = home.daemon(ALONE);
+    if rustix::process::geteuid().is_root() {
+        // Root's guests are somebody else, whom the directory would keep out already.
+        let opened = home.directory.path().join("cofferdam");
+        std::fs::set_permissions(opened, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(home.socket(), std::fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    let code = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/workspace/cofferdam/daemon.sock')\n\
+                try: got = s.recv(100)\nexcept ConnectionResetError: got = b''\nprint('greeted' if got else 'hung up on')";
+    let lent = home.directory.path().to_str().unwrap();
+    let words = ["--daemon", "never", "--workspace", lent, "--lang", "python", "--code", code];
+    let (status, stdout, stderr) = read(&home.run(words).output().unwrap());
+    assert_eq!((status, stdout.as_str()), (Some(0), "hung up on\n"), "{stderr}");
+    drop(daemon);
+}
+
+#[test]
 #[ignore = "started by the tests of this file, as somebody else"]
 fn inner_stranger() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };

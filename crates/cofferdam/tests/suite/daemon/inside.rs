@@ -1,0 +1,120 @@
+//! A daemon in a thread of the test, and its client through the library.
+
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use cofferdam::daemon::{Asked, Connection, DaemonBackend, DaemonConfig, Place, Server, Surroundings};
+use cofferdam::{Backend, ByteSize, Capability, ErrorKind, ExecRequest, OutputEvent, Result, Spec, registry};
+use tokio::sync::oneshot;
+
+use super::leaving_nothing;
+
+const BUILD: &str = "tests";
+
+/// A daemon in a thread.
+pub struct Inside {
+    end: oneshot::Sender<()>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Inside {
+    /// Starts one that listens in this directory.
+    pub fn start(directory: &Path) -> Self {
+        let (started, listening) = std::sync::mpsc::channel();
+        let (end, ended) = oneshot::channel::<()>();
+        let directory: PathBuf = directory.to_owned();
+        let thread = std::thread::spawn(move || {
+            block_on(async {
+                let config = DaemonConfig::new(BUILD, Surroundings::default());
+                let server = Server::start(directory, registry::backend("process")?, config)?;
+                started.send(()).expect("the test waits");
+                server.run(async { drop(ended.await) }).await
+            })
+        });
+        listening.recv().expect("the daemon listens");
+        Self { end, thread }
+    }
+
+    /// A client of the one in this directory.
+    pub fn connect(directory: &Path) -> Result<DaemonBackend, String> {
+        let asked =
+            Asked { build: BUILD.to_owned(), surroundings: Surroundings::default(), backend: "process".to_owned() };
+        let text = |error: cofferdam::Error| error.to_string();
+        let place = Place::open(directory.to_owned()).map_err(text)?.ok_or("the daemon is gone")?;
+        let connection = Connection::for_run(&place, &asked).map_err(text)?.map_err(|refusal| refusal.to_string())?;
+        Ok(DaemonBackend::from(connection))
+    }
+
+    /// Ends it.
+    pub fn end(self) -> Result<()> {
+        drop(self.end);
+        self.thread.join().expect("the daemon does not panic")
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+fn with_daemon(test: impl AsyncFnOnce(&Path)) {
+    leaving_nothing(|| {
+        let base = tempfile::tempdir().expect("a directory");
+        let directory = base.path().join("cofferdam");
+        let daemon = Inside::start(&directory);
+        block_on(test(&directory));
+        daemon.end().expect("it ends");
+    });
+}
+
+fn spec() -> Spec {
+    use cofferdam::Protection as P;
+    let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
+    weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().expect("valid")
+}
+
+#[test]
+fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
+    const WRITTEN: u64 = 16 << 20;
+    with_daemon(async |directory| {
+        let sandbox = Inside::connect(directory).expect("it is there").create(spec()).await.expect("a sandbox");
+        let request = ExecRequest::shell(format!("head -c {WRITTEN} /dev/zero"))
+            .max_output(ByteSize::from_bytes(2 * WRITTEN))
+            .output_buffer(ByteSize::from_bytes(100_000));
+        let handle = sandbox.start(request.build().expect("valid")).await.expect("it starts");
+        let mut output = handle.output();
+        // Nobody on this thread reads meanwhile, and the program goes on all the same.
+        std::thread::sleep(Duration::from_secs(1));
+        let (mut got, mut lost) = (0, 0);
+        while let Some(event) = output.next().await {
+            match event {
+                OutputEvent::Chunk(chunk) => got += chunk.data.len() as u64,
+                OutputEvent::Lost { bytes, .. } => lost += bytes,
+            }
+        }
+        let exit = handle.exit().await.expect("it ended");
+        assert!(lost > 0 && got + lost == WRITTEN, "{got} came and {lost} were lost");
+        assert_eq!((exit.usage.output_bytes, exit.truncated), (WRITTEN, false));
+        sandbox.close().await.expect("it closes");
+    });
+}
+
+#[test]
+fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
+    with_daemon(async |directory| {
+        let backend = Inside::connect(directory).expect("it is there");
+        assert!(!backend.capabilities().contains(&Capability::MultipleExecs));
+        let kind = |result: Result<()>| result.expect_err("it is not offered").kind();
+        assert_eq!(kind(backend.warm(spec()).await.map(drop)), ErrorKind::Unsupported);
+        let sandbox = backend.create(spec()).await.expect("a sandbox");
+        assert_eq!(kind(backend.create(spec()).await.map(drop)), ErrorKind::ResourceExhausted);
+        assert!(sandbox.posture().items().is_empty());
+        let request = ExecRequest::shell("sleep 1000").build().expect("valid");
+        let handle = sandbox.start(request.clone()).await.expect("it starts");
+        assert!(!sandbox.posture().items().is_empty());
+        assert_eq!(kind(sandbox.start(request).await.map(drop)), ErrorKind::Unsupported);
+        assert_eq!(kind(sandbox.usage().await.map(drop)), ErrorKind::Unsupported);
+        sandbox.close().await.expect("it closes");
+        assert!(handle.exit().await.expect("it ended").cancelled);
+    });
+}
