@@ -28,7 +28,7 @@ const LAYERS: &[Layer] = &[
     layer(
         "cofferdam-engine",
         &["cofferdam-contract", "cofferdam-interpreter"],
-        &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
+        &["cofferdam-conformance", "cofferdam-simulated"],
     ),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
     layer("cofferdam", ANY, ANY),
@@ -93,6 +93,10 @@ mod tests {
             ("cofferdam-engine", "cofferdam-contract", None, true),
             ("cofferdam-engine", "cofferdam-process", None, false),
             ("cofferdam-engine", "cofferdam-process", Some("dev"), false),
+            ("cofferdam-engine", "cofferdam-interpreter", None, true),
+            ("cofferdam-daemon", "cofferdam-engine", None, true),
+            ("cofferdam-daemon", "cofferdam-process", None, false),
+            ("cofferdam-engine", "cofferdam-daemon", None, false),
             ("cofferdam-engine", "cofferdam-simulated", None, false),
             ("cofferdam-engine", "cofferdam-simulated", Some("dev"), true),
             ("cofferdam-process", "cofferdam-engine", None, false),
@@ -100,8 +104,9 @@ mod tests {
             ("xtask", "cofferdam-process", None, false),
         ] {
             let others = ["cofferdam-contract", "cofferdam-linux", "cofferdam-simulated", "cofferdam-conformance"];
-            let ours: Vec<&str> =
-                others.into_iter().chain(["cofferdam-process", "cofferdam-engine", "cofferdam"]).collect();
+            let above =
+                ["cofferdam-process", "cofferdam-interpreter", "cofferdam-engine", "cofferdam-daemon", "cofferdam"];
+            let ours: Vec<&str> = others.into_iter().chain(above).collect();
             assert_eq!(package_breaches(&package(name, on, kind), &ours).is_empty(), good, "{name} on {on} {kind:?}");
         }
     }

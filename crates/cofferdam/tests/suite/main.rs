@@ -7,5 +7,6 @@ mod conformance;
 mod daemon;
 mod forked;
 mod hostile;
+mod interpreters;
 mod pool;
 mod supervisor;

@@ -1,17 +1,16 @@
 //! Interpreters that wait, in process sandboxes of a pool.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{
-    Access, Backend, ByteSize, Command, ExecRequest, Limits, Protection, Script, Spec, TenantId, Workspace, collect,
-};
-use cofferdam_engine::{
+use cofferdam::engine::{
     InterpreterConfig, InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, KeptInterpreter,
     PoolConfig, PooledBackend,
 };
-use cofferdam_process::{ProcessBackend, ProcessConfig};
+use cofferdam::{
+    Access, Backend, ByteSize, Command, ExecRequest, Limits, Protection, Script, Spec, SpecBuilder, TenantId,
+    Workspace, collect, registry,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -21,7 +20,7 @@ struct Kept {
 }
 
 /// What an ordinary user's host may be unable to enforce is no matter here.
-fn spec() -> cofferdam_contract::SpecBuilder {
+fn spec() -> SpecBuilder {
     use Protection as P;
     [P::Memory, P::CpuTime, P::Processes, P::Disk]
         .into_iter()
@@ -29,7 +28,7 @@ fn spec() -> cofferdam_contract::SpecBuilder {
 }
 
 fn keep(interpreter: InterpreterConfig, times: InterpreterTimes) -> Kept {
-    let backend = Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the backend starts"));
+    let backend = registry::backend("process").expect("the backend starts");
     let template = spec().build().expect("valid");
     let pool = Arc::new(PooledBackend::new(backend, template.clone(), PoolConfig::default()).expect("a pool"));
     let kept = KeptInterpreter { name: "python".to_owned(), interpreter, ready: 1 };
