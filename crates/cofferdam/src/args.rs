@@ -29,9 +29,9 @@ Examples:
   cofferdam run --timeout 5s -- make   run a command
   cofferdam doctor                     tell what this host can enforce and what is missing
 
-Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC,
-COFFERDAM_DAEMON), then the
-configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then defaults.";
+Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
+then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
+defaults.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]

@@ -60,6 +60,7 @@ fn the_top_level_help() {
 
     Commands:
       run          Run a file, a piece of code or a command in a new sandbox
+      daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       conformance  Run the conformance kit against a backend
       backends     List the backends
@@ -77,8 +78,9 @@ fn the_top_level_help() {
       cofferdam run --timeout 5s -- make   run a command
       cofferdam doctor                     tell what this host can enforce and what is missing
 
-    Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC), then the
-    configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then defaults.
+    Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
+    then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
+    defaults.
     ");
 }
 
