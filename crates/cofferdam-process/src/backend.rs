@@ -42,8 +42,13 @@ impl ProcessBackend {
             return Err(Error::invalid("configure", "a read-only directory must be an absolute path")
                 .with_context("path", path.display().to_string()));
         }
+        if let Some(path) = config.read_only.iter().find(|path| interpreters::is_covered(path)) {
+            return Err(Error::invalid("configure", "a sandbox has a directory of its own in the place of this one")
+                .with_context("path", path.display().to_string())
+                .with_remedy("lend it as the workspace, or put it elsewhere on the host"));
+        }
         let interpreters = match &config.search_path {
-            Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()),
+            Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()).visible(),
             _ => Found::default(),
         };
         Ok(Self { config, interpreters, launchers: Mutex::new(HashMap::new()) })

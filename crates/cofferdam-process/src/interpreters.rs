@@ -15,6 +15,23 @@ pub struct Found {
     pub path: Vec<PathBuf>,
 }
 
+/// Directories that every sandbox has of its own: what the host has below them cannot be seen there.
+const COVERED: [&str; 7] = ["/code", "/dev", "/proc", "/run", "/sys", "/tmp", "/workspace"];
+
+/// Whether something of a sandbox's own is in the way of a host path.
+pub fn is_covered(path: &Path) -> bool {
+    COVERED.iter().any(|own| path.starts_with(own))
+}
+
+impl Found {
+    /// Without what could not be seen inside. Programs then find the system's interpreters, or none.
+    pub fn visible(mut self) -> Self {
+        self.prefixes.retain(|prefix| !is_covered(prefix));
+        self.path.retain(|directory| !is_covered(directory));
+        self
+    }
+}
+
 /// Looks for the interpreters that a search of `path` would find first.
 pub fn find(path: &str, home: Option<&Path>) -> Found {
     let mut found = Found::default();
@@ -117,6 +134,15 @@ mod tests {
     fn touch(path: &Path) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "").unwrap();
+    }
+
+    #[test]
+    fn what_a_sandbox_covers_is_not_shown() {
+        let both = |own: &str| [PathBuf::from(own), PathBuf::from("/opt/python")];
+        let found = Found { prefixes: both("/tmp/venv").into(), path: both("/run/x/bin").to_vec() }.visible();
+        assert_eq!(found.prefixes.into_iter().collect::<Vec<_>>(), [Path::new("/opt/python")]);
+        assert_eq!(found.path, [Path::new("/opt/python")]);
+        assert!(!is_covered(Path::new("/tmpfs")));
     }
 
     #[test]
