@@ -30,11 +30,18 @@ async fn started(config: ProcessConfig) -> Result<Arc<ProcessBackend>> {
 pub async fn pool(backend: &Arc<ProcessBackend>, warm: usize) -> Result<Pool> {
     let config = PoolConfig { min_warm: warm, max_warm: warm, max: 4 * warm, ..PoolConfig::default() };
     let pool = Pool::new(Arc::clone(backend) as Arc<dyn Backend>, Spec::default(), config)?;
-    for _ in 0..1000 {
-        if pool.metrics().warm == warm {
-            return Ok(pool);
+    refilled(&pool, warm).await?;
+    Ok(pool)
+}
+
+/// Waits until a pool has this many ready, and nothing is being closed.
+pub async fn refilled(pool: &Pool, warm: usize) -> Result<()> {
+    for _ in 0..5000 {
+        let metrics = pool.metrics();
+        if metrics.warm == warm && metrics.closing == 0 {
+            return Ok(());
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
     bail!("the pool is not filled after 10 s: {:?}", pool.metrics())
 }

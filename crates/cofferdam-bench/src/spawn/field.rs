@@ -163,6 +163,15 @@ impl Field {
         &self.entrants
     }
 
+    /// Lets what a contestant's turn set off in the background come to its end, so that others do not run beside it.
+    pub async fn rest(&self, contestant: Contestant) -> Result<()> {
+        match contestant {
+            Contestant::Pool => ours::refilled(&self.pools[0], FEW).await,
+            Contestant::PoolBurst => ours::refilled(&self.pools[1], BURST).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Runs one once. The time is the whole; phases come from those that have them.
     pub async fn run(&self, contestant: Contestant, workload: Workload) -> Result<(Duration, Option<Phases>)> {
         if let Some(warm) = self.warm.get(&contestant) {

@@ -104,6 +104,7 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
             let runner = &mut runners[index];
             if runner.failed.is_none() && takes_part(round, runner.turns, effort.rounds) {
                 runner.run(field, workload).await?;
+                field.rest(runner.contestant).await?;
             }
         }
     }
@@ -182,6 +183,7 @@ pub async fn at_once(field: Arc<Field>, tasks: usize, effort: Effort) -> Result<
                 times[index].extend(task.await??);
             }
             busy[index] += start.elapsed();
+            field.rest(all[index]).await?;
         }
     }
     let results = all.into_iter().zip(times).zip(busy).map(|((contestant, times), busy)| Crowd {
