@@ -275,6 +275,22 @@ pub fn start_elsewhere(pid: i32) {
     }
 }
 
+/// Makes every signal do what it does in a new program, also those that the caller's own starter had it ignore. For a
+/// process with one thread that handles none.
+pub fn default_signals() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: no handler is set, so that none can run. Two signals cannot be changed, and need not be.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// Leaves the session of whoever started the process, so that no terminal's keys reach it. Does nothing for a process
+/// that leads a group already.
+pub fn own_session() {
+    // SAFETY: takes no arguments.
+    unsafe { libc::setsid() };
+}
+
 /// The number of the calling thread.
 pub fn thread_number() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()

@@ -68,7 +68,8 @@ impl Warm for ProcessWarm {
         let mut raw = self.raw.take().filter(Raw::is_alive).ok_or_else(died)?;
         if let Err(error) = raw.adapt(&spec).await {
             raw.close().await?;
-            return Err(error);
+            // A sandbox that is made for these bounds may well fit into them where this one does not.
+            return Err(error.with_retry(Retry::MayHelp));
         }
         // What bounds it is as it was measured, unless it was just changed.
         let accepted = if spec.limits() == self.template.limits() {

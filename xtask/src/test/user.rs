@@ -56,9 +56,11 @@ impl User {
         self.home.is_none()
     }
 
-    /// A command of this user. Setting the user id also drops root's supplementary groups.
+    /// A command of this user. Setting the user id also drops root's supplementary groups. Signals do what they do in a
+    /// new program, also where this one was started in the background, where a shell has some ignored.
     pub fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("--default-signal").arg(program);
         if let Some(home) = &self.home {
             command.uid(ORDINARY).gid(ORDINARY).env_clear();
             command.env("PATH", PATH).env("LANG", "C.UTF-8").env("HOME", home).env("TMPDIR", home.join("tmp"));

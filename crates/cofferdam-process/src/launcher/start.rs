@@ -98,6 +98,9 @@ struct Begun {
 impl Begun {
     fn new(origin: Origin) -> Step<Self> {
         process::set_name(c"cofferdam");
+        // A shell has what it starts in the background ignore the keys of a terminal, and so would every guest.
+        process::default_signals();
+        process::own_session();
         // What is made for sandboxes has the mode that is asked for.
         rustix::process::umask(Mode::empty());
         std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
