@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = "/sys/fs/cgroup";
 /// How deep they are searched.
 const DEPTH: usize = 6;
-/// The group below which every launcher has one of its own.
-const BASE: &str = "cofferdam";
+/// What the name of a launcher's own group begins with.
+const PREFIX: &str = "cofferdam-";
 
 /// What a control group says about memory, in KiB. `None` where it does not say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,9 +23,8 @@ pub struct GroupMemory {
 pub fn of_launchers(launchers: &[u32]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     search(Path::new(ROOT), DEPTH, &mut |group| {
-        let below = group.components().skip_while(|part| part.as_os_str() != BASE).nth(1);
-        let name = below.map(|part| part.as_os_str().to_string_lossy().into_owned()).unwrap_or_default();
-        if owner(&name).is_some_and(|pid| launchers.contains(&pid)) {
+        let mut names = group.components().map(|part| part.as_os_str().to_string_lossy());
+        if names.find_map(|name| owner(&name)).is_some_and(|pid| launchers.contains(&pid)) {
             found.push(group.to_owned());
         }
     });
@@ -57,15 +56,16 @@ fn search(parent: &Path, depth: usize, found: &mut dyn FnMut(&Path)) {
     }
 }
 
-/// The launcher in a group's name, `<pid namespace>-<pid>-<start time>`.
+/// The launcher in a group's name, `cofferdam-<pid namespace>-<pid>-<start time>`.
 fn owner(name: &str) -> Option<u32> {
-    name.split('-').nth(1)?.parse().ok()
+    name.strip_prefix(PREFIX)?.split('-').nth(1)?.parse().ok()
 }
 
 /// What is charged to the launchers' groups: version 1 has files of its own for kernel memory, version 2 a line.
 pub fn memory(groups: &[PathBuf]) -> GroupMemory {
     // Each launcher's own group counts what is below it.
-    let tops = groups.iter().filter(|group| group.parent().is_some_and(|parent| parent.ends_with(BASE)));
+    let tops =
+        groups.iter().filter(|group| group.file_name().is_some_and(|name| owner(&name.to_string_lossy()).is_some()));
     tops.map(|group| one(group)).fold(GroupMemory::default(), |sum, part| GroupMemory {
         all: add(sum.all, part.all),
         kernel: add(sum.kernel, part.kernel),
@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn a_name_says_whose_a_group_is() {
-        assert_eq!(owner("4026531836-77-1200"), Some(77));
+        assert_eq!(owner("cofferdam-4026531836-77-1200"), Some(77));
+        assert_eq!(owner("cofferdam-other"), None);
         assert_eq!(owner("system.slice"), None);
     }
 
