@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::thread::JoinHandleExt;
 
 use crate::sys::{check, check_int};
 
@@ -9,25 +10,27 @@ use crate::sys::{check, check_int};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resource(u32);
 
+// The C libraries disagree on the numbers' type.
+#[allow(clippy::unnecessary_cast)]
 impl Resource {
     /// Core file size, in bytes. A limit of exactly 1 also stops cores that go to a pipe.
-    pub const CORE: Self = Self(libc::RLIMIT_CORE);
+    pub const CORE: Self = Self(libc::RLIMIT_CORE as u32);
     /// CPU seconds of one process.
-    pub const CPU: Self = Self(libc::RLIMIT_CPU);
+    pub const CPU: Self = Self(libc::RLIMIT_CPU as u32);
     /// Private writable memory of one process, in bytes.
-    pub const DATA: Self = Self(libc::RLIMIT_DATA);
+    pub const DATA: Self = Self(libc::RLIMIT_DATA as u32);
     /// Size of one file, in bytes.
-    pub const FILE_SIZE: Self = Self(libc::RLIMIT_FSIZE);
+    pub const FILE_SIZE: Self = Self(libc::RLIMIT_FSIZE as u32);
     /// Locked memory, in bytes.
-    pub const LOCKED_MEMORY: Self = Self(libc::RLIMIT_MEMLOCK);
+    pub const LOCKED_MEMORY: Self = Self(libc::RLIMIT_MEMLOCK as u32);
     /// Bytes in POSIX message queues.
-    pub const MESSAGE_QUEUES: Self = Self(libc::RLIMIT_MSGQUEUE);
+    pub const MESSAGE_QUEUES: Self = Self(libc::RLIMIT_MSGQUEUE as u32);
     /// Open descriptors, in number.
-    pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE);
+    pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE as u32);
     /// Tasks of the user in its user namespace, in number.
-    pub const TASKS: Self = Self(libc::RLIMIT_NPROC);
+    pub const TASKS: Self = Self(libc::RLIMIT_NPROC as u32);
     /// Queued signals.
-    pub const PENDING_SIGNALS: Self = Self(libc::RLIMIT_SIGPENDING);
+    pub const PENDING_SIGNALS: Self = Self(libc::RLIMIT_SIGPENDING as u32);
 }
 
 /// Sets soft and hard limit of the calling process.
@@ -251,26 +254,33 @@ pub fn pin_to(count: usize) -> io::Result<()> {
 
 /// Moves a process or thread that has hardly begun to another processor than the caller's, if there is one, and then lets the kernel choose again. A
 /// fork begins on its parent's processor, and waits there while others have nothing to do.
-///
-/// 0 stands for nobody.
 pub fn start_elsewhere(pid: i32) {
-    if pid == 0 {
-        return;
-    }
-    let size = size_of::<libc::cpu_set_t>();
-    // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them. What fails changes nothing.
+    // SAFETY: the sets that it is given live through the calls.
+    elsewhere(|set| unsafe { libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), set) });
+}
+
+/// The same for a thread that was just made.
+pub fn start_thread_elsewhere<T>(thread: &std::thread::JoinHandle<T>) {
+    let number = thread.as_pthread_t() as libc::pthread_t;
+    // SAFETY: the handle keeps the number valid; the sets live through the calls.
+    elsewhere(|set| unsafe { libc::pthread_setaffinity_np(number, size_of::<libc::cpu_set_t>(), set) });
+}
+
+/// Pins to another processor than the caller's, and then lifts that again. What fails changes nothing.
+fn elsewhere(set: impl Fn(&libc::cpu_set_t) -> i32) {
+    // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them.
     unsafe {
         let own = libc::sched_getcpu();
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        if own < 0 || libc::sched_getaffinity(0, size, &mut allowed) < 0 {
+        if own < 0 || libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) < 0 {
             return;
         }
         let usable = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed));
         if let Some(other) = usable.into_iter().find(|&cpu| cpu != own as usize) {
             let mut chosen: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(other, &mut chosen);
-            libc::sched_setaffinity(pid, size, &chosen);
-            libc::sched_setaffinity(pid, size, &allowed);
+            set(&chosen);
+            set(&allowed);
         }
     }
 }
@@ -289,11 +299,6 @@ pub fn default_signals() {
 pub fn own_session() {
     // SAFETY: takes no arguments.
     unsafe { libc::setsid() };
-}
-
-/// The number of the calling thread.
-pub fn thread_number() -> i32 {
-    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Ends the process at once, without running anything.

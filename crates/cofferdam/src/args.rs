@@ -370,7 +370,10 @@ pub struct CompletionsArgs {
 
 /// Parses the command line, and notes whether a `--` stood before the words of `run`.
 pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
-    let mut cli = Cli::try_parse_from(raw)?;
+    let mut cli = match parse_run(raw) {
+        Some(cli) => cli,
+        None => Cli::try_parse_from(raw)?,
+    };
     if let Command::Run(run) = &mut cli.command {
         // The words are the end of the line, so that what stands before them tells a command from a file.
         run.separated = raw.len().checked_sub(run.words.len() + 1).is_some_and(|before| raw[before] == "--");
@@ -378,10 +381,53 @@ pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
     Ok(cli)
 }
 
+/// The part of [`Cli`] that a run needs: to define every other command takes longer than to parse one.
+#[derive(Debug, Parser)]
+struct RunOnly {
+    #[command(subcommand)]
+    command: RunCommand,
+
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunCommand {
+    Run(Box<RunArgs>),
+}
+
+/// Parses a run that is written well. All else is for the whole definition to judge, and to explain.
+fn parse_run(raw: &[std::ffi::OsString]) -> Option<Cli> {
+    if raw.get(1)? != "run" {
+        return None;
+    }
+    let RunOnly { command: RunCommand::Run(run), config } = RunOnly::try_parse_from(raw).ok()?;
+    Some(Cli { command: Command::Run(run), config })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn a_run_is_parsed_alike_by_the_part_and_by_the_whole() {
+        for line in [
+            "cofferdam run a.py",
+            "cofferdam run --config c.toml --json a.py --config x",
+            "cofferdam run --timeout 5s --env A=b --config c.toml -- echo -- x",
+            "cofferdam run --lang sh --code -x -- a",
+            "cofferdam run --memory none --pids 5 --allow-weaker memory,disk --workspace .:ro x.py",
+        ] {
+            let raw: Vec<_> = line.split_whitespace().map(Into::into).collect();
+            let part = parse_run(&raw).unwrap_or_else(|| panic!("{line} is not parsed by the part"));
+            let whole = Cli::try_parse_from(&raw).unwrap();
+            assert_eq!(format!("{part:?}"), format!("{whole:?}"), "{line}");
+        }
+        for line in ["cofferdam run --help", "cofferdam run --memroy 1M x", "cofferdam --config c run x", "cofferdam doctor"] {
+            assert!(parse_run(&line.split_whitespace().map(Into::into).collect::<Vec<_>>()).is_none(), "{line}");
+        }
+    }
 
     fn run(line: &str) -> Result<RunArgs, clap::Error> {
         let raw: Vec<_> = ["cofferdam", "run"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();

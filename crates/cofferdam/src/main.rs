@@ -23,6 +23,10 @@ mod values;
 
 use std::process::ExitCode;
 
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 use cofferdam::registry::ForkedLauncher;
 
 fn main() -> ExitCode {

@@ -66,8 +66,16 @@ pub struct Cells {
     owed: usize,
     /// The first network, if there is no stock.
     network: Option<Network>,
-    /// Whether there will be one sandbox only.
-    single: bool,
+    /// Where there will be one sandbox only: what was made for it.
+    single: Option<Option<Furniture>>,
+}
+
+/// What a sandbox has of its own below the template's root.
+#[derive(Debug)]
+pub struct Furniture {
+    own: OwnedFd,
+    rules: Option<OwnedFd>,
+    disk: u64,
 }
 
 /// The part of a cell that depends on nothing at all.
@@ -87,18 +95,18 @@ impl Network {
 }
 
 impl Cells {
-    /// Starts the maker, if there is to be a stock of cells with this disk limit; else there is at most the network for
-    /// the first, which may be the only one.
-    pub fn start(
-        mould: Mould<'_>,
-        stocked: bool,
-        disk: u64,
-        network: Option<Network>,
-        single: bool,
-    ) -> io::Result<Self> {
-        if !stocked {
-            return Ok(Self { maker: None, owed: 0, network, single });
-        }
+    /// No stock, and at most one sandbox, which is in the template's own mount namespace.
+    pub fn single(network: Option<Network>, furniture: Option<Furniture>) -> Self {
+        Self { maker: None, owed: 0, network, single: Some(furniture) }
+    }
+
+    /// No stock, but perhaps the network for the first.
+    pub fn on_demand(network: Option<Network>) -> Self {
+        Self { maker: None, owed: 0, network, single: None }
+    }
+
+    /// Starts the maker, and has it make cells with this disk limit.
+    pub fn stock(mould: Mould<'_>, disk: u64) -> io::Result<Self> {
         let (ours, theirs) = message::pair()?;
         match spawn::fork(0, None, None)? {
             Fork::Child => {
@@ -111,7 +119,7 @@ impl Cells {
                 process::exit_now(0)
             }
             Fork::Parent(_) => {
-                let mut cells = Self { maker: Some(ours), owed: STOCK, network: None, single };
+                let mut cells = Self { maker: Some(ours), owed: STOCK, network: None, single: None };
                 cells.restock(disk);
                 Ok(cells)
             }
@@ -134,7 +142,10 @@ impl Cells {
             }
         }
         let network = self.network.take().map_or_else(|| Network::make(mould.template.host_proc()), Ok)?;
-        if self.single { make_of_template(mould, disk, network) } else { make(mould, disk, network) }
+        match &mut self.single {
+            Some(furniture) => make_of_template(mould, disk, network, furniture.take()),
+            None => make(mould, disk, network),
+        }
     }
 
     /// Has the maker take down a cell in which nothing lives any more.
@@ -171,6 +182,11 @@ impl Cells {
 }
 
 impl Cell {
+    fn new(network: Network, mounts: Option<OwnedFd>, furniture: Furniture) -> Self {
+        let (Network { network, ipc }, Furniture { own, rules, disk }) = (network, furniture);
+        Self { network, ipc, mounts, own, rules, disk: Some(disk) }
+    }
+
     /// Bounds the writable directories, if they do not have this bound. Who has another copy of the cell says so there.
     ///
     /// Fails where there is less room than is in use, and where there was no limit before.
@@ -224,19 +240,21 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
 }
 
 /// Makes the only cell there will be: the template needs no copy.
-fn make_of_template(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
-    let Network { network, ipc } = network;
-    let (own, rules) = furnish(mould, disk)?;
-    Ok(Cell { network, ipc, mounts: None, own, rules, disk: Some(disk) })
+fn make_of_template(
+    mould: Mould<'_>,
+    disk: u64,
+    network: Network,
+    furniture: Option<Furniture>,
+) -> io::Result<Cell> {
+    let furniture = furniture.map_or_else(|| Furniture::make(mould, disk), Ok)?;
+    Ok(Cell::new(network, None, furniture))
 }
 
 fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
     let (proc, home) = (mould.template.host_proc(), mould.template.home()?);
-    let Network { network, ipc } = network;
     namespace::unshare(namespace::kind::MOUNT)?;
-    let cell = furnish(mould, disk).and_then(|(own, rules)| {
-        Ok(Cell { network, ipc, mounts: Some(namespace::open_own(proc, "mnt")?), own, rules, disk: Some(disk) })
-    });
+    let cell = Furniture::make(mould, disk)
+        .and_then(|furniture| Ok(Cell::new(network, Some(namespace::open_own(proc, "mnt")?), furniture)));
     // What is not in the template's namespace can make no further cell, and no sandbox.
     if namespace::join(home, namespace::kind::MOUNT).is_err() {
         process::exit_now(71);
@@ -244,14 +262,16 @@ fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
     cell
 }
 
-/// Adds to the root what each sandbox has of its own, and makes rules for it.
-fn furnish(mould: Mould<'_>, disk: u64) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
-    let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
-    let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC)?;
-    mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts")?;
-    let own = mount_own(disk)?;
-    let rules = if mould.landlock_abi > 0 { Some(rules(mould)?.into_fd()) } else { None };
-    Ok((own, rules))
+impl Furniture {
+    /// Adds to the root of the calling process what each sandbox has of its own, and makes rules for it.
+    pub fn make(mould: Mould<'_>, disk: u64) -> io::Result<Self> {
+        let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
+        let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC)?;
+        mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts")?;
+        let own = mount_own(disk)?;
+        let rules = if mould.landlock_abi > 0 { Some(rules(mould)?.into_fd()) } else { None };
+        Ok(Self { own, rules, disk })
+    }
 }
 
 /// Mounts one tmpfs, of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts, so that one size bounds them

@@ -24,7 +24,7 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Adapt, Ask, Create, Failure};
+use crate::protocol::{self, Adapt, Ask, Create, Failure, Hello};
 use cells::{Cell, Cells, Mould};
 use init::InitProgram;
 pub use start::{Origin, main};
@@ -79,6 +79,8 @@ impl Identity {
 
 struct Launcher {
     socket: OwnedFd,
+    /// What it has not told its owner yet.
+    hello: Option<Hello>,
     children: OwnedFd,
     template: Template,
     owner: Option<Owner>,
@@ -147,6 +149,11 @@ struct Live {
 
 impl Launcher {
     fn serve(&mut self) -> i32 {
+        // A request that came before the greeting is not held up by it.
+        let asked_already = self.single && message::wait_readable(&self.socket, Some(Duration::ZERO)).unwrap_or(false);
+        if !asked_already && self.greet().is_err() {
+            return self.end();
+        }
         loop {
             let leaving = self.live.iter().any(|live| live.reaped);
             let leave = leaving.then_some(Duration::from_millis(1));
@@ -161,7 +168,12 @@ impl Launcher {
             }
             if requests {
                 match protocol::receive::<Ask>(self.socket.as_fd()) {
-                    Ok(Some((Ask::Create(create), fds))) => self.create(&create, fds),
+                    Ok(Some((Ask::Create(create), fds))) => {
+                        self.create(&create, fds);
+                        if self.greet().is_err() {
+                            break;
+                        }
+                    }
                     Ok(Some((Ask::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
@@ -169,6 +181,14 @@ impl Launcher {
             }
         }
         self.end()
+    }
+
+    /// Says hello, once.
+    fn greet(&mut self) -> io::Result<()> {
+        match self.hello.take() {
+            Some(hello) => protocol::send(self.socket.as_fd(), &hello, &[], PATIENCE),
+            None => Ok(()),
+        }
     }
 
     /// When to do what can wait, if there is anything.
@@ -239,6 +259,8 @@ impl Launcher {
     /// way of whatever is still to be done. So the owner keeps that, in a message that nobody reads, until it ends.
     fn settle(&mut self, cell: Cell) -> Option<Cell> {
         if self.single {
+            // Nothing may come before the greeting.
+            let _ = self.greet();
             let _ = message::send(self.socket.as_fd(), b"n", &[cell.network.as_fd()]);
             self.template.leave();
         }

@@ -9,8 +9,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -20,7 +18,7 @@ use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
 use super::cells::{self, Cells, Mould};
-use super::template::Template;
+use super::template::{Foundation, Template};
 use super::{
     Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence,
 };
@@ -42,14 +40,14 @@ pub enum Origin {
 pub fn main(origin: Origin) -> i32 {
     std::panic::set_hook(Box::new(|_| {}));
     let Some(socket) = set_up_descriptors() else { return 64 };
-    let begun = Begun::new(origin);
+    let begun = Begun::new(origin, &socket);
     // The owner of a fork may have to look for a while what it wants; should it end, its socket closes.
     let patience = (origin == Origin::Executed).then_some(PATIENCE);
     let configure = match wait_for_message::<Configure>(&socket, patience) {
         Ok(Some((configure, _))) => configure,
         Ok(None) | Err(_) => return 65,
     };
-    match begun.and_then(|begun| begun.prepare(&configure)).and_then(|prepared| prepared.greet(&socket, &configure)) {
+    match begun.and_then(|begun| begun.prepare(&configure)).and_then(|prepared| prepared.finish(&configure)) {
         Ok((prepared, filters, cells)) => prepared.launcher(socket, filters, cells).serve(),
         Err(failure) => {
             let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], PATIENCE);
@@ -85,28 +83,29 @@ fn wait_for_message<T: serde::de::DeserializeOwned>(
 /// A launcher that has its place, and does not know yet what for.
 struct Begun {
     origin: Origin,
-    host_proc: OwnedFd,
-    /// The mount namespace that it came from, for the time when it needs no other any more.
-    outside: Option<OwnedFd>,
     children: OwnedFd,
     namespaces: [u64; 7],
     identity: Identity,
     nursery: Nursery,
+    ground: Ground,
     side: Option<Side>,
 }
 
+/// What the template will stand on.
+enum Ground {
+    /// Bare: groups are to be looked for while the host's mounts are in sight.
+    Bare(OwnedFd, Option<OwnedFd>),
+    /// Built on already, as most who fork a launcher want it.
+    Begun(Foundation),
+}
+
 impl Begun {
-    fn new(origin: Origin) -> Step<Self> {
+    fn new(origin: Origin, socket: &OwnedFd) -> Step<Self> {
         process::set_name(c"cofferdam");
-        // A shell has what it starts in the background ignore the keys of a terminal, and so would every guest.
-        process::default_signals();
-        process::own_session();
         // What is made for sandboxes has the mode that is asked for.
         rustix::process::umask(Mode::empty());
         std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
         process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
-        // Kernels without keyrings have nothing to hide.
-        let _ = process::new_session_keyring();
         let children = process::child_signal().step("watch for children")?;
         let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
         let path_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -118,31 +117,60 @@ impl Begun {
         let identity = enter_namespaces()?;
         let side = match origin {
             Origin::Executed => None,
-            Origin::Forked => Side::begin(&host_proc, outside.as_ref(), identity, Share::Single),
+            // Until the owner waits, the other processor is better left to it.
+            Origin::Forked => Side::begin(&host_proc, outside.as_ref(), identity, Share::Single, Some(socket)),
         };
+        // A shell has what it starts in the background ignore the keys of a terminal, and so would every guest.
+        process::default_signals();
+        process::own_session();
+        // Kernels without keyrings have nothing to hide.
+        let _ = process::new_session_keyring();
         let nursery = Nursery::new().step("prepare for children")?;
-        Ok(Self { origin, host_proc, outside, children, namespaces, identity, nursery, side })
+        let ground = match &side {
+            None => Ground::Bare(host_proc, outside),
+            Some(_) => {
+                let mut foundation = Foundation::lay(host_proc, outside, identity.is_privileged())?;
+                foundation.guess();
+                Ground::Begun(foundation)
+            }
+        };
+        Ok(Self { origin, children, namespaces, identity, nursery, ground, side })
     }
 
     /// Makes what every sandbox of this launcher needs.
-    fn prepare(mut self, configure: &Configure) -> Step<Prepared> {
-        let share = if self.origin == Origin::Forked { Share::Single } else { Share::Many };
-        if !configure.prepare_ahead && self.side.is_none() {
-            self.side = Side::begin(&self.host_proc, self.outside.as_ref(), self.identity, share);
-        }
-        if let Some(side) = &self.side {
+    fn prepare(self, configure: &Configure) -> Step<Prepared> {
+        let Self { origin, children, namespaces, identity, nursery, ground, side } = self;
+        let privileged = identity.is_privileged();
+        if let Some(side) = &side {
             let _ = side.configure.send(configure.use_cgroups);
-            // From here on both have work, and the owner has none.
-            process::start_elsewhere(side.number.load(Ordering::Acquire));
         }
-        let privileged = self.identity.is_privileged();
-        // While the host's mounts are still to be seen, and as the user that will make the groups.
-        let found = match &self.side {
-            None => Some(find_owner(configure.use_cgroups, privileged, share)),
-            Some(_) => None,
+        let (foundation, side, found) = match ground {
+            Ground::Begun(foundation) => (Ok(foundation), side, None),
+            Ground::Bare(host_proc, outside) => {
+                let share = if origin == Origin::Forked { Share::Single } else { Share::Many };
+                let side = match configure.prepare_ahead {
+                    true => None,
+                    false => Side::begin(&host_proc, outside.as_ref(), identity, share, None),
+                };
+                // While the host's mounts are still to be seen, and as the user that will make the groups.
+                let found = match &side {
+                    Some(side) => {
+                        let _ = side.configure.send(configure.use_cgroups);
+                        None
+                    }
+                    None => Some(find_owner(configure.use_cgroups, privileged, share)),
+                };
+                (Foundation::lay(host_proc, outside, privileged), side, found)
+            }
         };
-        let template = Template::build(configure, self.host_proc, self.outside, privileged);
-        let (network, owner) = match (self.side, found) {
+        let landlock_abi = landlock::abi();
+        let made = foundation.and_then(|foundation| {
+            let template = foundation.finish(configure)?;
+            let mould = Mould { template: &template, landlock_abi };
+            let furniture = (origin == Origin::Forked).then(|| cells::Furniture::make(mould, USUAL_DISK));
+            Ok((template, furniture.transpose().step("furnish the template")?))
+        });
+        let (network, owner) = match (side, found) {
             (Some(side), _) => side.finish(),
             (None, found) => (None, found.unwrap_or_else(|| Err("not looked for".to_owned()))),
         };
@@ -150,8 +178,8 @@ impl Begun {
             Ok(owner) => (Some(owner), String::new()),
             Err(reason) => (None, reason),
         };
-        let template = match template {
-            Ok(template) => template,
+        let (template, furniture) = match made {
+            Ok(made) => made,
             Err(failure) => {
                 owner.into_iter().for_each(Owner::close);
                 return Err(failure);
@@ -166,12 +194,11 @@ impl Begun {
             cgroup_reason,
             cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
             cgroup_cpu: owner.as_ref().is_some_and(Owner::has_cpu),
-            landlock_abi: landlock::abi(),
+            landlock_abi,
             privileged,
-            namespaces: self.namespaces,
+            namespaces,
         };
-        let Self { origin, children, identity, nursery, .. } = self;
-        Ok(Prepared { origin, template, owner, identity, children, nursery, network, facts })
+        Ok(Prepared { origin, template, owner, identity, children, nursery, network, furniture, facts })
     }
 }
 
@@ -180,24 +207,29 @@ impl Begun {
 /// namespace that the thread is not in, or the thread goes back to the one that the launcher came from.
 struct Side {
     configure: SyncSender<bool>,
-    /// Its number, once it has begun.
-    number: Arc<AtomicI32>,
     thread: JoinHandle<(Option<cells::Network>, Result<Owner, String>)>,
 }
 
 impl Side {
-    /// Begins, if a thread can be had.
-    fn begin(host_proc: &OwnedFd, outside: Option<&OwnedFd>, identity: Identity, share: Share) -> Option<Self> {
+    /// Begins, if a thread can be had; it sets to work once something has come by `start`, or at once.
+    fn begin(
+        host_proc: &OwnedFd,
+        outside: Option<&OwnedFd>,
+        identity: Identity,
+        share: Share,
+        start: Option<&OwnedFd>,
+    ) -> Option<Self> {
         let proc = host_proc.try_clone().ok()?;
+        let start = start.map(OwnedFd::try_clone).transpose().ok()?;
         let outside = match outside.filter(|_| identity.is_privileged()) {
             Some(outside) => Some(outside.try_clone().ok()?),
             None => None,
         };
         let (configure, configured): (_, Receiver<bool>) = sync_channel(1);
-        let number = Arc::new(AtomicI32::new(0));
-        let own_number = Arc::clone(&number);
         let run = move || {
-            own_number.store(process::thread_number(), Ordering::Release);
+            if let Some(start) = &start {
+                let _ = message::wait_readable(start, None);
+            }
             let network = cells::Network::make(proc.as_fd()).ok();
             let use_cgroups = configured.recv().unwrap_or(false);
             let returned = outside.map_or(Ok(()), |outside| {
@@ -211,7 +243,9 @@ impl Side {
             (network, owner)
         };
         let thread = Builder::new().stack_size(THREAD_STACK).spawn(run).ok()?;
-        Some(Self { configure, number, thread })
+        // Both have work from here on.
+        process::start_thread_elsewhere(&thread);
+        Some(Self { configure, thread })
     }
 
     /// Waits for it. A network that could not be made is tried again when it is wanted, and then says why.
@@ -233,13 +267,14 @@ struct Prepared {
     children: OwnedFd,
     nursery: Nursery,
     network: Option<cells::Network>,
+    furniture: Option<cells::Furniture>,
     facts: HostFacts,
 }
 
 impl Prepared {
-    /// Says hello. An owner that went away meanwhile is no reason to leave anything behind.
-    fn greet(mut self, socket: &OwnedFd, configure: &Configure) -> Step<(Self, Filters, Cells)> {
-        match self.try_greet(socket, configure) {
+    /// Puts itself under the filter. A launcher that fails in this leaves nothing behind.
+    fn finish(mut self, configure: &Configure) -> Step<(Self, Filters, Cells)> {
+        match self.try_finish(configure) {
             Ok((filters, cells)) => Ok((self, filters, cells)),
             Err(failure) => {
                 self.owner.into_iter().for_each(Owner::close);
@@ -248,25 +283,27 @@ impl Prepared {
         }
     }
 
-    fn try_greet(&mut self, socket: &OwnedFd, configure: &Configure) -> Step<(Filters, Cells)> {
+    fn try_finish(&mut self, configure: &Configure) -> Step<(Filters, Cells)> {
         let filters = Filters::raise(self.owner.is_some()).step("put the system-call filter on the launcher")?;
         let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
-        let single = self.origin == Origin::Forked;
-        let cells = Cells::start(mould, configure.prepare_ahead, USUAL_DISK, self.network.take(), single);
-        let cells = cells.step("start the maker of cells")?;
-        let hello = Hello::Ready(self.facts.clone());
-        protocol::send(socket.as_fd(), &hello, &[], PATIENCE).step("say hello")?;
-        Ok((filters, cells))
+        let cells = match (self.origin, configure.prepare_ahead) {
+            (Origin::Forked, _) => Ok(Cells::single(self.network.take(), self.furniture.take())),
+            (Origin::Executed, false) => Ok(Cells::on_demand(self.network.take())),
+            (Origin::Executed, true) => Cells::stock(mould, USUAL_DISK),
+        };
+        Ok((filters, cells.step("start the maker of cells")?))
     }
 
     fn launcher(self, socket: OwnedFd, filters: Filters, cells: Cells) -> Launcher {
+        let landlock_abi = self.facts.landlock_abi;
         Launcher {
             socket,
+            hello: Some(Hello::Ready(self.facts)),
             children: self.children,
             template: self.template,
             owner: self.owner,
             identity: self.identity,
-            landlock_abi: self.facts.landlock_abi,
+            landlock_abi,
             filters,
             cells,
             nursery: self.nursery,

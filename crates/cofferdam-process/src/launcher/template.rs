@@ -75,10 +75,24 @@ pub struct Template {
     own_root: bool,
 }
 
-impl Template {
-    /// Builds it and makes it the launcher's root. The launcher must have a mount namespace of its own already.
-    /// `host_proc` is the host's proc file system, `outside` the mount namespace for [`Self::leave`].
-    pub fn build(configure: &Configure, host_proc: OwnedFd, outside: Option<OwnedFd>, privileged: bool) -> Step<Self> {
+/// What a template needs before it is known what it will show.
+pub struct Foundation {
+    host_proc: OwnedFd,
+    host_mounts: OwnedFd,
+    outside: Option<OwnedFd>,
+    /// The proc file system, to be kept in sight.
+    proc: Option<OwnedFd>,
+    masked_files: Vec<CString>,
+    masked_dirs: Vec<CString>,
+    build: Build,
+    /// What came of building on the host's programs before anybody asked for it.
+    guess: Option<Step<()>>,
+}
+
+impl Foundation {
+    /// Lays it. The launcher must have a mount namespace of its own already. `host_proc` is the host's proc file system,
+    /// `outside` the mount namespace for [`Template::leave`].
+    pub fn lay(host_proc: OwnedFd, outside: Option<OwnedFd>, privileged: bool) -> Step<Self> {
         // With a way back, the host's mounts need no second namespace to stay visible in.
         let host_mounts = match outside.as_ref().filter(|_| privileged) {
             Some(outside) => outside.try_clone().step("keep the host's mount namespace")?,
@@ -89,21 +103,8 @@ impl Template {
                 own
             }
         };
-        let existing = |names: &[&str], dirs: bool| -> Vec<CString> {
-            names
-                .iter()
-                .map(|name| Path::new("/proc").join(name))
-                // What only root may read stays so: no sandbox runs as that user.
-                .filter(|path| {
-                    path.symlink_metadata()
-                        .is_ok_and(|meta| meta.is_dir() == dirs && meta.permissions().mode() & 0o004 != 0)
-                })
-                .map(|path| c_path(&path))
-                .collect()
-        };
         let masked_files = existing(MASKED_FILES, false);
         let masked_dirs = existing(MASKED_DIRS, true);
-
         mount::set_propagation(mount::PRIVATE).step("separate the template's mounts")?;
         // The proc file system must stay visible somewhere, else the kernel lets an ordinary user mount no other.
         let proc = if privileged {
@@ -113,21 +114,32 @@ impl Template {
                 .or_else(|_| mount::clone_tree(mount::cwd(), c"/proc", Depth::Recursive))
                 .ok()
         };
-        let mut build = Build::new(if outside.is_some() { SINGLE_COPY_LIMIT } else { COPY_LIMIT })?;
-        match &configure.root {
-            None => build.host_root()?,
-            Some(root) => build.directory_root(root)?,
-        }
-        for path in &configure.read_only {
-            build.read_only(path)?;
-        }
-        for path in &configure.interpreters {
-            match build.read_only(path) {
-                Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {}
-                other => other?,
+        let build = Build::new(if outside.is_some() { SINGLE_COPY_LIMIT } else { COPY_LIMIT })?;
+        Ok(Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, guess: None })
+    }
+
+    /// Builds on the host's programs, which is what is asked for most of the time. Where it was not, nothing of it is
+    /// left in the template.
+    pub fn guess(&mut self) {
+        self.guess = Some(self.build.host_root());
+    }
+
+    /// Builds what was asked for, and makes it the launcher's root.
+    pub fn finish(mut self, configure: &Configure) -> Step<Template> {
+        let guess = self.guess.take();
+        match (&configure.root, guess) {
+            (None, Some(made)) => made?,
+            (None, None) => self.build.host_root()?,
+            (Some(root), guess) => {
+                if guess.is_some() {
+                    // It comes on top of the other, which goes with everything else that lies below the new root.
+                    self.build = Build::new(self.build.copy_limit)?;
+                }
+                self.build.directory_root(root)?;
             }
         }
-        build.common()?;
+        self.build.rest(configure)?;
+        let Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, .. } = self;
         let Build { root, programs, .. } = build;
         if let Some(proc) = proc {
             mount::attach(proc.as_fd(), root.as_fd(), c"proc").step("attach /proc")?;
@@ -137,9 +149,25 @@ impl Template {
         mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
         let own_root = configure.root.is_some();
         let mounts = Some((host_mounts, template_mounts));
-        Ok(Self { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root })
+        Ok(Template { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root })
     }
+}
 
+/// Those entries of `/proc` that exist on this kernel.
+fn existing(names: &[&str], dirs: bool) -> Vec<CString> {
+    names
+        .iter()
+        .map(|name| Path::new("/proc").join(name))
+        // What only root may read stays so: no sandbox runs as that user.
+        .filter(|path| {
+            path.symlink_metadata()
+                .is_ok_and(|meta| meta.is_dir() == dirs && meta.permissions().mode() & 0o004 != 0)
+        })
+        .map(|path| c_path(&path))
+        .collect()
+}
+
+impl Template {
     /// Gives the template up, so that nothing of it is left to be taken apart when the launcher ends. An ordinary user
     /// may not go back to where it came from, and stays.
     pub fn leave(&mut self) {
@@ -353,6 +381,20 @@ impl Build {
 
     fn read_only(&mut self, path: &Path) -> Step<()> {
         self.program_directory(path, path)
+    }
+
+    /// What was asked for besides the root, and what every sandbox has.
+    fn rest(&mut self, configure: &Configure) -> Step<()> {
+        for path in &configure.read_only {
+            self.read_only(path)?;
+        }
+        for path in &configure.interpreters {
+            match self.read_only(path) {
+                Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {}
+                other => other?,
+            }
+        }
+        self.common()
     }
 
     /// What every sandbox has, whatever its root.

@@ -17,6 +17,12 @@ pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
 static ENTRY: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = enter;
 
 extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *const c_char) {
+    // Not every C library passes arguments to what runs before `main`.
+    #[cfg(target_env = "musl")]
+    let (argc, argv) = {
+        let _ = (argc, argv);
+        super::fork::arguments_below_environment()
+    };
     super::fork::remember_arguments(argv);
     if argc != 1 || argv.is_null() {
         return;

@@ -20,6 +20,27 @@ static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());
 /// Words among which the name of a command is looked for: the program, one option with its value, the command.
 const FIRST_WORDS: usize = 4;
 
+unsafe extern "C" {
+    /// The C library's list of the environment's strings; `libc` declares it for some of them only.
+    static environ: *const *const c_char;
+}
+
+/// Number and list of the arguments, found where the kernel puts them: right below the environment, as
+/// `argc, argv[0], …, argv[argc - 1], NULL, envp[0], …`. To be called before anything can have changed the environment.
+#[cfg(target_env = "musl")]
+pub fn arguments_below_environment() -> (std::ffi::c_int, *const *const c_char) {
+    // SAFETY: the words are as above in every program that Linux starts, and each that is read lies between the number
+    // of arguments, at which the loop ends at the latest, and the environment. No pointer is as small as their number.
+    unsafe {
+        let last = environ.sub(2);
+        let mut count = 0usize;
+        while *last.sub(count) as usize != count {
+            count += 1;
+        }
+        (count as std::ffi::c_int, last.sub(count).add(1))
+    }
+}
+
 /// Remembers where the arguments lie, for [`called_with`] and for wiping them.
 pub fn remember_arguments(arguments: *const *const c_char) {
     ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
@@ -90,8 +111,7 @@ fn forget_caller() {
     // SAFETY: both lists are this process's own, there is no other thread, and nothing reads them from here on; the
     // strings lie on the stack's pages, which can be written. The signal calls get valid or null pointers.
     unsafe {
-        let environment = libc::environ;
-        wipe(words(environment.cast::<*const c_char>().cast_const()));
+        wipe(words(environ));
         libc::clearenv();
         let arguments = ARGUMENTS.load(Ordering::Relaxed);
         let first = words(arguments).next();
@@ -137,8 +157,7 @@ unsafe fn show_name(first: &CStr, room: usize) {
     unsafe { slice::from_raw_parts_mut(first.as_ptr().cast_mut().cast::<u8>(), name.len()) }.copy_from_slice(name);
 }
 
-/// Signals as a new program finds them: none handled, none blocked, those that its starter ignores still ignored.
-/// SIGPIPE is the exception, because it is our own runtime that ignores it.
+/// None blocked, and no stack for handlers. What each of them does is set by every launcher for itself.
 ///
 /// # Safety
 ///
@@ -146,16 +165,6 @@ unsafe fn show_name(first: &CStr, room: usize) {
 unsafe fn reset_signals() {
     // SAFETY: all-zero is valid for the structures, which live through the calls.
     unsafe {
-        for signal in 1..=libc::SIGRTMAX() {
-            let mut now: libc::sigaction = std::mem::zeroed();
-            let known = libc::sigaction(signal, ptr::null(), &mut now) == 0;
-            if known
-                && now.sa_sigaction != libc::SIG_DFL
-                && (now.sa_sigaction != libc::SIG_IGN || signal == libc::SIGPIPE)
-            {
-                libc::signal(signal, libc::SIG_DFL);
-            }
-        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
