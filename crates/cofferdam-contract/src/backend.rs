@@ -144,6 +144,25 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - Fails with `Unsupported` for a setting the backend does not have, never ignores it.
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
+    /// Makes a sandbox for a single command and starts that: what [`Self::create`] and [`Sandbox::start`] do one after
+    /// the other, where a backend knows no shorter way.
+    ///
+    /// # Behavior
+    /// - The posture is held against the spec as by [`Self::create`].
+    /// - Where the command cannot be started, nothing of the sandbox is left.
+    /// - The sandbox may end as soon as its command has. It must still be closed.
+    async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        request.validate()?;
+        let sandbox = self.create(spec).await?;
+        match sandbox.start(request).await {
+            Ok(handle) => Ok((sandbox, handle)),
+            Err(error) => {
+                sandbox.close().await?;
+                Err(error)
+            }
+        }
+    }
+
     /// Makes a sandbox, runs one command in it, closes it: the one-shot call.
     ///
     /// # Behavior

@@ -255,19 +255,27 @@ pub fn pin_to(count: usize) -> io::Result<()> {
 /// Moves a process or thread that has hardly begun to another processor than the caller's, if there is one, and then lets the kernel choose again. A
 /// fork begins on its parent's processor, and waits there while others have nothing to do.
 pub fn start_elsewhere(pid: i32) {
-    // SAFETY: the sets that it is given live through the calls.
-    elsewhere(|set| unsafe { libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), set) });
+    elsewhere(|chosen, allowed| {
+        // SAFETY: the sets live through the calls. What fails changes nothing.
+        unsafe {
+            libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), chosen);
+            libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), allowed);
+        }
+    });
 }
 
-/// The same for a thread that was just made.
-pub fn start_thread_elsewhere<T>(thread: &std::thread::JoinHandle<T>) {
+/// Keeps a thread that was just made off the caller's processor for as long as it lives, if there is another. Left to
+/// the kernel, a thread that wakes for half a millisecond may wait for all of that behind its maker, with another processor idle.
+pub fn keep_thread_elsewhere<T>(thread: &std::thread::JoinHandle<T>) {
     let number = thread.as_pthread_t() as libc::pthread_t;
-    // SAFETY: the handle keeps the number valid; the sets live through the calls.
-    elsewhere(|set| unsafe { libc::pthread_setaffinity_np(number, size_of::<libc::cpu_set_t>(), set) });
+    elsewhere(|chosen, _| {
+        // SAFETY: the handle keeps the number valid; the set lives through the call.
+        unsafe { libc::pthread_setaffinity_np(number, size_of::<libc::cpu_set_t>(), chosen) };
+    });
 }
 
-/// Pins to another processor than the caller's, and then lifts that again. What fails changes nothing.
-fn elsewhere(set: impl Fn(&libc::cpu_set_t) -> i32) {
+/// Gives a set with another processor than the caller's, and the set of all that are allowed.
+fn elsewhere(pin: impl Fn(&libc::cpu_set_t, &libc::cpu_set_t)) {
     // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them.
     unsafe {
         let own = libc::sched_getcpu();
@@ -279,8 +287,7 @@ fn elsewhere(set: impl Fn(&libc::cpu_set_t) -> i32) {
         if let Some(other) = usable.into_iter().find(|&cpu| cpu != own as usize) {
             let mut chosen: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(other, &mut chosen);
-            set(&chosen);
-            set(&allowed);
+            pin(&chosen, &allowed);
         }
     }
 }

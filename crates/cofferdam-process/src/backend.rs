@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecRequest, Level,
+    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest,
+    Level,
     NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 use tokio::sync::Mutex;
@@ -154,6 +155,13 @@ impl Backend for ProcessBackend {
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let (launcher, create, made) = self.plan(spec).await?;
         Ok(Arc::new(ProcessSandbox::make(launcher, create, made).await?))
+    }
+
+    async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        request.validate()?;
+        let (launcher, create, made) = self.plan(spec).await?;
+        let (sandbox, handle) = ProcessSandbox::start_one(launcher, create, made, request).await?;
+        Ok((Arc::new(sandbox), handle))
     }
 
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {

@@ -123,9 +123,18 @@ pub struct Create {
     pub cpu_micros: Option<u64>,
     /// Whether the walls that are the same for every sandbox of this kind are to be tried.
     pub probe: bool,
-    /// What an accepted sandbox with the same request measured. An exec may be ordered before the host has seen this
-    /// sandbox's own measurements, and starts at once only if they are the same.
-    pub expected: Option<Box<Evidence>>,
+    /// An exec may be ordered before the host has seen this sandbox's measurements, and starts at once only if they are
+    /// as expected.
+    pub expected: Option<Expected>,
+}
+
+/// What a sandbox has to measure for an exec to start before the host has seen that.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
+pub enum Expected {
+    /// The same as an accepted sandbox with the same request.
+    Same(Box<Evidence>),
+    /// That nothing is missing; see [`Evidence::is_whole`]. For want of another to compare it with.
+    Whole,
 }
 
 /// What becomes `/workspace`.
@@ -287,6 +296,36 @@ impl Evidence {
         };
         own == *self && (self.outside_uid == 0) == (expected.outside_uid == 0)
     }
+
+    /// Whether every wall was tried and stands, and every limit that was asked for is kept by a control group, in which
+    /// the launcher has set it.
+    ///
+    /// It asks for no less than the posture does, and takes nothing that is only nearly as good: whoever is content with
+    /// less has to wait for the host's judgement, which comes in any case.
+    pub fn is_whole(&self, create: &Create, facts: &HostFacts) -> bool {
+        let Some(walls) = &self.walls else { return false };
+        let unbounded_directory = matches!(create.workspace, WorkspacePlan::HostDir { .. }) && !create.read_only;
+        let disk = create.disk.is_none_or(|bytes| {
+            let fits = self.disk_bytes > 0 && self.disk_bytes <= bytes.next_multiple_of(4096) && self.disk_files > 0;
+            fits && !unbounded_directory
+        });
+        let limited = create.memory.is_some() || create.tasks.is_some() || create.cpu_micros.is_some();
+        let counted = !limited || facts.cgroup_version != 0 && self.members > 0;
+        let counts_cpu = facts.cgroup_counts.1 || create.cpu_micros.is_none();
+        self.pid == 1
+            && self.ids.0 != 0
+            && !(facts.privileged && self.outside_uid == 0)
+            && self.capabilities == [0; 3]
+            && self.no_new_privileges
+            && self.seccomp
+            && self.workspace_read_only == create.read_only
+            && disk
+            && counted
+            && counts_cpu
+            // Shares of processors have several ways to be kept.
+            && create.cpu_millis.is_none()
+            && walls.stand(&facts.namespaces)
+    }
 }
 
 /// What came of trying walls that are the same for every sandbox of one launcher and one kind: their answer may be
@@ -307,6 +346,19 @@ pub struct Walls {
     pub paths_visible: Vec<String>,
     /// Network interfaces other than loopback.
     pub interfaces: u32,
+}
+
+impl Walls {
+    /// Whether all of them do.
+    fn stand(&self, host: &[u64; 7]) -> bool {
+        self.namespaces.iter().zip(host).all(|(inside, outside)| *inside != 0 && inside != outside)
+            && self.calls_let_through.is_empty()
+            && self.bounding == 0
+            && self.landlock_denies
+            && self.root_read_only
+            && self.paths_visible.is_empty()
+            && self.interfaces == 0
+    }
 }
 
 /// Sends a message, waiting while the socket is full, at most `patience`.

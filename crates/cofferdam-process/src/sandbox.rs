@@ -18,7 +18,7 @@ use cofferdam_linux::cgroup::Stats;
 
 use crate::client::Launcher;
 use crate::core::{Core, Enrolled};
-use crate::protocol::{self, Create, Evidence, Order};
+use crate::protocol::{self, Create, Evidence, Expected, Order};
 use crate::raw::{Raw, kind};
 use crate::{error, exec, files};
 
@@ -56,25 +56,40 @@ impl ProcessSandbox {
         Ok(Self::receive(launcher, create, made, control).await?.0)
     }
 
-    /// Makes a sandbox, runs one command in it, closes it. The command is ordered together with the sandbox where an
-    /// accepted sandbox with the same request is known: it starts at once if the new one measures the same, and not
-    /// at all else.
+    /// Makes a sandbox, runs one command in it, closes it.
     pub async fn run(
         launcher: Arc<Launcher>,
-        mut create: Create,
+        create: Create,
         made: Made,
         request: ExecRequest,
     ) -> Result<(Completed, Posture)> {
         let request = request.to_builder().output_buffer(request.max_output()).build()?;
-        let expected = launcher.expected(&create).filter(|_| !matches!(request.command(), Command::Script(_)));
-        let Some(expected) = expected else {
+        let (sandbox, handle) = Self::start_one(launcher, create, made, request).await?;
+        let result = collect(handle).await;
+        sandbox.close().await?;
+        Ok((result?, sandbox.posture.clone()))
+    }
+
+    /// Makes a sandbox and starts its only command. The command is ordered together with the sandbox, and starts at once
+    /// if that measures the same as an accepted one with the same request did, or, where none is known, if nothing at all
+    /// is missing. Else it starts when the measurements were accepted, or never.
+    pub async fn start_one(
+        launcher: Arc<Launcher>,
+        mut create: Create,
+        made: Made,
+        request: ExecRequest,
+    ) -> Result<(Self, ExecHandle)> {
+        if matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
             let sandbox = Self::make(launcher, create, made).await?;
-            let result = sandbox.exec(request).await;
-            sandbox.close().await?;
-            return Ok((result?, sandbox.posture.clone()));
-        };
+            let started = sandbox.start(request).await;
+            return sandbox.with(started).await;
+        }
         let begun = Instant::now();
-        create.expected = Some(Box::new(Evidence::clone(&expected)));
+        create.probe = launcher.known_walls(kind(&create)).is_none();
+        create.expected = Some(match launcher.expected(&create) {
+            Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
+            None => Expected::Whole,
+        });
         let mut prepared = exec::prepare(&made.path, None, FIRST_EXEC, &request)?;
         prepared.start.if_expected = true;
         prepared.start.last = true;
@@ -90,14 +105,23 @@ impl ProcessSandbox {
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
         let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
         let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
-        let result = match exec::attach(core, &request, begun, enrolled, running, guard).await {
-            Ok(handle) => collect(handle).await,
+        let started = match exec::attach(core, &request, begun, enrolled, running, guard).await {
             // Not as expected, and yet accepted: then it is started the slow way.
-            Err(error) if error.kind() == ErrorKind::Internal => sandbox.exec(request).await,
-            Err(error) => Err(error),
+            Err(error) if error.kind() == ErrorKind::Internal => sandbox.start(request).await,
+            other => other,
         };
-        sandbox.close().await?;
-        Ok((result?, sandbox.posture.clone()))
+        sandbox.with(started).await
+    }
+
+    /// Itself and what was started in it; or nothing is left.
+    async fn with(self, started: Result<ExecHandle>) -> Result<(Self, ExecHandle)> {
+        match started {
+            Ok(handle) => Ok((self, handle)),
+            Err(error) => {
+                self.close().await?;
+                Err(error)
+            }
+        }
     }
 
     /// Waits for a sandbox that was asked for, and accepts or ends it.

@@ -306,6 +306,14 @@ impl Owner {
         result
     }
 
+    /// Removes what owners left that were killed; `proc` is the proc file system that this process is in. Done by
+    /// [`Self::new`] for an owner of many, while one of a single sandbox has a better time for it.
+    pub fn sweep(&self, proc: BorrowedFd<'_>) {
+        for hierarchy in &self.hierarchies {
+            place::sweep(hierarchy.parent.as_fd(), &hierarchy.name, proc);
+        }
+    }
+
     /// Removes the owner's group.
     pub fn close(mut self) {
         for group in std::mem::take(&mut self.spare)

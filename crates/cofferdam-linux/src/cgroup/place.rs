@@ -2,11 +2,14 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use rustix::fs::{FsWord, Mode, OFlags};
+use rustix::fs::{Dir, FileType, FsWord, Mode, OFlags, openat};
+use rustix::io::Errno;
 
 use super::{Hierarchy, Owner, PREFIX, Share, Version};
 
@@ -75,7 +78,10 @@ fn open_hierarchy(
     if version == Version::V2 && share == Share::Many {
         enable(&parent.join(name), &hierarchy.controllers)?;
     }
-    sweep(parent, name);
+    if share == Share::Many {
+        let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        sweep(hierarchy.parent.as_fd(), name, proc.as_fd());
+    }
     Ok(hierarchy)
 }
 
@@ -103,7 +109,10 @@ fn pid_namespace() -> io::Result<u64> {
 }
 
 fn start_time(pid: u32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+}
+
+fn parse_start_time(stat: &str) -> io::Result<u64> {
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let bad = || io::Error::from(io::ErrorKind::InvalidData);
     after_name.split_whitespace().nth(19).ok_or_else(bad)?.parse().map_err(|_| bad())
@@ -115,36 +124,62 @@ fn named_owner(name: &str) -> Option<[u64; 3]> {
     numbers.ok()?.try_into().ok()
 }
 
+/// When a process started; `None` if there is none of this number. `proc` is the proc file system.
+fn started(proc: BorrowedFd<'_>, pid: u64) -> io::Result<Option<u64>> {
+    let file = match openat(proc, format!("{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        other => other?,
+    };
+    match super::read_again(file.as_fd()) {
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
+        other => parse_start_time(&other?).map(Some),
+    }
+}
+
 /// Removes what owners left that were killed. Only those of this pid namespace can be judged, so only those are.
-fn sweep(parent: &Path, own: &str) {
-    let (Some([namespace, ..]), Ok(entries)) = (named_owner(own), fs::read_dir(parent)) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| *name != own) else { continue };
-        let Some([owner_namespace, pid, started]) = named_owner(name) else { continue };
-        let alive = u32::try_from(pid).is_ok_and(|pid| start_time(pid).is_ok_and(|time| time == started));
+/// `own` is the name of a living owner: where even that cannot be seen in `proc`, nothing is known of the others.
+pub(super) fn sweep(parent: BorrowedFd<'_>, own: &str, proc: BorrowedFd<'_>) {
+    let Some([namespace, own_pid, own_start]) = named_owner(own) else { return };
+    if !matches!(started(proc, own_pid), Ok(Some(start)) if start == own_start) {
+        return;
+    }
+    for name in directories(parent) {
+        let Some([owner_namespace, pid, start]) = name.to_str().ok().and_then(named_owner) else { continue };
+        let alive = started(proc, pid).map_or(true, |found| found == Some(start));
         if owner_namespace == namespace && !alive {
-            sweep_owner(&entry.path());
+            sweep_owner(parent, &name);
         }
     }
 }
 
-fn sweep_owner(path: &Path) {
-    let Ok(entries) = fs::read_dir(path) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        sweep_group(&entry.path());
+/// The names of the directories in one; none of what cannot be read.
+fn directories(dir: BorrowedFd<'_>) -> Vec<CString> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(entries) = openat(dir, ".", flags, Mode::empty()).and_then(Dir::new) else { return Vec::new() };
+    let directories = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);
+    directories.map(|entry| entry.file_name().to_owned()).filter(|name| !name.as_bytes().starts_with(b".")).collect()
+}
+
+fn sweep_owner(parent: BorrowedFd<'_>, name: &CStr) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(owner) = openat(parent, name, flags, Mode::empty()) else { return };
+    for group in directories(owner.as_fd()) {
+        sweep_group(owner.as_fd(), &group);
     }
-    sweep_group(path);
+    sweep_group(parent, name);
 }
 
 /// Its processes died with their owner; should one be left, it is in a group that only we make.
-fn sweep_group(group: &Path) {
+fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
     for _ in 0..50 {
-        match fs::remove_dir(group) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+        match rustix::fs::unlinkat(parent, name, rustix::fs::AtFlags::REMOVEDIR) {
+            Err(Errno::BUSY) => {}
             _ => return,
         }
-        let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let path = [name.to_bytes(), b"/cgroup.procs"].concat();
+        let procs = openat(parent, path.as_slice(), flags, Mode::empty()).map_err(io::Error::from);
+        let pids = procs.and_then(|file| super::read_again(file.as_fd())).unwrap_or_default();
         for pid in pids.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 1) {
             let _ = crate::process::kill(pid, libc::SIGKILL);
         }

@@ -27,7 +27,7 @@ use super::init::InitProgram;
 use super::init::handover::{Handover, MOST_BYTES, MOST_FDS, Measured};
 use super::template::Template;
 use super::{Filters, Identity, Named, PATIENCE, Step, evidence};
-use crate::protocol::{self, Create, Event, Evidence, Failure, WorkspacePlan};
+use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
@@ -49,10 +49,10 @@ pub struct Setup<'a> {
     pub counting_dir: Option<BorrowedFd<'a>>,
     pub group_base: Base,
     pub identity: Identity,
+    pub facts: &'a HostFacts,
     /// Holds the child's number outside.
     pub outside_pid: &'a SharedPid,
     pub template: &'a Template,
-    pub landlock_abi: u32,
     pub filters: &'a Filters,
     pub create: &'a Create,
     pub control: BorrowedFd<'a>,
@@ -282,7 +282,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<u
 }
 
 fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
-    let rules = Ruleset::from_fd(rules.try_clone()?, setup.landlock_abi);
+    let rules = Ruleset::from_fd(rules.try_clone()?, setup.facts.landlock_abi);
     cells::allow(&rules, c"/proc", access::READ)?;
     let read_only = access::READ | access::EXECUTE;
     cells::allow(&rules, c"/workspace", if setup.create.read_only { read_only } else { access::ALL })?;
@@ -315,7 +315,11 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
-        as_expected: create.expected.as_ref().is_some_and(|expected| evidence.is_as(expected)),
+        as_expected: match &create.expected {
+            Some(Expected::Same(other)) => evidence.is_as(other),
+            Some(Expected::Whole) => evidence.is_whole(create, setup.facts),
+            None => false,
+        },
         measured: Measured {
             capabilities: evidence.capabilities,
             no_new_privileges: evidence.no_new_privileges,

@@ -24,7 +24,7 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Adapt, Ask, Create, Failure, Hello};
+use crate::protocol::{self, Adapt, Ask, Create, Failure, Hello, HostFacts};
 use cells::{Cell, Cells, Mould};
 use init::InitProgram;
 pub use start::{Origin, main};
@@ -79,13 +79,13 @@ impl Identity {
 
 struct Launcher {
     socket: OwnedFd,
-    /// What it has not told its owner yet.
-    hello: Option<Hello>,
+    /// Whether it has told its owner what it found.
+    greeted: bool,
     children: OwnedFd,
     template: Template,
     owner: Option<Owner>,
     identity: Identity,
-    landlock_abi: u32,
+    facts: HostFacts,
     filters: Filters,
     cells: Cells,
     nursery: Nursery,
@@ -102,10 +102,16 @@ struct Filters {
     mark_key: seccomp::MarkKey,
 }
 
-impl Filters {
-    /// Compiles the filter, and puts the early part on the launcher. `counted` says whether control groups count what
-    /// sandboxes use; if not, more is refused.
-    fn raise(counted: bool) -> io::Result<Self> {
+/// Filters that are not on anything yet.
+struct Drafts {
+    /// Whether control groups count what sandboxes use; if not, more is refused.
+    counted: bool,
+    early: seccomp::Program,
+    filters: Filters,
+}
+
+impl Drafts {
+    fn new(counted: bool) -> io::Result<Self> {
         let arch = seccomp::Arch::native();
         let mark_key = seccomp::MarkKey::new(process::random()?);
         let options = seccomp::Options {
@@ -116,8 +122,13 @@ impl Filters {
             mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);
-        seccomp::install(&early)?;
-        Ok(Self { late, mark_key })
+        Ok(Self { counted, early, filters: Filters { late, mark_key } })
+    }
+
+    /// Puts the early part on the launcher.
+    fn raise(self) -> io::Result<Filters> {
+        seccomp::install(&self.early)?;
+        Ok(self.filters)
     }
 }
 
@@ -185,10 +196,10 @@ impl Launcher {
 
     /// Says hello, once.
     fn greet(&mut self) -> io::Result<()> {
-        match self.hello.take() {
-            Some(hello) => protocol::send(self.socket.as_fd(), &hello, &[], PATIENCE),
-            None => Ok(()),
+        if std::mem::replace(&mut self.greeted, true) {
+            return Ok(());
         }
+        protocol::send(self.socket.as_fd(), &Hello::Ready(self.facts.clone()), &[], PATIENCE)
     }
 
     /// When to do what can wait, if there is anything.
@@ -263,6 +274,10 @@ impl Launcher {
             let _ = self.greet();
             let _ = message::send(self.socket.as_fd(), b"n", &[cell.network.as_fd()]);
             self.template.leave();
+            // While the program runs, nobody waits for this process.
+            if let Some(owner) = &self.owner {
+                owner.sweep(self.template.host_proc());
+            }
         }
         None
     }
@@ -294,7 +309,7 @@ impl Launcher {
     fn gather(&mut self, create: &Create) -> Step<(Option<OwnedFd>, Cell, Option<Box<Group>>)> {
         let workspace = self.template.open_workspace(&create.workspace)?;
         self.last_disk = create.disk.unwrap_or(USUAL_DISK);
-        let mould = Mould { template: &self.template, landlock_abi: self.landlock_abi };
+        let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
         let cell = self.cells.take(mould, self.last_disk).step("make a cell")?;
         let bounds = Bounds {
             memory: create.memory,
@@ -325,9 +340,9 @@ impl Launcher {
             counting_dir: self.owner.as_ref().zip(group).and_then(|(owner, group)| owner.counting_dir(group)),
             group_base: group.map(Group::base).unwrap_or_default(),
             identity: self.identity,
+            facts: &self.facts,
             outside_pid: pid,
             template: &self.template,
-            landlock_abi: self.landlock_abi,
             filters: &self.filters,
             create,
             control: control.as_fd(),

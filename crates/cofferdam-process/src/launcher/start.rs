@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use super::cells::{self, Cells, Mould};
 use super::template::{Foundation, Template};
 use super::{
-    Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence,
+    Drafts, Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence,
 };
 use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
 
@@ -170,6 +170,8 @@ impl Begun {
             let furniture = (origin == Origin::Forked).then(|| cells::Furniture::make(mould, USUAL_DISK));
             Ok((template, furniture.transpose().step("furnish the template")?))
         });
+        // As it will most likely be; whether it is turns out when the other thread is done.
+        let drafts = Drafts::new(configure.use_cgroups);
         let (network, owner) = match (side, found) {
             (Some(side), _) => side.finish(),
             (None, found) => (None, found.unwrap_or_else(|| Err("not looked for".to_owned()))),
@@ -198,7 +200,7 @@ impl Begun {
             privileged,
             namespaces,
         };
-        Ok(Prepared { origin, template, owner, identity, children, nursery, network, furniture, facts })
+        Ok(Prepared { origin, template, owner, identity, children, nursery, network, furniture, drafts, facts })
     }
 }
 
@@ -244,7 +246,7 @@ impl Side {
         };
         let thread = Builder::new().stack_size(THREAD_STACK).spawn(run).ok()?;
         // Both have work from here on.
-        process::start_thread_elsewhere(&thread);
+        process::keep_thread_elsewhere(&thread);
         Some(Self { configure, thread })
     }
 
@@ -268,13 +270,14 @@ struct Prepared {
     nursery: Nursery,
     network: Option<cells::Network>,
     furniture: Option<cells::Furniture>,
+    drafts: io::Result<Drafts>,
     facts: HostFacts,
 }
 
 impl Prepared {
     /// Puts itself under the filter. A launcher that fails in this leaves nothing behind.
     fn finish(mut self, configure: &Configure) -> Step<(Self, Filters, Cells)> {
-        match self.try_finish(configure) {
+        match self.raise_filters().and_then(|filters| Ok((filters, self.make_cells(configure)?))) {
             Ok((filters, cells)) => Ok((self, filters, cells)),
             Err(failure) => {
                 self.owner.into_iter().for_each(Owner::close);
@@ -283,27 +286,35 @@ impl Prepared {
         }
     }
 
-    fn try_finish(&mut self, configure: &Configure) -> Step<(Filters, Cells)> {
-        let filters = Filters::raise(self.owner.is_some()).step("put the system-call filter on the launcher")?;
+    fn raise_filters(&mut self) -> Step<Filters> {
+        let counted = self.owner.is_some();
+        let drafts = std::mem::replace(&mut self.drafts, Err(io::ErrorKind::NotFound.into()));
+        let drafts = match drafts {
+            Ok(drafts) if drafts.counted == counted => Ok(drafts),
+            _ => Drafts::new(counted),
+        };
+        drafts.and_then(Drafts::raise).step("put the system-call filter on the launcher")
+    }
+
+    fn make_cells(&mut self, configure: &Configure) -> Step<Cells> {
         let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
         let cells = match (self.origin, configure.prepare_ahead) {
             (Origin::Forked, _) => Ok(Cells::single(self.network.take(), self.furniture.take())),
             (Origin::Executed, false) => Ok(Cells::on_demand(self.network.take())),
             (Origin::Executed, true) => Cells::stock(mould, USUAL_DISK),
         };
-        Ok((filters, cells.step("start the maker of cells")?))
+        cells.step("start the maker of cells")
     }
 
     fn launcher(self, socket: OwnedFd, filters: Filters, cells: Cells) -> Launcher {
-        let landlock_abi = self.facts.landlock_abi;
         Launcher {
             socket,
-            hello: Some(Hello::Ready(self.facts)),
+            greeted: false,
             children: self.children,
             template: self.template,
             owner: self.owner,
             identity: self.identity,
-            landlock_abi,
+            facts: self.facts,
             filters,
             cells,
             nursery: self.nursery,

@@ -53,6 +53,8 @@ const MASKED_FILES: &[&str] =
     &["interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats", "kallsyms"];
 /// Directories of `/proc` that are covered.
 const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi"];
+/// Minor versions of Python 3 that may have settings in `/etc`.
+const PYTHON_MINORS: u32 = 32;
 /// Device nodes, with their numbers.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
@@ -461,13 +463,11 @@ fn read_once(file: &OwnedFd, length: usize) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-/// `/etc/python3` and `/etc/python3.11`: a few lines that Debian's interpreter reads at start.
+/// `/etc/python3` and `/etc/python3.11`: a few lines that Debian's interpreter reads at start. They are asked for by name,
+/// because a host's `/etc` takes long to list.
 fn python_settings() -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir("/etc").into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
+    let versions = (0..PYTHON_MINORS).map(|minor| format!("/etc/python3.{minor}"));
+    std::iter::once("/etc/python3".to_owned()).chain(versions).map(PathBuf::from).filter(|path| path.is_dir())
 }
 
 impl From<Failure> for io::Error {

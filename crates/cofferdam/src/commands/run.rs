@@ -72,23 +72,25 @@ impl Run<'_> {
             Some(daemon) => daemon,
             None => registry::backend_forked(self.backend.name, self.launcher.take())?,
         };
-        let sandbox = tokio::select! {
-            made = backend.create(self.plan.spec.clone()) => made?,
+        let (sandbox, handle) = tokio::select! {
+            started = backend.start_one(self.plan.spec.clone(), self.plan.request.clone()) => started?,
             number = interrupts.next() => return Ok(signal_status(number)),
         };
-        let outcome = self.exec(&*backend, &*sandbox, &mut interrupts).await;
+        let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts).await;
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
         }
         outcome
     }
 
-    async fn exec(&self, backend: &dyn Backend, sandbox: &dyn Sandbox, interrupts: &mut Interrupts) -> Result<u8> {
+    async fn follow(
+        &self,
+        backend: &dyn Backend,
+        sandbox: &dyn Sandbox,
+        handle: ExecHandle,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
         let mut sink = self.sink();
-        let handle = tokio::select! {
-            started = sandbox.start(self.plan.request.clone()) => started?,
-            number = interrupts.next() => return Ok(signal_status(number)),
-        };
         if let Sink::Events(events) = &mut sink {
             let mut line = json!({"type": "started", "exec": handle.id()});
             merge(&mut line, identity(backend, sandbox));
