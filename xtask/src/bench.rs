@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::command::step;
+use crate::dist;
 use crate::packages;
 use crate::repository::Repository;
 use crate::test::build::binary;
@@ -18,7 +19,13 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     packages::ensure(packages::FOR_BENCHMARKS);
     let program = build(repository)?;
     let out = repository.root().join("bench-results");
-    step("measure", Command::new(program).arg("--out").arg(out).arg(name).args(options))
+    let mut measure = Command::new(program);
+    measure.arg("--out").arg(out).arg(name);
+    let needs_none = |option: &str| ["--help", "-h", "--command-line"].contains(&option);
+    if name == "spawn" && !options.iter().any(|option| needs_none(option)) {
+        measure.arg("--command-line").arg(dist::build(repository)?);
+    }
+    step("measure", measure.args(options))
 }
 
 /// Builds the benchmark and the command line that it measures; they end up side by side.

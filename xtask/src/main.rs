@@ -6,6 +6,7 @@ mod bench;
 mod census;
 mod check;
 mod command;
+mod dist;
 mod packages;
 mod repository;
 mod test;
@@ -20,6 +21,7 @@ use repository::Repository;
 const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
+cargo xtask dist                              build the command line as it is to be installed, and say where it is
 cargo xtask tidy                              the rules of the house that no other tool checks
 cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
 cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
@@ -42,6 +44,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["test"] => test::run(&repository, None),
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["check"] => check::run(&repository),
+        ["dist"] => dist::run(&repository),
         ["tidy"] => tidy::run(&repository),
         ["bench", name @ ("spawn" | "memory" | "churn" | "hogs"), options @ ..] => {
             bench::run(&repository, name, options)

@@ -50,7 +50,7 @@ struct Report {
 }
 
 async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
-    let field = Field::prepare(&WHO).await?;
+    let field = Field::prepare(&WHO, None).await?;
     ensure!(field.entrants() == WHO, "not everybody can be measured: {:?}", field.absent);
     let neighbours = Neighbours::make(hogs).await?;
     let mut times = [vec![Vec::new(); WHO.len()], vec![Vec::new(); WHO.len()]];

@@ -46,6 +46,9 @@ pub struct SpawnOptions {
     /// Contestants that take part beside `bare`, by their short names.
     #[arg(long, value_delimiter = ',', value_parser = Contestant::parse)]
     pub only: Vec<Contestant>,
+    /// The program that is measured as the command line; default: the one beside this program.
+    #[arg(long, value_name = "FILE")]
+    pub command_line: Option<PathBuf>,
     /// What they run; default: both.
     #[arg(long, value_enum)]
     pub workload: Option<Workload>,

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest,
-    Level,
+    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Level,
     NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 use tokio::sync::Mutex;

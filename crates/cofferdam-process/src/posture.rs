@@ -331,3 +331,167 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::protocol::{Create, WorkspacePlan};
+
+    const MIB: u64 = 1 << 20;
+
+    fn facts() -> HostFacts {
+        HostFacts {
+            cgroup_version: 1,
+            cgroup_layout: Vec::new(),
+            cgroup_reason: String::new(),
+            cgroup_counts: (true, true),
+            cgroup_cpu: true,
+            landlock_abi: 7,
+            privileged: true,
+            namespaces: [1; 7],
+        }
+    }
+
+    fn evidence() -> Evidence {
+        let walls = Walls { namespaces: [2; 7], landlock_denies: true, root_read_only: true, ..Walls::default() };
+        Evidence {
+            pid: 1,
+            ids: (1000, 1000),
+            outside_uid: 77,
+            no_new_privileges: true,
+            seccomp: true,
+            walls: Some(walls),
+            disk_bytes: 64 * MIB,
+            disk_files: 1024,
+            process_limits: [u64::MAX; 4],
+            processors: 2,
+            members: 1,
+            ..Evidence::default()
+        }
+    }
+
+    /// A sandbox that was asked for, what came of it, and what the host says of it.
+    #[derive(Debug, Clone)]
+    struct Case {
+        limits: Limits,
+        read_only: bool,
+        facts: HostFacts,
+        evidence: Evidence,
+    }
+
+    impl Case {
+        fn create(&self) -> Create {
+            Create {
+                serial: 1,
+                workspace: WorkspacePlan::Private,
+                read_only: self.read_only,
+                disk: self.limits.disk.map(ByteSize::as_bytes),
+                memory: self.limits.memory.map(ByteSize::as_bytes),
+                tasks: self.limits.processes.map(u64::from),
+                cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+                cpu_micros: self.limits.cpu_time.map(|time| time.as_micros() as u64),
+                probe: true,
+                expected: None,
+            }
+        }
+
+        /// Whether the posture asks for nothing more, where the control group has the bounds that were written.
+        fn is_enough(&self) -> bool {
+            let access = if self.read_only { Access::ReadOnly } else { Access::ReadWrite };
+            let workspace = Workspace::Private { access };
+            let spec = Spec::builder().workspace(workspace).limits(self.limits.clone()).build().unwrap();
+            let bounds = GroupBounds {
+                version: "cgroup v1",
+                memory: self.limits.memory.map(ByteSize::as_bytes),
+                tasks: self.limits.processes.map(|tasks| u64::from(tasks) + 1),
+                cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            };
+            let walls = self.evidence.walls.clone().unwrap_or_default();
+            let Self { facts, evidence, .. } = self;
+            let group = (facts.cgroup_version != 0).then_some(&bounds);
+            posture(&Measured { spec: &spec, facts, evidence, walls: &walls, group }).require(&BTreeSet::new()).is_ok()
+        }
+    }
+
+    fn limits() -> impl Strategy<Value = Limits> {
+        (any::<[bool; 4]>(), 1u64..200).prop_map(|(set, size)| Limits {
+            memory: set[0].then_some(ByteSize::from_bytes(size * MIB)),
+            processes: set[1].then_some(size as u32),
+            cpu_time: set[2].then_some(Duration::from_secs(size)),
+            disk: set[3].then_some(ByteSize::from_bytes(size * MIB)),
+            ..Limits::default()
+        })
+    }
+
+    /// What could be wrong with a sandbox, one thing each.
+    const FLAWS: [fn(&mut Case); 24] = [
+        |case| case.evidence.pid = 2,
+        |case| case.evidence.ids.0 = 0,
+        |case| case.evidence.outside_uid = 0,
+        |case| case.evidence.capabilities[1] = 1,
+        |case| case.evidence.no_new_privileges = false,
+        |case| case.evidence.seccomp = false,
+        |case| case.evidence.walls = None,
+        |case| case.evidence.workspace_read_only ^= true,
+        |case| case.evidence.disk_bytes = 0,
+        |case| case.evidence.disk_bytes = 1 << 40,
+        |case| case.evidence.disk_files = 0,
+        |case| case.evidence.members = 0,
+        |case| case.facts.cgroup_version = 0,
+        |case| case.facts.cgroup_counts.1 = false,
+        |case| case.facts.namespaces[3] = 2,
+        |case| case.walls(|walls| walls.namespaces[5] = 0),
+        |case| case.walls(|walls| walls.calls_let_through.push("bpf".to_owned())),
+        |case| case.walls(|walls| walls.bounding = 1),
+        |case| case.walls(|walls| walls.landlock_denies = false),
+        |case| case.walls(|walls| walls.root_read_only = false),
+        |case| case.walls(|walls| walls.paths_visible.push("/home".to_owned())),
+        |case| case.walls(|walls| walls.interfaces = 1),
+        |case| case.facts.landlock_abi = 0,
+        |case| case.facts.privileged = false,
+    ];
+
+    impl Case {
+        fn walls(&mut self, change: impl Fn(&mut Walls)) {
+            self.evidence.walls.iter_mut().for_each(change);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_starts_before_it_is_judged_is_never_judged_too_weak(
+            limits in limits(),
+            read_only: bool,
+            flaws in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        ) {
+            let evidence = Evidence { workspace_read_only: read_only, ..evidence() };
+            let mut case = Case { limits, read_only, facts: facts(), evidence };
+            if let Some(disk) = case.limits.disk {
+                case.evidence.disk_bytes = disk.as_bytes();
+            }
+            let sound = case.clone();
+            prop_assert!(sound.is_enough() && sound.evidence.is_whole(&sound.create(), &sound.facts));
+            for flaw in flaws {
+                FLAWS[flaw.index(FLAWS.len())](&mut case);
+            }
+            let whole = case.evidence.is_whole(&case.create(), &case.facts);
+            prop_assert!(!whole || case.is_enough(), "{case:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_wall_is_never_whole() {
+        let limits = Limits::default();
+        for (index, flaw) in FLAWS.iter().enumerate().take(22) {
+            let mut case = Case { limits: limits.clone(), read_only: false, facts: facts(), evidence: evidence() };
+            assert!(case.evidence.is_whole(&case.create(), &case.facts));
+            flaw(&mut case);
+            assert!(!case.evidence.is_whole(&case.create(), &case.facts), "flaw {index}");
+        }
+    }
+}

@@ -424,7 +424,9 @@ mod tests {
             let whole = Cli::try_parse_from(&raw).unwrap();
             assert_eq!(format!("{part:?}"), format!("{whole:?}"), "{line}");
         }
-        for line in ["cofferdam run --help", "cofferdam run --memroy 1M x", "cofferdam --config c run x", "cofferdam doctor"] {
+        for line in
+            ["cofferdam run --help", "cofferdam run --memroy 1M x", "cofferdam --config c run x", "cofferdam doctor"]
+        {
             assert!(parse_run(&line.split_whitespace().map(Into::into).collect::<Vec<_>>()).is_none(), "{line}");
         }
     }

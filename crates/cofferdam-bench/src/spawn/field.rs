@@ -1,7 +1,7 @@
 //! Those who take part on this machine, ready to run, and why the others do not.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -66,9 +66,12 @@ pub struct Field {
 
 impl Field {
     /// Starts what lives longer than one run, and tries every peer once. Ours must work; a peer that does not is absent.
-    pub async fn prepare(selected: &[Contestant]) -> Result<Self> {
+    /// `command_line` is the program to measure, if it is not beside this one.
+    pub async fn prepare(selected: &[Contestant], command_line: Option<&Path>) -> Result<Self> {
         let backend = ours::backend().await?;
         let own = std::env::current_exe().context("cannot find this program")?;
+        // Cargo puts both programs into the same directory.
+        let command_line = command_line.map_or_else(|| own.with_file_name("cofferdam"), Path::to_owned);
         let mut field = Self {
             entrants: Vec::new(),
             absent: Vec::new(),
@@ -77,8 +80,7 @@ impl Field {
             pools: [ours::pool(&backend, FEW).await?, ours::pool(&backend, BURST).await?],
             unprepared: ours::unprepared_backend().await?,
             backend,
-            // Cargo puts both programs into the same directory.
-            command_line: own.with_file_name("cofferdam"),
+            command_line,
             resident: None,
             warm: BTreeMap::new(),
             pandas: None,

@@ -211,7 +211,7 @@ mod tests {
     async fn everybody_is_measured_or_absent_with_a_reason() {
         let ours = [Contestant::Bare, Contestant::Exec, Contestant::Create, Contestant::Run, Contestant::Unprepared];
         let peers = [Contestant::Peer(Peer::Bubblewrap), Contestant::Peer(Peer::Nsjail)];
-        let field = Field::prepare(&[ours.as_slice(), &peers].concat()).await.unwrap();
+        let field = Field::prepare(&[ours.as_slice(), &peers].concat(), None).await.unwrap();
         let effort = Effort { rounds: 3, share: Duration::from_secs(60) };
         let series = one_at_a_time(&field, Workload::True, effort).await.unwrap();
         for contestant in ours {
@@ -228,7 +228,7 @@ mod tests {
 
     #[tokio::test]
     async fn several_at_once_have_a_throughput() {
-        let field = Arc::new(Field::prepare(&[Contestant::Bare, Contestant::Run]).await.unwrap());
+        let field = Arc::new(Field::prepare(&[Contestant::Bare, Contestant::Run], None).await.unwrap());
         let effort = Effort { rounds: 20, share: Duration::from_secs(60) };
         let crowd = at_once(field, 2, effort).await.unwrap();
         assert_eq!(crowd.results.len(), 2);

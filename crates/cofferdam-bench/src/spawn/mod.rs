@@ -14,7 +14,7 @@ mod warm;
 mod workload;
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,12 @@ pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let plan = Plan::new(options);
     let mut report = Report::new(facts);
+    if let Some(program) = &plan.command_line {
+        // From the directory of the target on: which build it is.
+        let parts: Vec<_> = program.iter().rev().take(3).collect();
+        let shown: PathBuf = parts.into_iter().rev().collect();
+        report.notes.push(format!("the command line is {}", shown.display()));
+    }
     one_at_a_time(&plan, &mut report)?;
     if plan.workloads.contains(&Workload::True) {
         at_once(&plan, &mut report)?;
@@ -53,6 +59,7 @@ pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
 
 /// What is asked for.
 struct Plan {
+    command_line: Option<PathBuf>,
     selected: Vec<Contestant>,
     workloads: Vec<Workload>,
     rounds: usize,
@@ -67,6 +74,7 @@ impl Plan {
         let (rounds, share) = if options.quick { (300, 1000) } else { (2000, 20_000) };
         Self {
             selected: Contestant::all().into_iter().filter(wanted).collect(),
+            command_line: options.command_line.clone(),
             workloads: options.workload.map_or_else(|| Workload::ALL.to_vec(), |workload| vec![workload]),
             rounds: options.n.map_or(rounds, |n| usize::try_from(n).unwrap_or(usize::MAX)),
             share: Duration::from_millis(share),
@@ -84,7 +92,7 @@ impl Plan {
 
 fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
     block_on(Threads::One, async {
-        let field = Field::prepare(&plan.selected).await?;
+        let field = Field::prepare(&plan.selected, plan.command_line.as_deref()).await?;
         for workload in plan.workloads.iter().copied() {
             match workload.missing() {
                 Some(reason) => report.notes.push(format!("workload {} is left out: {reason}", workload.slug())),
@@ -106,7 +114,7 @@ fn at_once(plan: &Plan, report: &mut Report) -> Result<()> {
         plan.selected.iter().copied().filter(|who| who.at_once() && (ran(who) || !who.alone())).collect();
     for tasks in AT_ONCE {
         report.at_once.push(block_on(Threads::Two, async {
-            let field = Arc::new(Field::prepare(&selected).await?);
+            let field = Arc::new(Field::prepare(&selected, plan.command_line.as_deref()).await?);
             measure::at_once(field, tasks, plan.effort(Workload::True)).await
         })?);
     }

@@ -1,6 +1,6 @@
 //! Sandboxes from create to close.
 
-use cofferdam_contract::{Capability, ErrorKind, ExecRequest, Limits, RootFs, Spec, TenantId, Workspace};
+use cofferdam_contract::{Capability, ErrorKind, ExecRequest, Limits, RootFs, Spec, TenantId, Workspace, collect};
 
 use crate::GuestProgram as P;
 use crate::case::{Context, Verdict, check, check_eq, expect_error, path, text, write_small};
@@ -61,6 +61,32 @@ pub(super) async fn one_shot(cx: Context) -> Verdict {
     check_eq!(text(&done.stdout), "once", "output");
     check_eq!(done.exit.code, 0, "code");
     check!(!posture.items().is_empty(), "no posture came back");
+    Ok(())
+}
+
+pub(super) async fn single_command(cx: Context) -> Verdict {
+    let spec = cx.spec().build()?;
+    let program = P::Print { stdout: "single".into(), stderr: String::new() };
+    // More than once: a backend may treat the first one differently.
+    for _ in 0..3 {
+        let (sandbox, handle) = cx.backend().start_one(spec.clone(), cx.request(&program)?.build()?).await?;
+        let done = collect(handle).await?;
+        check_eq!(text(&done.stdout), "single", "output");
+        check_eq!(done.exit.code, 0, "code");
+        check!(!sandbox.posture().items().is_empty(), "no posture");
+        check_eq!(sandbox.spec(), &spec, "spec");
+        sandbox.close().await?;
+    }
+    let (sandbox, handle) = cx.backend().start_one(spec.clone(), cx.request(&P::IgnoreTermAndSleep)?.build()?).await?;
+    sandbox.close().await?;
+    match handle.exit().await {
+        Ok(exit) => check!(exit.cancelled && !exit.success(), "an exec ended by close says otherwise: {exit:?}"),
+        Err(error) => check_eq!(error.kind(), ErrorKind::Closed, "the exit of an exec that close ended"),
+    }
+    let missing = ExecRequest::argv(["/no/such/program"]).build()?;
+    let ordinary = cx.sandbox_of(spec.clone()).await?.start(missing.clone()).await.err().map(|error| error.kind());
+    let single = cx.backend().start_one(spec, missing).await.err().map(|error| error.kind());
+    check_eq!(single, ordinary, "how a program that does not exist is refused");
     Ok(())
 }
 

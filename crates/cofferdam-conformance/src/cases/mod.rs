@@ -87,6 +87,7 @@ cases! {
     "sandbox/closed-answers-closed" "K6" [] lifecycle::closed_answers_closed;
     "sandbox/close-ends-execs" "K6" [] lifecycle::close_ends_execs;
     "sandbox/one-shot" "K1" [] lifecycle::one_shot;
+    "sandbox/single-command" "K1" [] lifecycle::single_command;
     "sandbox/execs-in-sequence" "E2" [MultipleExecs] lifecycle::execs_in_sequence;
     "sandbox/ids-are-unique" "E2" [] lifecycle::ids_are_unique;
     "sandbox/spec-is-kept" "K8" [] lifecycle::spec_is_kept;

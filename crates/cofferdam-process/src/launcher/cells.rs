@@ -240,12 +240,7 @@ fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
 }
 
 /// Makes the only cell there will be: the template needs no copy.
-fn make_of_template(
-    mould: Mould<'_>,
-    disk: u64,
-    network: Network,
-    furniture: Option<Furniture>,
-) -> io::Result<Cell> {
+fn make_of_template(mould: Mould<'_>, disk: u64, network: Network, furniture: Option<Furniture>) -> io::Result<Cell> {
     let furniture = furniture.map_or_else(|| Furniture::make(mould, disk), Ok)?;
     Ok(Cell::new(network, None, furniture))
 }

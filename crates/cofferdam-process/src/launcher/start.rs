@@ -20,7 +20,8 @@ use rustix::fs::{Mode, OFlags};
 use super::cells::{self, Cells, Mould};
 use super::template::{Foundation, Template};
 use super::{
-    Drafts, Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces, evidence,
+    Drafts, Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces,
+    evidence,
 };
 use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
 

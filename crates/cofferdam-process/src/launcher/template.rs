@@ -162,8 +162,7 @@ fn existing(names: &[&str], dirs: bool) -> Vec<CString> {
         .map(|name| Path::new("/proc").join(name))
         // What only root may read stays so: no sandbox runs as that user.
         .filter(|path| {
-            path.symlink_metadata()
-                .is_ok_and(|meta| meta.is_dir() == dirs && meta.permissions().mode() & 0o004 != 0)
+            path.symlink_metadata().is_ok_and(|meta| meta.is_dir() == dirs && meta.permissions().mode() & 0o004 != 0)
         })
         .map(|path| c_path(&path))
         .collect()

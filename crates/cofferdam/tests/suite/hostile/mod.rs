@@ -78,6 +78,11 @@ fn attacks_fail_through_a_pool_too() {
 }
 
 #[test]
+fn attacks_fail_as_single_commands_too() {
+    run::run_single(table::all());
+}
+
+#[test]
 fn attacks_fail_through_a_daemon_too() {
     // Without the bombs: what a limit does, a run through the daemon shows in `daemon::runs`.
     let groups = [

@@ -11,7 +11,7 @@ use std::time::Duration;
 use cofferdam::engine::{PoolConfig, PooledBackend};
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capability, Completed, ExecRequest, Protection, Result, Sandbox, SandboxPath, Spec,
-    TerminalSize, Workspace,
+    TerminalSize, Workspace, collect,
 };
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
@@ -112,6 +112,33 @@ pub fn run_pooled(rows: Vec<Row>) {
     report(rows.len(), failures, &before);
 }
 
+/// As [`run`], each as the single command that is ordered together with its sandbox. For rows whose program need not be
+/// installed first. The programs are not tried outside once more.
+pub fn run_single(mut rows: Vec<Row>) {
+    let _turn = turn();
+    block_on(warm_up());
+    let before = census();
+    rows.retain(|row| matches!(row.place, Place::Lent | Place::Shared));
+    assert!(rows.len() > 20, "hardly any row can be tried so");
+    let guests = Guests::compile(&rows.iter().map(|row| row.guest).collect());
+    let host = Host::new();
+    let mut failures = Vec::new();
+    block_on(async {
+        for row in &rows {
+            // A backend for each: the first sandbox of a launcher is judged by what it measured, later ones by comparison.
+            let backend = backend();
+            for _ in 0..2 {
+                if let Err(why) = attack_as_single(backend.as_ref(), &guests, &host, row).await {
+                    failures.push(format!("{}: {why}", row.name));
+                }
+            }
+        }
+    });
+    drop(host);
+    drop(guests);
+    report(rows.len(), failures, &before);
+}
+
 pub fn report(rows: usize, mut failures: Vec<String>, before: &BTreeSet<String>) {
     failures.extend(left_behind(before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
     assert!(failures.is_empty(), "{} of {rows} rows failed\n\n{}", failures.len(), failures.join("\n\n"));
@@ -122,6 +149,44 @@ pub async fn warm_up() {
     sandbox.close().await.expect("it closes");
 }
 
+fn spec(guests: &Guests, row: &Row, shared: &Path) -> Result<Spec> {
+    let workspace = match row.place {
+        Place::Lent => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
+        Place::Private => Workspace::default(),
+        Place::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
+    };
+    // A writable host directory cannot be sized; the other rows take nothing weaker.
+    let spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
+    if row.place == Place::Shared { spec.allow_weaker(Protection::Disk) } else { spec }.build()
+}
+
+fn request(row: &Row, host: &Host) -> Result<ExecRequest> {
+    let argv = std::iter::once(format!("/workspace/{}", row.guest)).chain((row.args)(host));
+    let request = ExecRequest::argv(argv).timeout(row.timeout).max_output(MAX_OUTPUT);
+    let size = TerminalSize { rows: 25, columns: 80 };
+    if row.terminal { request.terminal(size) } else { request }.build()
+}
+
+async fn attack_as_single(
+    backend: &dyn Backend,
+    guests: &Guests,
+    host: &Host,
+    row: &Row,
+) -> std::result::Result<Outcome, String> {
+    let shared = open_temporary_directory(0o777);
+    if row.place == Place::Shared {
+        fs::copy(guests.path(row.guest), shared.path().join(row.guest)).expect("the shared workspace is ours");
+    }
+    let started = async { backend.start_one(spec(guests, row, shared.path())?, request(row, host)?).await }.await;
+    let (sandbox, handle) = started.map_err(|error| format!("cannot start: {error}"))?;
+    let completed = collect(handle).await;
+    sandbox.close().await.map_err(|error| format!("cannot close: {error}"))?;
+    let completed = completed.map_err(|error| format!("cannot run: {error}"))?;
+    let outcome = judge(row, &completed)?;
+    let damage = host.damage();
+    if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(&completed))) }
+}
+
 async fn attack(
     backend: &dyn Backend,
     guests: &Guests,
@@ -129,14 +194,7 @@ async fn attack(
     row: &Row,
 ) -> std::result::Result<Outcome, String> {
     let shared = open_temporary_directory(0o777);
-    let workspace = match row.place {
-        Place::Lent => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
-        Place::Private => Workspace::default(),
-        Place::Shared => Workspace::HostDir { path: shared.path().to_owned(), access: Access::ReadWrite },
-    };
-    // A writable host directory cannot be sized; the other rows take nothing weaker.
-    let spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
-    let spec = if row.place == Place::Shared { spec.allow_weaker(Protection::Disk) } else { spec }.build();
+    let spec = spec(guests, row, shared.path());
     let sandbox = async { backend.create(spec?).await }.await.map_err(|error| format!("cannot create: {error}"))?;
     let result = attack_in(&sandbox, guests, host, row, shared.path()).await;
     let usable = still_usable(&sandbox, row).await;
@@ -167,12 +225,7 @@ pub async fn attack_in(
             fs::copy(guests.path(row.guest), shared.join(row.guest)).expect("the shared workspace is ours");
         }
     }
-    let argv = std::iter::once(format!("/workspace/{}", row.guest)).chain((row.args)(host));
-    let mut request = ExecRequest::argv(argv).timeout(row.timeout).max_output(MAX_OUTPUT);
-    if row.terminal {
-        request = request.terminal(TerminalSize { rows: 25, columns: 80 });
-    }
-    sandbox.exec(request.build()?).await
+    sandbox.exec(request(row, host)?).await
 }
 
 /// Puts a program into a workspace by the file API and makes it executable.
