@@ -34,7 +34,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const ANSWER: &[u8] = b"+";
 /// The longest answer to a request.
 const MOST_ANSWER: usize = 100;
-const PYTHON: &str = include_str!("bootstrap/python.py");
+const PYTHON: &str = concat!(
+    include_str!("bootstrap/python/script.py"),
+    include_str!("bootstrap/python/waiting.py"),
+    include_str!("bootstrap/python/serve.py"),
+);
 const NODE: &str = include_str!("bootstrap/node.cjs");
 
 /// An interpreter that waits for its one request. Dropping it ends it.
