@@ -1,0 +1,234 @@
+# A zygote: keeps forks ready, each for one request. Started as
+# `python3 FLAGS FILE TOKEN READY CPU_SECONDS AFTER_FORK WARM_UP MODULE...`.
+#
+#   relay: this process. Carries bytes between the host and the forks; holds data of requests, and forks nobody.
+#     zygote: has the modules. Told to fork, it does. It never has a byte of any request.
+#       guard: one for each fork, in a Landlock domain of its own. Ends with everything below it.
+#         fork: in a domain inside the guard's. Reads one request and runs it.
+import _socket
+
+ready, cpu_seconds, after_fork, warm_up, modules = int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:6], sys.argv[6:]
+REAP_LIMIT = 5.0
+
+
+def new_descriptors(number, descriptor):
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def become_zygote():
+    """Imports the modules, and forks a guard whenever it is told to. Returns in the fork alone."""
+    global directory, known, generators
+    preload(modules)
+    directory = f"/tmp/code-{os.urandom(8).hex()}"
+    try:
+        os.mkdir(directory, 0o755)
+        rehearse(b"print()\n")
+        os.rmdir(directory)
+    except BaseException as error:
+        refuse("failed", "the warm-up failed", error)
+    warm(warm_up)
+    find_wall()
+    import resource, select, shutil, signal
+
+    shared = what_forks_would_share()
+    if shared is not None:
+        refuse("failed", "the modules hold what forks must not have in common", RuntimeError(shared))
+    known = now_known()
+    generators = find_generators()
+    # Nobody reads what this process would print from here on.
+    for number in range(3):
+        new_descriptors(number, os.open("/dev/null", os.O_RDWR))
+    control(PR_SET_CHILD_SUBREAPER, 1)
+    # A second wall in front of this process and the guards; forks take it down for themselves.
+    control(PR_SET_DUMPABLE, 0)
+    gc.collect()
+    gc.freeze()
+    guards = set()
+    while True:
+        order = channel.recv(1)
+        if not order:
+            os._exit(0)
+        reap_guards(guards)
+        if order == b"f":
+            try:
+                pid = os.fork()
+            except OSError:
+                channel.send(b"-")
+                continue
+            if pid == 0:
+                return become_guard()
+            guards.add(pid)
+
+
+def reap_guards(guards):
+    """A guard that did not end by itself, or a stranger, which one must have left, is the end of everything."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid not in guards or status != 0:
+            os._exit(1)
+        guards.remove(pid)
+
+
+def become_guard():
+    """Makes a fork and stays with it until nothing of it is left. Returns in the fork alone."""
+    global directory, temporary
+    name = os.urandom(8).hex()
+    directory, temporary = f"/tmp/code-{name}", f"/tmp/fork-{name}"
+    try:
+        os.mkdir(directory, 0o755)
+        os.mkdir(temporary, 0o700)
+        pipes = [os.pipe() for _ in range(4)]
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        control(PR_SET_CHILD_SUBREAPER, 1)
+        (input_end, to_input), (from_output, output), (from_errors, errors), (prepared, preparing) = pipes
+        build_wall()
+        pid = os.fork()
+    except BaseException as error:
+        end_early(error)
+    if pid == 0:
+        # Closed with the others; the objects must not close those numbers again.
+        for socket in (ours, theirs, channel):
+            socket.detach()
+        become_fork(input_end, output, errors, preparing)
+        return
+    for descriptor in (input_end, output, errors, preparing):
+        os.close(descriptor)
+    used = os.read(prepared, 2000)
+    if not used.isdigit():
+        os.waitpid(pid, 0)
+        end_early(RuntimeError(used.decode("utf-8", "replace") or "it ended while it became ready"))
+    rights = struct.pack("=4i", to_input, from_output, from_errors, theirs.fileno())
+    channel.sendmsg([b"+"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    for descriptor in (to_input, from_output, from_errors, prepared):
+        os.close(descriptor)
+    theirs.close()
+    channel.close()
+    watch(ours, pid, int(used))
+
+
+def build_wall():
+    try:
+        enter_domain()
+        try_wall()
+    except Exception as error:
+        raise RuntimeError(f"no wall: {error}")
+
+
+def end_early(error):
+    """Without processes left for it, a fork may be made later; anything else does not become better."""
+    remove_directories()
+    again = isinstance(error, BlockingIOError)
+    text = f"!{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace")
+    channel.send(b"-" if again else text)
+    os._exit(0)
+
+
+def watch(ours, pid, used):
+    """Passes signals on until the fork ends, then ends what it left, and tells. One signal reaches the whole domain below,
+    whatever session, group or parent a process has; none can be born meanwhile."""
+    import select
+
+    poller = select.poll()
+    ended = os.pidfd_open(pid)
+    for descriptor in (ours.fileno(), ended):
+        poller.register(descriptor, select.POLLIN)
+    while True:
+        happened = [descriptor for descriptor, _ in poller.poll()]
+        if ended in happened:
+            break
+        order = ours.recv(1)
+        signal_all(15 if order == b"t" else 9)
+        if not order:
+            poller.unregister(ours.fileno())
+    _, status, usage = os.wait4(pid, 0)
+    micros, most = -used, 0
+    until = time.monotonic() + REAP_LIMIT
+    pause = 0.0002
+    while True:
+        micros += int((usage.ru_utime + usage.ru_stime) * 1e6) if pid else 0
+        most = max(most, usage.ru_maxrss)
+        signal_all(9)
+        try:
+            pid, _, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            if time.monotonic() > until:
+                ours.send(b"!")
+                os._exit(1)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+    try:
+        ours.send(struct.pack(">IQQ", status, max(micros, 0), most))
+    except OSError:
+        # The relay is gone, and soon everything.
+        pass
+    remove_directories()
+    os._exit(0)
+
+
+def signal_all(number):
+    try:
+        os.kill(-1, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def remove_directories():
+    """What is too much or too deep to be removed stays, as long as the sandbox does."""
+    import shutil
+
+    for path in (directory, temporary):
+        try:
+            os.chmod(path, 0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        except (OSError, RecursionError):
+            pass
+
+
+def become_fork(input_end, output, errors, preparing):
+    """Everything that can be done before the request is known. Until the end it prints to nobody."""
+    import resource
+
+    try:
+        os.setsid()
+        build_wall()
+        control(PR_SET_DUMPABLE, 1)
+        make_fresh()
+        exec(*load(own_file, after_fork.encode()))
+        # Most of what a script touches first is copied now, while nobody waits.
+        rehearse(b"import sys\nsys.stdout.write('')")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if cpu_seconds:
+            soft = cpu_seconds + int(time.process_time()) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
+        gc.freeze()
+        for number, descriptor in enumerate((input_end, output, errors, preparing)):
+            os.dup2(descriptor, number)
+        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        open_ones = set(os.listdir("/proc/self/fd"))
+        # The fourth is the one that this told, the fifth the list itself.
+        if not {"0", "1", "2", "3"} <= open_ones or len(open_ones) != 5:
+            raise RuntimeError(f"descriptors are open that should not be: {sorted(open_ones)}")
+        os.write(3, str(int(time.process_time() * 1e6)).encode())
+        os.close(3)
+    except BaseException as error:
+        os.write(preparing, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
+        os._exit(1)
+
+
+find_wall()
+channel, relayed = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+if os.fork():
+    channel.close()
+    relay(relayed)
+relayed.close()
+new_descriptors(0, os.open("/dev/null", os.O_RDONLY))
+become_zygote()
