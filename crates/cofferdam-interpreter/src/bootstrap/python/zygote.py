@@ -9,6 +9,7 @@ import _socket
 
 ready, cpu_seconds, after_fork, warm_up, modules = int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:6], sys.argv[6:]
 REAP_LIMIT = 5.0
+REMOVE_LIMIT = 2.0
 
 
 def new_descriptors(number, descriptor):
@@ -29,7 +30,7 @@ def become_zygote():
         refuse("failed", "the warm-up failed", error)
     warm(warm_up)
     find_wall()
-    import resource, select, shutil, signal
+    import resource, signal
 
     shared = what_forks_would_share()
     if shared is not None:
@@ -132,8 +133,6 @@ def end_early(error):
 def watch(ours, pid, used):
     """Passes signals on until the fork ends, then ends what it left, and tells. One signal reaches the whole domain below,
     whatever session, group or parent a process has; none can be born meanwhile."""
-    import select
-
     poller = select.poll()
     ended = os.pidfd_open(pid)
     for descriptor in (ours.fileno(), ended):
@@ -182,14 +181,22 @@ def signal_all(number):
 
 def remove_directories():
     """What is too much or too deep to be removed stays, as long as the sandbox does."""
-    import shutil
-
-    for path in (directory, temporary):
-        try:
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
-        except (OSError, RecursionError):
-            pass
+    until = time.monotonic() + REMOVE_LIMIT
+    found, at = [directory, temporary], 0
+    try:
+        while at < len(found) and time.monotonic() < until:
+            os.chmod(found[at], 0o700)
+            with os.scandir(found[at]) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append(entry.path)
+                    else:
+                        os.unlink(entry.path)
+            at += 1
+        for path in reversed(found):
+            os.rmdir(path)
+    except OSError:
+        pass
 
 
 def become_fork(input_end, output, errors, preparing):
