@@ -226,7 +226,8 @@ fn whoever_of_its_processes_dies_everybody_is_told() {
             let pid = pids.split(' ').nth(victim).expect("three");
             // Another exec of the sandbox is outside of the forks' walls.
             let kill = ExecRequest::argv(["kill", "-9", pid]).build().expect("valid");
-            assert!(zygote.sandbox().exec(kill).await.expect("it runs").exit.success());
+            // The sandbox may be closed before this one's own end is told.
+            let _ = zygote.sandbox().exec(kill).await;
             for handle in [sibling, handle] {
                 let error = handle.exit().await.expect_err("the zygote died");
                 assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::MayHelp), "{error}");

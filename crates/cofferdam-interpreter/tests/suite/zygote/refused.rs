@@ -57,7 +57,9 @@ fn modules_with_something_that_forks_would_share_are_refused() {
         ] {
             let error = try_zygote(&backend, &warmed_by(code)).await.expect_err(code);
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{code}: {error}");
-            assert!(error.message().contains(word), "{code}: {error}");
+            // Where no control group counts memory, the sandbox refuses to share it at all.
+            let refused = word.starts_with("memory") && error.message().contains("PermissionError");
+            assert!(error.message().contains(word) || refused, "{code}: {error}");
         }
         let after_fork = "import builtins\nbuiltins.kept = open('/etc/hostname')\nraise ValueError('x')".to_owned();
         let error = try_zygote(&backend, &ZygoteConfig { after_fork, ..ZygoteConfig::python() }).await;
