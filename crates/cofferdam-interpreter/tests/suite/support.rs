@@ -76,16 +76,6 @@ pub async fn has(backend: &ProcessBackend, test: &str, config: &InterpreterConfi
     there
 }
 
-/// Whether a Python module is there; says so if not.
-pub async fn has_module(backend: &ProcessBackend, test: &str, module: &str) -> bool {
-    let found = sandbox(backend, 0).await.exec(python(&format!("import {module}"))).await;
-    let there = found.is_ok_and(|completed| completed.exit.success());
-    if !there {
-        println!("SKIP {test}: the Python here has no module '{module}'");
-    }
-    there
-}
-
 /// The extension of a runtime's scripts.
 pub fn main_file(runtime: Runtime) -> &'static str {
     match runtime {
