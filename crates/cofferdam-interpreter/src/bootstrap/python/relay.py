@@ -235,6 +235,8 @@ class Relay:
 
     def pass_output(self, fork, kind):
         """Whether more may come at once."""
+        if fork.room <= COST:
+            return False
         descriptor = fork.streams[kind]
         try:
             data = os.read(descriptor, min(PIECE, fork.room - COST))
@@ -256,10 +258,14 @@ class Relay:
         os.close(descriptor)
 
     def read_report(self, fork):
-        try:
-            report = os.read(fork.control, 64)
-        except OSError:
-            report = b""
+        report = b""
+        for _ in range(2):
+            try:
+                report = os.read(fork.control, 64)
+                break
+            except ConnectionResetError:
+                # It did not read an order any more; its report comes behind that.
+                pass
         if len(report) != 20:
             self.fail("a fork could not be ended" if report else "a guard ended before its fork")
         self.forget(fork.control)

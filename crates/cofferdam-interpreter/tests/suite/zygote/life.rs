@@ -137,6 +137,22 @@ fn a_fork_that_does_not_read_or_is_not_read_holds_up_nobody() {
     });
 }
 
+/// More than the windows and the pipe hold, by a process that ends at once: every byte of it comes, or is counted.
+#[test]
+fn what_a_fork_printed_last_is_not_lost() {
+    block_on(async {
+        let backend = backend();
+        let zygote = zygote(&backend, &ZygoteConfig::python()).await;
+        for round in 0..40 {
+            let bytes = 200_000 + 7919 * round;
+            let text = format!("import os\nos.write(2, b'y' * 30000)\nprint('x' * {bytes})\nos._exit(0)");
+            let completed = run(&zygote, python(&text)).await.expect("it runs");
+            assert_eq!((completed.stdout.len(), completed.stderr.len()), (bytes + 1, 30_000), "{:?}", completed.exit);
+        }
+        zygote.close().await.expect("it closes");
+    });
+}
+
 #[test]
 fn input_streams_and_ends() {
     block_on(async {
