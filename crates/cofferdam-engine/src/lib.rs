@@ -16,7 +16,7 @@ mod pooled;
 mod session;
 mod zygotes;
 
-pub use cofferdam_interpreter::{InterpreterConfig, Runtime, ZygoteConfig};
+pub use cofferdam_interpreter::{InterpreterConfig, Runtime, Temporary, ZygoteConfig};
 pub use config::PoolConfig;
 pub use interpreters::{
     InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, KeptInterpreter, Taken,

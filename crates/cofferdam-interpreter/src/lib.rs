@@ -26,4 +26,4 @@ mod zygote;
 
 pub use config::{InterpreterConfig, Runtime};
 pub use waiting::{EXTRA_PROCESSES, WaitingInterpreter};
-pub use zygote::{Zygote, ZygoteConfig};
+pub use zygote::{Temporary, Zygote, ZygoteConfig};

@@ -14,6 +14,16 @@ const MOST_RUNNING: u32 = 64;
 /// The most forks that one zygote makes.
 const MOST_FORKS: u32 = 1 << 20;
 
+/// What forks have of `/tmp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Temporary {
+    /// All of it together, as programs of one sandbox have it from cold.
+    Shared,
+    /// Nothing but the fork's own directory, which `TMPDIR` names, and that of its script: no sibling can read or change a
+    /// file there. Code that writes to `/tmp` by its name, or to the home directory, which is there, fails.
+    Own,
+}
+
 /// How a zygote is started, and when it is given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZygoteConfig {
@@ -23,6 +33,8 @@ pub struct ZygoteConfig {
     /// Code of the caller's own, trusted, that runs in each fork before its request is known: seeds what only the caller
     /// knows of. In a namespace that is thrown away; nobody reads what it prints.
     pub after_fork: String,
+    /// What forks have of `/tmp`. Default [`Temporary::Shared`].
+    pub temporary: Temporary,
     /// Forks that wait, warm. Default 2.
     pub ready: u32,
     /// Forks that run at the same time. Default 8.
@@ -46,6 +58,7 @@ impl ZygoteConfig {
         Self {
             interpreter,
             after_fork: String::new(),
+            temporary: Temporary::Shared,
             ready: 2,
             most_running: 8,
             max_forks: 1000,

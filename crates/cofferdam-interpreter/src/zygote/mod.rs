@@ -29,7 +29,7 @@ use crate::marker::token;
 use crate::plan::Plan;
 use crate::ready::{MOST_NOISE, warm_up};
 
-pub use config::ZygoteConfig;
+pub use config::{Temporary, ZygoteConfig};
 
 use forks::Forks;
 use window::WINDOW;
@@ -122,9 +122,14 @@ impl Drop for Zygote {
 
 /// What starts the relay, which starts the zygote.
 fn zygote_request(config: &ZygoteConfig, token: &str) -> Result<ExecRequest> {
-    let ZygoteConfig { interpreter, after_fork, ready, most_running, max_forks: _, max_age: _, cpu_time } = config;
+    let ZygoteConfig { interpreter, after_fork, temporary, ready, most_running, cpu_time, max_forks: _, max_age: _ } =
+        config;
     let seconds = cpu_time.map_or(0, |time| time.as_secs() + u64::from(time.subsec_nanos() > 0));
-    let mut args = vec![token.to_owned(), ready.to_string(), seconds.to_string()];
+    let temporary = match temporary {
+        Temporary::Shared => "shared",
+        Temporary::Own => "own",
+    };
+    let mut args = vec![token.to_owned(), ready.to_string(), seconds.to_string(), temporary.to_owned()];
     args.extend([after_fork.clone(), interpreter.warm_up.clone()]);
     args.extend(interpreter.modules.iter().cloned());
     // Output of all windows at once, twice for the chunks that it comes in, and what comes before the first.

@@ -1,8 +1,14 @@
 # What a fork is bound by and made fresh with. Nothing here falls back to less: what is missing is told, and ends it.
+import stat
 import struct
 
-LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 SIGNALS_AND_ABSTRACT_SOCKETS = 3
+PATH_BENEATH = 1
+# Everything that can be done to files but listing directories: names are no secret.
+FILE_RIGHTS = (1 << 15) - 1 & ~(1 << 3)
+# Those that make sense for a plain file: execute, write, read, truncate.
+PLAIN_FILE_RIGHTS = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14
 NEEDED_ABI = 6
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_NO_NEW_PRIVS = 4, 36, 39
 
@@ -38,17 +44,35 @@ def find_wall():
         refuse("unsupported", "forks need no_new_privs to part themselves from each other", RuntimeError("it is not set"))
 
 
-def enter_domain():
-    """From here on this process reaches only what is made in it: no signal, no trace, no memory of others."""
-    rules = struct.pack("=QQQ", 0, 0, SIGNALS_AND_ABSTRACT_SOCKETS)
+def enter_domain(own=()):
+    """From here on this process reaches only what is made in it: no signal, no trace, no memory of others. With directories
+    of its own, it has of all that is below /tmp only those."""
+    rules = struct.pack("=QQQ", FILE_RIGHTS if own else 0, 0, SIGNALS_AND_ABSTRACT_SOCKETS)
     size, none = ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
     descriptor = system_call(LANDLOCK_CREATE_RULESET, rules, size, none)
+    if own:
+        for path in [*own, *("/" + name for name in os.listdir("/") if name != "tmp")]:
+            allow_files(descriptor, path)
     system_call(LANDLOCK_RESTRICT_SELF, ctypes.c_int(descriptor), none)
     os.close(descriptor)
 
 
-def try_wall():
+def allow_files(descriptor, path):
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    rights = FILE_RIGHTS if stat.S_ISDIR(os.fstat(place).st_mode) else PLAIN_FILE_RIGHTS
+    rule = struct.pack("=Qi", rights, place)
+    system_call(LANDLOCK_ADD_RULE, ctypes.c_int(descriptor), ctypes.c_int(PATH_BENEATH), rule, ctypes.c_uint(0))
+    os.close(place)
+
+
+def try_wall(own=()):
     """Measures the wall between this process and the one above it."""
+    if own:
+        try:
+            os.close(os.open(f"/tmp/wall-{os.urandom(8).hex()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            raise RuntimeError("files can be made in /tmp")
+        except PermissionError:
+            pass
     if len(os.listdir("/proc/self/task")) != 1:
         raise RuntimeError("a thread is there that the wall does not bind")
     try:

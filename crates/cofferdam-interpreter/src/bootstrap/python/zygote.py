@@ -1,5 +1,5 @@
 # A zygote: keeps forks ready, each for one request. Started as
-# `python3 FLAGS FILE TOKEN READY CPU_SECONDS AFTER_FORK WARM_UP MODULE...`.
+# `python3 FLAGS FILE TOKEN READY CPU_SECONDS TEMPORARY AFTER_FORK WARM_UP MODULE...`.
 #
 #   relay: this process. Carries bytes between the host and the forks; holds data of requests, and forks nobody.
 #     zygote: has the modules. Told to fork, it does. It never has a byte of any request.
@@ -7,7 +7,8 @@
 #         fork: in a domain inside the guard's. Reads one request and runs it.
 import _socket
 
-ready, cpu_seconds, after_fork, warm_up, modules = int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:6], sys.argv[6:]
+ready, cpu_seconds, own_temporary = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "own"
+after_fork, warm_up, modules = sys.argv[5], sys.argv[6], sys.argv[7:]
 REAP_LIMIT = 5.0
 REMOVE_LIMIT = 2.0
 
@@ -113,10 +114,10 @@ def become_guard():
     watch(ours, pid, int(used))
 
 
-def build_wall():
+def build_wall(own=()):
     try:
-        enter_domain()
-        try_wall()
+        enter_domain(own)
+        try_wall(own)
     except Exception as error:
         raise RuntimeError(f"no wall: {error}")
 
@@ -205,7 +206,7 @@ def become_fork(input_end, output, errors, preparing):
 
     try:
         os.setsid()
-        build_wall()
+        build_wall((directory, temporary) if own_temporary else ())
         control(PR_SET_DUMPABLE, 1)
         make_fresh()
         exec(*load(own_file, after_fork.encode()))

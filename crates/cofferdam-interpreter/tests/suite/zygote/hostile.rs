@@ -122,18 +122,3 @@ fn abstract_sockets_are_each_forks_own() {
         zygote.close().await.expect("it closes");
     });
 }
-
-/// Said in the documentation: one sandbox is one place for files and the loopback.
-#[test]
-fn files_and_loopback_are_shared() {
-    block_on(async {
-        let backend = backend();
-        let zygote = zygote(&backend, &ZygoteConfig::python()).await;
-        let listen = "import socket, time\ns = socket.socket()\ns.bind(('127.0.0.1', 0))\ns.listen()\nopen('/workspace/port', 'w').write(str(s.getsockname()[1]))\nprint(1, flush=True)\ntime.sleep(100)";
-        let (handle, _) = started(&zygote, listen).await;
-        let connect = "import socket\nsocket.create_connection(('127.0.0.1', int(open('/workspace/port').read())), 5)\nprint('connected')";
-        assert_eq!(told(&zygote, connect, &[]).await, "connected\n");
-        handle.close().await.expect("it ends");
-        zygote.close().await.expect("it closes");
-    });
-}

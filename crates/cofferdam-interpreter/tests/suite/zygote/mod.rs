@@ -1,5 +1,6 @@
 //! Forks of one warm Python in real process sandboxes.
 
+mod files;
 mod fresh;
 mod hostile;
 mod leftovers;
