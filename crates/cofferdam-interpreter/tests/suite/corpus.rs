@@ -165,6 +165,12 @@ const PYTHON: &[(&str, &str)] = &[
         "import resource\nprint([resource.getrlimit(i) for i in (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)])",
     ),
     ("mask", "import os\nmask = os.umask(0)\nprint(oct(mask))"),
+    (
+        "links-and-moves",
+        "import os\nfor place in '/workspace', '/tmp':\n    for name in 'from', 'to':\n        os.makedirs(f'{place}/own/{name}')\n    \
+         open(f'{place}/own/from/x', 'w').write('x')\n    os.link(f'{place}/own/from/x', f'{place}/own/to/linked')\n    \
+         os.rename(f'{place}/own/from/x', f'{place}/own/to/moved')\n    print(sorted(os.listdir(f'{place}/own/to')))",
+    ),
     ("large-output", "print('x' * 3_000_000)"),
     ("both-streams", "import sys\nprint(1)\nprint(2, file=sys.stderr)\nsys.stdout.write('3')"),
     (

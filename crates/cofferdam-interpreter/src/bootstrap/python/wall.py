@@ -5,6 +5,8 @@ import struct
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 SIGNALS_AND_ABSTRACT_SOCKETS = 3
 PATH_BENEATH = 1
+# Links and moves between directories: the one right that every domain refuses unless it says otherwise.
+REFER = 1 << 13
 # Everything that can be done to files but listing directories: names are no secret.
 FILE_RIGHTS = (1 << 15) - 1 & ~(1 << 3)
 # Those that make sense for a plain file: execute, write, read, truncate.
@@ -47,19 +49,22 @@ def find_wall():
 def enter_domain(own=()):
     """From here on this process reaches only what is made in it: no signal, no trace, no memory of others. With directories
     of its own, it has of all that is below /tmp only those."""
-    rules = struct.pack("=QQQ", FILE_RIGHTS if own else 0, 0, SIGNALS_AND_ABSTRACT_SOCKETS)
+    rules = struct.pack("=QQQ", FILE_RIGHTS if own else REFER, 0, SIGNALS_AND_ABSTRACT_SOCKETS)
     size, none = ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
     descriptor = system_call(LANDLOCK_CREATE_RULESET, rules, size, none)
     if own:
         for path in [*own, *("/" + name for name in os.listdir("/") if name != "tmp")]:
-            allow_files(descriptor, path)
+            allow_files(descriptor, path, FILE_RIGHTS)
+    else:
+        allow_files(descriptor, "/", REFER)
     system_call(LANDLOCK_RESTRICT_SELF, ctypes.c_int(descriptor), none)
     os.close(descriptor)
 
 
-def allow_files(descriptor, path):
+def allow_files(descriptor, path, rights):
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    rights = FILE_RIGHTS if stat.S_ISDIR(os.fstat(place).st_mode) else PLAIN_FILE_RIGHTS
+    if not stat.S_ISDIR(os.fstat(place).st_mode):
+        rights &= PLAIN_FILE_RIGHTS
     rule = struct.pack("=Qi", rights, place)
     system_call(LANDLOCK_ADD_RULE, ctypes.c_int(descriptor), ctypes.c_int(PATH_BENEATH), rule, ctypes.c_uint(0))
     os.close(place)
