@@ -43,7 +43,8 @@ pub struct ZygoteConfig {
     pub max_forks: u32,
     /// The age at which it takes no more requests. Default 30 min.
     pub max_age: Duration,
-    /// CPU time of each process of a fork, in whole seconds, rounded up; `None` leaves it to the sandbox. Default `None`.
+    /// CPU time of all processes of a fork together, in whole seconds, rounded up; `None` leaves it to the sandbox. Default
+    /// `None`.
     pub cpu_time: Option<Duration>,
 }
 

@@ -272,7 +272,8 @@ async fn feed(orders: mpsc::UnboundedSender<Bytes>, name: u32, mut reader: Duple
 fn exit(ended: Ended, cancelled: bool) -> Exit {
     let status = ended.status as i32;
     let (code, signal) = if status & 0x7f == 0 { ((status >> 8) & 0xff, None) } else { (-1, Some(status & 0x7f)) };
-    let killed_by = (!cancelled && signal == Some(SIGXCPU)).then_some(LimitKind::Cpu);
+    let over_cpu = (ended.over_cpu && signal.is_some()) || signal == Some(SIGXCPU);
+    let killed_by = (!cancelled && over_cpu).then_some(LimitKind::Cpu);
     Exit {
         code,
         signal,

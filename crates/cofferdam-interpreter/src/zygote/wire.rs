@@ -63,6 +63,8 @@ pub struct Ended {
     pub cpu_micros: u64,
     /// The most memory of its largest process.
     pub peak_kib: u64,
+    /// It was killed because its CPU time was used up.
+    pub over_cpu: bool,
 }
 
 /// What comes from inside.
@@ -120,9 +122,9 @@ fn report(kind: u8, mut payload: Bytes) -> Option<Report> {
         (2, _) => Report::Output(OutputStream::Stderr, payload),
         (3, 4) => Report::Taken(payload.get_u32()),
         (4, 0) => Report::InputClosed,
-        (5, 20) => {
+        (5, 21) => {
             let (status, cpu_micros, peak_kib) = (payload.get_u32(), payload.get_u64(), payload.get_u64());
-            Report::Ended(Ended { status, cpu_micros, peak_kib })
+            Report::Ended(Ended { status, cpu_micros, peak_kib, over_cpu: payload.get_u8() != 0 })
         }
         (6, _) => Report::Failed(String::from_utf8_lossy(&payload).into_owned()),
         _ => return None,
@@ -160,7 +162,7 @@ mod tests {
             frame(1, 1, b""),
             frame(3, 1, b"abc"),
             frame(4, 1, b"x"),
-            frame(5, 1, &[0; 19]),
+            frame(5, 1, &[0; 20]),
             (MOST_PAYLOAD as u32 + 1).to_be_bytes().into_iter().chain([1; 5]).collect(),
         ] {
             let mut decoder = Decoder::default();

@@ -171,6 +171,11 @@ const PYTHON: &[(&str, &str)] = &[
          open(f'{place}/own/from/x', 'w').write('x')\n    os.link(f'{place}/own/from/x', f'{place}/own/to/linked')\n    \
          os.rename(f'{place}/own/from/x', f'{place}/own/to/moved')\n    print(sorted(os.listdir(f'{place}/own/to')))",
     ),
+    (
+        "more-orphans-than-processes",
+        "import os, time\nfor i in range(100):\n    pid = os.fork()\n    if pid == 0:\n        \
+         if os.fork() == 0:\n            os._exit(0)\n        os._exit(0)\n    os.waitpid(pid, 0)\n    time.sleep(0.005)\nprint('done')",
+    ),
     ("large-output", "print('x' * 3_000_000)"),
     ("both-streams", "import sys\nprint(1)\nprint(2, file=sys.stderr)\nsys.stdout.write('3')"),
     (

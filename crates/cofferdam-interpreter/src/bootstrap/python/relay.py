@@ -7,6 +7,7 @@ import select
 import struct
 
 HEAD = struct.Struct(">IBI")
+REPORT = struct.Struct(">IQQB")
 OPEN, INPUT, INPUT_END, SIGNAL, ROOM = range(1, 6)
 OUTPUT, ERRORS, TAKEN, INPUT_CLOSED, ENDED, FAILED = range(1, 7)
 WINDOW = 1 << 18
@@ -164,7 +165,7 @@ class Relay:
                 # It has no process yet, and needs none.
                 self.pending.remove(fork)
                 del self.forks[name]
-                self.tell(ENDED, name, struct.pack(">IQQ", 9, 0, 0))
+                self.tell(ENDED, name, REPORT.pack(9, 0, 0, False))
             self.pass_signals(fork)
         elif kind == ROOM:
             fork.room += int.from_bytes(payload, "big")
@@ -266,7 +267,7 @@ class Relay:
             except ConnectionResetError:
                 # It did not read an order any more; its report comes behind that.
                 pass
-        if len(report) != 20:
+        if len(report) != REPORT.size:
             self.fail("a fork could not be ended" if report else "a guard ended before its fork")
         self.forget(fork.control)
         os.close(fork.control)

@@ -6,6 +6,7 @@
 #       guard: one for each fork, in a Landlock domain of its own. Ends with everything below it.
 #         fork: in a domain inside the guard's. Reads one request and runs it.
 import _socket
+import signal
 
 ready, cpu_seconds, own_temporary = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "own"
 after_fork, warm_up, modules = sys.argv[5], sys.argv[6], sys.argv[7:]
@@ -31,7 +32,7 @@ def become_zygote():
         refuse("failed", "the warm-up failed", error)
     warm(warm_up)
     find_wall()
-    import resource, signal
+    import resource
 
     shared = what_forks_would_share()
     if shared is not None:
@@ -134,43 +135,103 @@ def end_early(error):
 def watch(ours, pid, used):
     """Passes signals on until the fork ends, then ends what it left, and tells. One signal reaches the whole domain below,
     whatever session, group or parent a process has; none can be born meanwhile."""
+    waker = wake_at_ends()
     poller = select.poll()
-    ended = os.pidfd_open(pid)
-    for descriptor in (ours.fileno(), ended):
+    for descriptor in (ours.fileno(), waker):
         poller.register(descriptor, select.POLLIN)
+    count = Count(pid, -used)
+    while not count.reap():
+        for descriptor, _ in poller.poll(count.look()):
+            if descriptor == waker:
+                os.read(waker, 4096)
+                continue
+            order = ours.recv(1)
+            signal_all(15 if order == b"t" else 9)
+            if not order:
+                poller.unregister(ours.fileno())
+    until, pause = time.monotonic() + REAP_LIMIT, 0.0002
     while True:
-        happened = [descriptor for descriptor, _ in poller.poll()]
-        if ended in happened:
-            break
-        order = ours.recv(1)
-        signal_all(15 if order == b"t" else 9)
-        if not order:
-            poller.unregister(ours.fileno())
-    _, status, usage = os.wait4(pid, 0)
-    micros, most = -used, 0
-    until = time.monotonic() + REAP_LIMIT
-    pause = 0.0002
-    while True:
-        micros += int((usage.ru_utime + usage.ru_stime) * 1e6) if pid else 0
-        most = max(most, usage.ru_maxrss)
         signal_all(9)
-        try:
-            pid, _, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
+        count.reap()
+        if count.nobody_left:
             break
-        if pid == 0:
-            if time.monotonic() > until:
-                ours.send(b"!")
-                os._exit(1)
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
+        if time.monotonic() > until:
+            ours.send(b"!")
+            os._exit(1)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
     try:
-        ours.send(struct.pack(">IQQ", status, max(micros, 0), most))
+        ours.send(REPORT.pack(count.status, max(count.micros, 0), count.most, count.over))
     except OSError:
         # The relay is gone, and soon everything.
         pass
     remove_directories()
     os._exit(0)
+
+
+def wake_at_ends():
+    """A descriptor that can be read when a child may have ended."""
+    waker, wake = os.pipe()
+    os.set_blocking(waker, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return waker
+
+
+class Count:
+    """What a fork's processes have used, and how its main one ended."""
+
+    def __init__(self, pid, micros):
+        self.pid, self.micros, self.most = pid, micros, 0
+        self.status = None
+        self.nobody_left = self.over = False
+
+    def reap(self):
+        """Takes in all that ended, orphans too; gives whether the main process is among them."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.nobody_left = True
+                break
+            if pid == 0:
+                break
+            self.micros += int((usage.ru_utime + usage.ru_stime) * 1e6)
+            self.most = max(self.most, usage.ru_maxrss)
+            if pid == self.pid:
+                self.status = status
+        return self.status is not None
+
+    def look(self):
+        """Kills the fork if it has used up its CPU time; gives when to look again, in milliseconds."""
+        if not cpu_seconds or self.over:
+            return None
+        left = cpu_seconds - (self.micros / 1e6 + used_below(os.getpid()))
+        if left <= 0:
+            self.over = True
+            signal_all(9)
+            return None
+        # It cannot be used up before, were all processors busy with it.
+        return max(int(left / (os.cpu_count() or 1) * 1000), 5)
+
+
+def used_below(top):
+    """CPU seconds of all processes that come from `top`, and of those that they have waited for."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    known = {}
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(name)}/stat") as file:
+                words = file.read().rpartition(")")[2].split()
+            known[int(name)] = int(words[1]), sum(map(int, words[11:15])) / ticks
+        except (ValueError, OSError):
+            continue
+    below, before = {top}, 0
+    while len(below) > before:
+        before = len(below)
+        below |= {pid for pid, (parent, _) in known.items() if parent in below}
+    return sum(known[pid][1] for pid in below - {top} if pid in known)
 
 
 def signal_all(number):
