@@ -95,6 +95,7 @@ impl Zygote {
     /// - Answers `Unsupported` for what [`ZygoteConfig::accepts`] does not accept.
     /// - Answers `ResourceExhausted` while as many run as may, `Unavailable` once it is retired or has died, `InvalidInput`
     ///   when the working directory cannot be entered.
+    /// - An error of the operation `fork` came before any of the request was sent: another zygote may be asked.
     /// - The handle is as one of [`Sandbox::start`]; its time, output, input and end are this request's alone. When the
     ///   main process ends, everything that it left is ended, before the exit is told.
     /// - The exit has no `limits_hit` and names no memory limit, which are the sandbox's and not known for one fork.
