@@ -80,7 +80,7 @@ impl Zygotes {
     /// - Answers `Unsupported` for what [`cofferdam_interpreter::ZygoteConfig::accepts`] does not accept, and for what the
     ///   backend or the sandbox does not offer; the caller may start it cold.
     /// - Answers `ResourceExhausted` where all places are taken by zygotes in use, or as many of this one's forks run as may.
-    /// - Fails as [`Backend::create`] and [`Zygote::warm`] do, when one has to be made.
+    /// - Fails as [`Backend::create`] and [`cofferdam_interpreter::Zygote::warm`] do, when one has to be made.
     pub async fn start(&self, spec: &Spec, request: ExecRequest) -> Result<Forked> {
         let outcome = self.shared.start(spec, request).await;
         let mut state = self.shared.lock();
