@@ -1,12 +1,19 @@
 # Tries what one process can do to another: `attack.py PID...`; prints a line for each try. The last target is a child of
 # its own, the control: what is refused there, too, is refused by something else than the wall between forks.
-import ctypes, errno, fcntl, os, signal, struct, sys, time
+import ctypes, errno, fcntl, os, platform, signal, struct, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(number, *words):
-    if libc.syscall(number, *words) < 0:
+NUMBERS = {
+    "x86_64": {"tgkill": 234, "rt_sigqueueinfo": 129, "process_vm_readv": 310, "ptrace": 101, "prlimit": 302, "kcmp": 312},
+    "aarch64": {"tgkill": 131, "rt_sigqueueinfo": 138, "process_vm_readv": 270, "ptrace": 117, "prlimit": 261, "kcmp": 272},
+}[platform.machine()]
+NUMBERS["pidfd_getfd"] = 438
+
+
+def call(name, *words):
+    if libc.syscall(NUMBERS[name], *words) < 0:
         raise OSError(ctypes.get_errno(), "")
 
 
@@ -53,7 +60,7 @@ def process_vm_readv(pid):
     buffer = ctypes.create_string_buffer(8)
     own = (ctypes.c_ulong * 2)(ctypes.addressof(buffer), 8)
     other = (ctypes.c_ulong * 2)(id(os), 8)
-    call(310, pid, own, ctypes.c_ulong(1), other, ctypes.c_ulong(1), ctypes.c_ulong(0))
+    call("process_vm_readv", pid, own, ctypes.c_ulong(1), other, ctypes.c_ulong(1), ctypes.c_ulong(0))
 
 
 def write(pid, name, text):
@@ -65,9 +72,9 @@ TRIES = {
     "null-signal": lambda pid: os.kill(pid, 0),
     "stop": lambda pid: os.kill(pid, signal.SIGSTOP),
     "continue": lambda pid: os.kill(pid, signal.SIGCONT),
-    "thread-signal": lambda pid: call(234, pid, pid, 0),
+    "thread-signal": lambda pid: call("tgkill", pid, pid, 0),
     "pidfd-signal": lambda pid: pidfd(pid, lambda fd: signal.pidfd_send_signal(fd, 0)),
-    "queued-signal": lambda pid: call(129, pid, 0, struct.pack("=iii29i", 0, 0, -1, *[0] * 29)),
+    "queued-signal": lambda pid: call("rt_sigqueueinfo", pid, 0, struct.pack("=iii29i", 0, 0, -1, *[0] * 29)),
     "memory": memory,
     "environ": lambda pid: read(pid, "environ"),
     "maps": lambda pid: read(pid, "maps"),
@@ -79,12 +86,12 @@ TRIES = {
     "root": lambda pid: os.listdir(f"/proc/{pid}/root/"),
     "exe": lambda pid: os.readlink(f"/proc/{pid}/exe"),
     "io": lambda pid: read(pid, "io"),
-    "ptrace": lambda pid: call(101, 16, pid, 0, 0),
-    "seize": lambda pid: call(101, 0x4206, pid, 0, 0),
+    "ptrace": lambda pid: call("ptrace", 16, pid, 0, 0),
+    "seize": lambda pid: call("ptrace", 0x4206, pid, 0, 0),
     "process_vm_readv": process_vm_readv,
-    "pidfd_getfd": lambda pid: pidfd(pid, lambda fd: call(438, fd, 1, 0)),
-    "prlimit": lambda pid: call(302, pid, 7, struct.pack("=QQ", 3, 3), None),
-    "kcmp": lambda pid: call(312, os.getpid(), pid, 0, 0, 0),
+    "pidfd_getfd": lambda pid: pidfd(pid, lambda fd: call("pidfd_getfd", fd, 1, 0)),
+    "prlimit": lambda pid: call("prlimit", pid, 7, struct.pack("=QQ", 3, 3), None),
+    "kcmp": lambda pid: call("kcmp", os.getpid(), pid, 0, 0, 0),
     "write-comm": lambda pid: write(pid, "comm", "hacked"),
     "write-oom": lambda pid: write(pid, "oom_score_adj", "1000"),
     "set-group": lambda pid: os.setpgid(pid, 0),
