@@ -1,7 +1,7 @@
 //! System packages that tests and benchmarks need, and how they are had.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::command;
 
@@ -37,6 +37,12 @@ pub const FOR_TESTS: &[Need] = &[
         without: "conformance cases whose guest is a Python program are skipped, examples/primes.py does not run",
         present: || Path::new("/usr/bin/python3").exists(),
     },
+    Need {
+        name: "numpy for /usr/bin/python3",
+        package: "python3-numpy",
+        without: "nothing shows that numpy's random state is nobody else's (no_two_forks_share_the_random_state_of_numpy)",
+        present: numpy,
+    },
 ];
 
 /// What `cargo xtask bench` needs. Other peers are measured where they are installed.
@@ -46,6 +52,11 @@ pub const FOR_BENCHMARKS: &[Need] = &[Need {
     without: "the comparison with bwrap is left out",
     present: || command::exists("bwrap"),
 }];
+
+fn numpy() -> bool {
+    let status = Command::new("/usr/bin/python3").args(["-c", "import numpy"]).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
 
 fn static_libc() -> bool {
     let Ok(output) = Command::new("gcc").arg("-print-file-name=libc.a").output() else { return false };

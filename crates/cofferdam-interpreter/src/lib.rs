@@ -16,10 +16,14 @@
 mod config;
 mod error;
 mod frame;
+mod line;
 mod marker;
 mod plan;
+mod ready;
 mod run;
 mod waiting;
+mod zygote;
 
 pub use config::{InterpreterConfig, Runtime};
 pub use waiting::{EXTRA_PROCESSES, WaitingInterpreter};
+pub use zygote::{Temporary, Zygote, ZygoteConfig};

@@ -2,6 +2,7 @@
 
 mod contestant;
 mod field;
+mod fork;
 mod measure;
 mod oci;
 mod peer;

@@ -40,7 +40,7 @@ fn limits_fit(template: &Limits, asked: &Limits) -> bool {
 }
 
 /// The request with the time that it has by itself or by its spec.
-pub(super) fn with_time(spec: &Spec, request: &ExecRequest) -> Result<ExecRequest> {
+pub(crate) fn with_time(spec: &Spec, request: &ExecRequest) -> Result<ExecRequest> {
     let time = request.timeout().unwrap_or(spec.limits().wall_time);
     request.to_builder().timeout(time).build()
 }

@@ -9,7 +9,7 @@
 //! pure. Where nothing fits the answer is `None`, and the caller starts cold. Nothing is used twice.
 
 mod config;
-mod fits;
+pub(crate) mod fits;
 mod keeper;
 mod shelf;
 mod taken;

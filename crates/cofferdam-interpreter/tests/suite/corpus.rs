@@ -1,10 +1,11 @@
 //! Scripts that must not be able to tell whether they were started cold: the same output, errors and exit, either way.
 
 use cofferdam_contract::{Completed, ExecRequest, SandboxPath, Stdin};
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter, ZygoteConfig};
 use cofferdam_process::ProcessBackend;
 
 use crate::support::{backend, block_on, code_with_args, has, main_file, sandbox};
+use crate::zygote::{run, zygote};
 
 /// Ends a line of a script's own output that differs for a reason: it is left out of the comparison.
 const OWN: &str = "#own";
@@ -164,6 +165,17 @@ const PYTHON: &[(&str, &str)] = &[
         "import resource\nprint([resource.getrlimit(i) for i in (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)])",
     ),
     ("mask", "import os\nmask = os.umask(0)\nprint(oct(mask))"),
+    (
+        "links-and-moves",
+        "import os\nfor place in '/workspace', '/tmp':\n    for name in 'from', 'to':\n        os.makedirs(f'{place}/own/{name}')\n    \
+         open(f'{place}/own/from/x', 'w').write('x')\n    os.link(f'{place}/own/from/x', f'{place}/own/to/linked')\n    \
+         os.rename(f'{place}/own/from/x', f'{place}/own/to/moved')\n    print(sorted(os.listdir(f'{place}/own/to')))",
+    ),
+    (
+        "more-orphans-than-processes",
+        "import os, time\nfor i in range(100):\n    pid = os.fork()\n    if pid == 0:\n        \
+         if os.fork() == 0:\n            os._exit(0)\n        os._exit(0)\n    os.waitpid(pid, 0)\n    time.sleep(0.005)\nprint('done')",
+    ),
     ("large-output", "print('x' * 3_000_000)"),
     ("both-streams", "import sys\nprint(1)\nprint(2, file=sys.stderr)\nsys.stdout.write('3')"),
     (
@@ -275,6 +287,50 @@ fn node_modules_run_as_from_cold() {
     compare("node_modules_run_as_from_cold", &InterpreterConfig::node(), "main.mjs", ESM);
 }
 
+/// One zygote runs all scripts, one after the other: none may see that others ran before it.
+#[test]
+fn python_scripts_run_in_forks_as_from_cold() {
+    block_on(async {
+        let backend = backend();
+        let config = ZygoteConfig::of(InterpreterConfig::python().with_modules([
+            "asyncio",
+            "inspect",
+            "logging",
+            "multiprocessing.pool",
+            "subprocess",
+        ]));
+        let zygote = zygote(&backend, &config).await;
+        let mut differences = Vec::new();
+        for (name, text) in PYTHON {
+            let request = request(&config.interpreter, "main.py", text);
+            let cold = sandbox(&backend, 0).await.exec(request.clone()).await.expect("it runs");
+            let fork = run(&zygote, request).await.expect("it runs");
+            differ(&mut differences, name, &told(&cold), &without_own_directory(&told(&fork)));
+        }
+        zygote.close().await.expect("it closes");
+        assert!(differences.is_empty(), "{}", differences.join("\n\n"));
+    });
+}
+
+/// A fork has a directory for temporary files of its own, and a variable that says so.
+fn without_own_directory(told: &str) -> String {
+    let mut text = told.to_owned();
+    for (before, after) in [("('TMPDIR', '/tmp/fork-", "'), "), ("'TMPDIR=/tmp/fork-", "', ")] {
+        while let Some(at) = text.find(before) {
+            let end =
+                text[at + before.len()..].find(after).map_or(text.len(), |end| at + before.len() + end + after.len());
+            text.replace_range(at..end, "");
+        }
+    }
+    text
+}
+
+fn differ(differences: &mut Vec<String>, name: &str, cold: &str, warm: &str) {
+    if cold != warm {
+        differences.push(format!("{name}:\n--- cold\n{cold}\n--- warm\n{warm}"));
+    }
+}
+
 fn compare(test: &str, config: &InterpreterConfig, file: &str, corpus: &[(&str, &str)]) {
     block_on(async {
         let backend = backend();
@@ -285,9 +341,7 @@ fn compare(test: &str, config: &InterpreterConfig, file: &str, corpus: &[(&str, 
         for (name, text) in corpus {
             let request = request(config, file, text);
             let (cold, warm) = both(&backend, config, request).await;
-            if cold != warm {
-                differences.push(format!("{name}:\n--- cold\n{cold}\n--- warm\n{warm}"));
-            }
+            differ(&mut differences, name, &cold, &warm);
         }
         assert!(differences.is_empty(), "{}", differences.join("\n\n"));
     });

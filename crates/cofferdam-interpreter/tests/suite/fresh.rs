@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cofferdam_interpreter::InterpreterConfig;
 
-use crate::support::{backend, block_on, code, has, has_module, printed, python, stdout, warm};
+use crate::support::{backend, block_on, code, has, printed, python, python_with, stdout, warm};
 
 const MANY: usize = 8;
 
@@ -48,11 +48,11 @@ fn no_two_pythons_share_randomness_or_addresses() {
 #[test]
 fn no_two_pythons_share_the_random_state_of_numpy() {
     block_on(async {
-        if !has_module(&backend(), "no_two_pythons_share_the_random_state_of_numpy", "numpy").await {
-            return;
-        }
-        let config = InterpreterConfig::python().with_modules(["numpy", "numpy.random"]);
-        let request = python("import numpy\nprint(numpy.random.random())\nprint(numpy.random.default_rng().random())");
+        let test = "no_two_pythons_share_the_random_state_of_numpy";
+        let Some(config) = python_with(&backend(), test, "numpy").await else { return };
+        let config = config.with_modules(["numpy", "numpy.random"]);
+        let text = "import numpy\nprint(numpy.random.random())\nprint(numpy.random.default_rng().random())";
+        let request = code(&config, "main.py", text).build().expect("valid");
         no_two_alike(&["random", "default_rng"], &lines(&config, request).await);
     });
 }

@@ -6,3 +6,4 @@ mod fresh;
 mod life;
 mod measure;
 mod support;
+mod zygote;

@@ -76,20 +76,25 @@ pub async fn has(backend: &ProcessBackend, test: &str, config: &InterpreterConfi
     there
 }
 
-/// Whether a Python module is there; says so if not.
-pub async fn has_module(backend: &ProcessBackend, test: &str, module: &str) -> bool {
-    let found = sandbox(backend, 0).await.exec(python(&format!("import {module}"))).await;
-    let there = found.is_ok_and(|completed| completed.exit.success());
-    if !there {
-        println!("SKIP {test}: the Python here has no module '{module}'");
-    }
-    there
-}
-
 /// The extension of a runtime's scripts.
 pub fn main_file(runtime: Runtime) -> &'static str {
     match runtime {
         Runtime::Python => "main.py",
         Runtime::Node => "main.js",
     }
+}
+
+/// A Python that has a module, the first of this machine's; says so if there is none.
+pub async fn python_with(backend: &ProcessBackend, test: &str, module: &str) -> Option<InterpreterConfig> {
+    for program in ["python3", "/usr/bin/python3"] {
+        let config =
+            InterpreterConfig { command: vec![program.to_owned(), "-u".to_owned()], ..InterpreterConfig::python() };
+        let request = code(&config, "main.py", &format!("import {module}")).build().expect("valid");
+        let found = sandbox(backend, 0).await.exec(request).await;
+        if found.is_ok_and(|completed| completed.exit.success()) {
+            return Some(config);
+        }
+    }
+    println!("SKIP {test}: no Python here has a module '{module}'");
+    None
 }

@@ -10,3 +10,4 @@ mod hostile;
 mod interpreters;
 mod pool;
 mod supervisor;
+mod zygotes;

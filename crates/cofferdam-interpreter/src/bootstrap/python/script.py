@@ -1,5 +1,6 @@
-# Waits, warm, for the one request that this interpreter will run. Started as
-# `python3 FLAGS FILE TOKEN ENDING WARM_UP MODULE...`; docs/interpreters.md says what it has to keep as it is from cold.
+# Becoming warm, and running one request as Python runs a script from cold: the part that interpreters which wait and
+# forks of a zygote have in common. It is started as one file with what follows it, `waiting.py` or `zygote.py`, and with
+# `serve.py` at the end; docs/interpreters.md says what it has to keep as it is from cold.
 #
 # The first line keeps what Python gives a script's namespace, before this file adds to it.
 pristine = dict(globals())
@@ -11,7 +12,8 @@ import sys
 import time
 
 own_file = __file__
-token, ending, warm_up, modules = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+interpreter = sys.orig_argv[: -len(sys.argv)]
+token = sys.argv[1]
 # With options such as -I a script's directory is not searched; the flags decide for the request as for this file.
 searched = bool(sys.path) and sys.path[0] == os.path.dirname(own_file)
 
@@ -239,82 +241,37 @@ def finish(status):
     os._exit(status if good else 120)
 
 
-def anchor():
-    """Starts a process that shares this one's memory and nothing else, and does nothing.
-
-    The kernel takes memory apart when its last process ends, before anybody is told of that end. With the anchor there,
-    the end of this process is told at once. It has none of our descriptors, so that closing one closes it.
-    """
-    try:
-        import ctypes
-
-        clone, pause = (getattr(ctypes.CDLL(None), name) for name in ("clone", "pause"))
-    except (ImportError, OSError, AttributeError):
-        return None
-    import _signal
-    import _socket
-
-    stack = ctypes.create_string_buffer(1 << 14)
-    top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    standard = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-    # While the process is made, our descriptors are on their way through a socket, so that it gets no copy of them.
-    ours.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, standard)])
-    for number in range(3):
-        os.close(number)
-    # Our handlers must not run in it: they would change this process's memory.
-    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    # CLONE_VM, and CLONE_PARENT so that the script never meets it as a child.
-    clone(ctypes.cast(pause, ctypes.c_void_p), top, 0x100 | 0x8000, None)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
-    _, (message,), _, _ = theirs.recvmsg(1, _socket.CMSG_LEN(len(standard)))
-    if message[2] != standard:
-        os._exit(1)
-    ours.close()
-    theirs.close()
-    return stack
+def preload(modules):
+    if sys.version_info < (3, 10):
+        refuse("failed", "this Python cannot wait", RuntimeError("it is older than 3.10"))
+    for module in modules:
+        try:
+            __import__(module)
+        except BaseException as error:
+            refuse("missing", f"the module {module!r} cannot be imported", error)
 
 
-if sys.version_info < (3, 10):
-    refuse("failed", "this Python cannot wait", RuntimeError("it is older than 3.10"))
-for module in modules:
-    try:
-        __import__(module)
-    except BaseException as error:
-        refuse("missing", f"the module {module!r} cannot be imported", error)
-directory = f"/tmp/code-{os.urandom(8).hex()}"
-interpreter = sys.orig_argv[: -len(sys.argv)]
-try:
-    # Once through what every request goes through, so that nothing of it is done for the first time then.
-    os.mkdir(directory, 0o755)
-    store(f"{directory}/warm.py", b"print()\n")
-    exec(*load(f"{directory}/warm.py", b"print()\n"))
-    os.unlink(f"{directory}/warm.py")
-    exec(*load(own_file, warm_up.encode()))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    gc.collect()
-except BaseException as error:
-    refuse("failed", "the warm-up failed", error)
-held = anchor() if ending == "anchored" else None
-known = set(sys.modules)
-known.discard("__main__")
-# What is here stays: no collection of the script's looks at it again.
-gc.freeze()
-send(2, f"{token} ready\n")
-send(1, f"{token} ready {int(time.process_time() * 1e6)}\n")
-request = next_request()
-try:
-    path = prepare(request)
-except OSError as error:
-    send(1, f"-{error.errno} {'directory' if error.filename == request[2] else 'store'}\n")
-    os._exit(1)
-os.write(1, b"+")
-code = request[5] if request[0] == "code" else None
-del request
-status = 0
-try:
+def rehearse(code):
+    """Goes once through what every request goes through, so that nothing of it is done for the first time then."""
+    path = f"{directory}/warm.py"
+    store(path, code)
     exec(*load(path, code))
-except BaseException as error:
-    status = explain(error)
-finish(status)
+    os.unlink(path)
+
+
+def warm(code):
+    """Runs the configured code, in a namespace that is thrown away."""
+    try:
+        exec(*load(own_file, code.encode()))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.collect()
+    except BaseException as error:
+        refuse("failed", "the warm-up failed", error)
+
+
+def now_known():
+    """The modules that are there before the request; they outlive it."""
+    names = set(sys.modules)
+    names.discard("__main__")
+    return names

@@ -1,0 +1,93 @@
+//! Waiting until an interpreter is warm.
+
+use std::time::Duration;
+
+use cofferdam_contract::{
+    ByteSize, Chunk, ExecHandle, ExecRequest, OutputEvent, OutputStream, OutputSubscription, Result, Sandbox,
+};
+
+use crate::error::WarmError;
+use crate::line::Line;
+use crate::marker::{Marker, TooLoud};
+
+/// What modules may print while they are imported, on each stream.
+pub const MOST_NOISE: ByteSize = ByteSize::from_mebibytes(1);
+
+/// Starts an interpreter by `request` and waits until it says with `token` that it is warm.
+pub async fn warm_up(sandbox: &dyn Sandbox, request: ExecRequest, token: &str, limit: Duration) -> Result<Line> {
+    let inner = sandbox.start(request).await?;
+    let stdin = inner.stdin().ok_or_else(|| WarmError::NoStdin.into_error(""))?;
+    let mut ready = Ready::new(token);
+    let mut output = inner.output();
+    let result = tokio::time::timeout(limit, ready.wait(&mut output, &inner)).await;
+    let result = result.unwrap_or(Err(WarmError::TooSlow));
+    let warm_cpu = result.map_err(|error| error.into_error(&ready.noise()))?;
+    Ok(Line { inner, stdin, output, warm_cpu, before: ready.bytes })
+}
+
+/// Waits until an interpreter says on both streams that it is warm.
+struct Ready {
+    stdout: Marker,
+    stderr: Marker,
+    bytes: u64,
+}
+
+impl Ready {
+    fn new(token: &str) -> Self {
+        let marker = || Marker::new(token, MOST_NOISE.as_bytes() as usize);
+        Self { stdout: marker(), stderr: marker(), bytes: 0 }
+    }
+
+    /// Gives the CPU seconds that starting and warming took.
+    async fn wait(&mut self, output: &mut OutputSubscription, inner: &ExecHandle) -> Result<f64, WarmError> {
+        let (mut told, mut errors_told) = (None, false);
+        loop {
+            let event = output.next().await;
+            if let Some(OutputEvent::Chunk(chunk)) = &event {
+                self.bytes += chunk.data.len() as u64;
+            }
+            match event {
+                Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stdout, data })) => {
+                    told = told.or(self.stdout.push(&data)?);
+                }
+                Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stderr, data })) => {
+                    errors_told = errors_told || self.stderr.push(&data)?.is_some();
+                }
+                Some(OutputEvent::Lost { .. }) => return Err(TooLoud.into()),
+                None => return Err(ended(inner).await),
+            }
+            match told.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
+                Some(("ready", micros)) if errors_told => {
+                    return Ok(micros.parse::<u32>().map_or(0.0, |micros| f64::from(micros) / 1e6));
+                }
+                Some(("ready", _)) | None => {}
+                Some(("missing", reason)) => return Err(WarmError::Missing { reason: reason.to_owned() }),
+                Some(("unsupported", reason)) => return Err(WarmError::NoWall { reason: reason.to_owned() }),
+                Some((_, reason)) => return Err(WarmError::Failed { reason: reason.to_owned() }),
+            }
+        }
+    }
+
+    fn noise(&self) -> String {
+        [self.stdout.noise(), self.stderr.noise()].join("\n").trim().to_owned()
+    }
+}
+
+impl From<TooLoud> for WarmError {
+    fn from(_: TooLoud) -> Self {
+        Self::TooLoud { most: MOST_NOISE }
+    }
+}
+
+async fn ended(inner: &ExecHandle) -> WarmError {
+    WarmError::Ended { how: how_it_ended(inner).await }
+}
+
+/// In a few words, for messages.
+pub async fn how_it_ended(inner: &ExecHandle) -> String {
+    match inner.exit().await {
+        Ok(exit) if exit.killed_by.is_some() => "a limit killed it".to_owned(),
+        Ok(exit) => exit.signal.map_or(format!("exit code {}", exit.code), |signal| format!("signal {signal}")),
+        Err(error) => error.to_string(),
+    }
+}
