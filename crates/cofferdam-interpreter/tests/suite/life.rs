@@ -10,7 +10,7 @@ use cofferdam_contract::{
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
 use tokio::io::AsyncWriteExt;
 
-use crate::support::{backend, block_on, code, has, printed, python, sandbox, stdout, try_warm, warm};
+use crate::support::{backend, block_on, code, has, printed, python, read_line, sandbox, stdout, try_warm, warm};
 
 /// A request for Python with more to say.
 fn request(text: &str) -> cofferdam_contract::ExecRequestBuilder {
@@ -99,12 +99,7 @@ fn input_and_output_stream_both_ways() {
         let mut output = handle.output();
         for line in ["one\n", "two\n"] {
             input.write_all(line.as_bytes()).await.expect("it is read");
-            let mut seen = String::new();
-            while !seen.ends_with('\n') {
-                let Some(OutputEvent::Chunk(chunk)) = output.next().await else { panic!("output, not after {seen:?}") };
-                seen.push_str(std::str::from_utf8(&chunk.data).expect("text"));
-            }
-            assert_eq!(seen, format!("got {line}"));
+            assert_eq!(read_line(&mut output).await, format!("got {line}"));
         }
         input.close().await.expect("it closes");
         let completed = collect(handle).await.expect("it ends");

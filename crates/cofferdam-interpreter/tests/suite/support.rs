@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cofferdam_contract::{
-    Backend, Command, Completed, ExecRequest, ExecRequestBuilder, Limits, Result, Sandbox, Script, Spec,
+    Backend, Command, Completed, ExecRequest, ExecRequestBuilder, Limits, OutputEvent, OutputSubscription, Result,
+    Sandbox, Script, Spec,
 };
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, Runtime, WaitingInterpreter};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
@@ -97,4 +98,14 @@ pub async fn python_with(backend: &ProcessBackend, test: &str, module: &str) -> 
     }
     println!("SKIP {test}: no Python here has a module '{module}'");
     None
+}
+
+/// What is printed until a line ends; an unbuffered program writes it in pieces.
+pub async fn read_line(output: &mut OutputSubscription) -> String {
+    let mut line = String::new();
+    while !line.ends_with('\n') {
+        let Some(OutputEvent::Chunk(chunk)) = output.next().await else { panic!("it ended after {line:?}") };
+        line.push_str(&String::from_utf8_lossy(&chunk.data));
+    }
+    line
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_contract::{ExecHandle, OutputEvent};
 use cofferdam_interpreter::{Zygote, ZygoteConfig};
 
-use super::{run, started, told, zygote};
+use super::{run, started, started_with, told, zygote};
 use crate::support::{backend, block_on, code_with_args, printed, python, stdout};
 
 const ATTACK: &str = include_str!("attack.py");
@@ -46,10 +46,7 @@ async fn answers(handle: ExecHandle) -> bool {
 
 async fn victim(zygote: &Zygote) -> (ExecHandle, Vec<String>) {
     let request = python(VICTIM).to_builder().stdin(cofferdam_contract::Stdin::Stream).build().expect("valid");
-    let handle = zygote.start(request).await.expect("it starts");
-    let mut output = handle.output();
-    let Some(OutputEvent::Chunk(chunk)) = output.next().await else { panic!("it printed nothing") };
-    let line = String::from_utf8_lossy(&chunk.data).into_owned();
+    let (handle, line) = started_with(zygote, request).await;
     (handle, line.split_whitespace().map(str::to_owned).collect())
 }
 

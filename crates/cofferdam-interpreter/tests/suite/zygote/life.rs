@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{
-    ByteSize, ErrorKind, ExecRequest, LimitKind, OutputEvent, Retry, SandboxPath, Stdin, collect,
-};
+use cofferdam_contract::{ByteSize, ErrorKind, ExecRequest, LimitKind, Retry, SandboxPath, Stdin, collect};
 use cofferdam_interpreter::{InterpreterConfig, ZygoteConfig};
 use tokio::io::AsyncWriteExt;
 
 use super::{run, started, told, zygote};
-use crate::support::{backend, block_on, code, printed, python, stdout};
+use crate::support::{backend, block_on, code, printed, python, read_line, stdout};
 
 #[test]
 fn ends_are_told_as_they_were() {
@@ -171,8 +169,7 @@ fn input_streams_and_ends() {
         let (mut input, mut output) = (handle.stdin().expect("it was asked for"), handle.output());
         for line in ["one\n", "two\n"] {
             input.write_all(line.as_bytes()).await.expect("it is read");
-            let Some(OutputEvent::Chunk(chunk)) = output.next().await else { panic!("no output") };
-            assert_eq!(chunk.data, format!("got {line}"));
+            assert_eq!(read_line(&mut output).await, format!("got {line}"));
         }
         input.close().await.expect("it closes");
         assert!(handle.exit().await.expect("it ends").success());

@@ -8,11 +8,11 @@ mod life;
 mod refused;
 mod secret;
 
-use cofferdam_contract::{Completed, ExecHandle, ExecRequest, OutputEvent, Result, collect};
+use cofferdam_contract::{Completed, ExecHandle, ExecRequest, Result, collect};
 use cofferdam_interpreter::{InterpreterConfig, Zygote, ZygoteConfig};
 use cofferdam_process::ProcessBackend;
 
-use crate::support::{code_with_args, python, sandbox};
+use crate::support::{code_with_args, python, read_line, sandbox};
 
 /// A zygote in a sandbox of its own.
 pub async fn zygote(backend: &ProcessBackend, config: &ZygoteConfig) -> Zygote {
@@ -40,12 +40,11 @@ async fn told(zygote: &Zygote, text: &str, args: &[&str]) -> String {
 
 /// Starts a piece of Python and waits for the first line that it prints.
 async fn started(zygote: &Zygote, text: &str) -> (ExecHandle, String) {
-    let handle = zygote.start(python(text)).await.expect("it starts");
-    let mut output = handle.output();
-    let mut line = String::new();
-    while !line.contains('\n') {
-        let Some(OutputEvent::Chunk(chunk)) = output.next().await else { panic!("it ended after {line:?}") };
-        line.push_str(&String::from_utf8_lossy(&chunk.data));
-    }
+    started_with(zygote, python(text)).await
+}
+
+async fn started_with(zygote: &Zygote, request: ExecRequest) -> (ExecHandle, String) {
+    let handle = zygote.start(request).await.expect("it starts");
+    let line = read_line(&mut handle.output()).await;
     (handle, line.trim().to_owned())
 }
