@@ -1,15 +1,15 @@
 //! Builds and starts the benchmarks.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::command::step;
 use crate::dist;
 use crate::packages;
 use crate::repository::Repository;
-use crate::test::build::binary;
+use crate::test::build::build_binary;
 
 /// The program with all benchmarks.
 const PROGRAM: &str = "cofferdam-bench";
@@ -28,22 +28,10 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     step("measure", measure.args(options))
 }
 
-/// Builds the benchmark and the command line that it measures; they end up side by side.
+/// Builds the benchmark and the command line beside it.
 fn build(repository: &Repository) -> Result<PathBuf> {
     println!("== build the benchmark");
-    let output = repository
-        .cargo()
-        .args(["build", "--quiet", "--release", "--package", "cofferdam", "--package", PROGRAM])
-        .arg("--message-format=json-render-diagnostics")
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the benchmark does not build");
-    }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let found = messages.lines().filter_map(|line| binary(&serde_json::from_str(line).ok()?)).collect::<Vec<_>>();
-    let program = found.into_iter().find(|(name, _)| name == PROGRAM).context("cargo built no benchmark")?;
-    Ok(program.1)
+    let mut cargo = repository.cargo();
+    cargo.args(["build", "--quiet", "--release", "--package", "cofferdam", "--package", PROGRAM]);
+    build_binary(cargo, PROGRAM)
 }

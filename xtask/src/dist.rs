@@ -2,12 +2,12 @@
 //! without a dynamic C library, which starts faster and runs on any Linux of its architecture.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::repository::Repository;
-use crate::test::build::binary;
+use crate::test::build::build_binary;
 
 /// The program.
 const PROGRAM: &str = "cofferdam";
@@ -32,19 +32,7 @@ pub fn build(repository: &Repository) -> Result<PathBuf> {
             "== build the command line for this system; `rustup target add {target}` gives one that starts faster"
         );
     }
-    let output = cargo
-        .arg("--message-format=json-render-diagnostics")
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the command line does not build");
-    }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let mut found = messages.lines().filter_map(|line| binary(&serde_json::from_str(line).ok()?));
-    let program = found.find(|(name, _)| name == PROGRAM).context("cargo built no command line")?;
-    Ok(program.1)
+    build_binary(cargo, PROGRAM)
 }
 
 /// Whether the toolchain has the standard library for it.

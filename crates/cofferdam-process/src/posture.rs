@@ -380,6 +380,7 @@ mod tests {
     struct Case {
         limits: Limits,
         read_only: bool,
+        lent: bool,
         facts: HostFacts,
         evidence: Evidence,
     }
@@ -388,7 +389,10 @@ mod tests {
         fn create(&self) -> Create {
             Create {
                 serial: 1,
-                workspace: WorkspacePlan::Private,
+                workspace: match self.lent {
+                    true => WorkspacePlan::HostDir { path: "/d".into(), device: 1, inode: 1, uid: 1, gid: 1 },
+                    false => WorkspacePlan::Private,
+                },
                 read_only: self.read_only,
                 disk: self.limits.disk.map(ByteSize::as_bytes),
                 memory: self.limits.memory.map(ByteSize::as_bytes),
@@ -403,7 +407,10 @@ mod tests {
         /// Whether the posture asks for nothing more, where the control group has the bounds that were written.
         fn is_enough(&self) -> bool {
             let access = if self.read_only { Access::ReadOnly } else { Access::ReadWrite };
-            let workspace = Workspace::Private { access };
+            let workspace = match self.lent {
+                true => Workspace::HostDir { path: "/d".into(), access },
+                false => Workspace::Private { access },
+            };
             let spec = Spec::builder().workspace(workspace).limits(self.limits.clone()).build().unwrap();
             let bounds = GroupBounds {
                 version: "cgroup v1",
@@ -467,15 +474,19 @@ mod tests {
         fn what_starts_before_it_is_judged_is_never_judged_too_weak(
             limits in limits(),
             read_only: bool,
+            lent: bool,
             flaws in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         ) {
             let evidence = Evidence { workspace_read_only: read_only, ..evidence() };
-            let mut case = Case { limits, read_only, facts: facts(), evidence };
+            let mut case = Case { limits, read_only, lent, facts: facts(), evidence };
             if let Some(disk) = case.limits.disk {
                 case.evidence.disk_bytes = disk.as_bytes();
             }
             let sound = case.clone();
-            prop_assert!(sound.is_enough() && sound.evidence.is_whole(&sound.create(), &sound.facts));
+            // A writable directory of the host cannot be sized.
+            let unsized_disk = lent && !read_only && sound.limits.disk.is_some();
+            prop_assert_eq!(sound.is_enough(), !unsized_disk);
+            prop_assert_eq!(sound.evidence.is_whole(&sound.create(), &sound.facts), !unsized_disk);
             for flaw in flaws {
                 FLAWS[flaw.index(FLAWS.len())](&mut case);
             }
@@ -488,7 +499,8 @@ mod tests {
     fn a_missing_wall_is_never_whole() {
         let limits = Limits::default();
         for (index, flaw) in FLAWS.iter().enumerate().take(22) {
-            let mut case = Case { limits: limits.clone(), read_only: false, facts: facts(), evidence: evidence() };
+            let mut case =
+                Case { limits: limits.clone(), read_only: false, lent: false, facts: facts(), evidence: evidence() };
             assert!(case.evidence.is_whole(&case.create(), &case.facts));
             flaw(&mut case);
             assert!(!case.evidence.is_whole(&case.create(), &case.facts), "flaw {index}");

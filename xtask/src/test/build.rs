@@ -78,6 +78,22 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name: format!("{package} {kind} {target}"), path, directory })
 }
 
+/// Runs a `cargo build`, and says where the binary of this name is.
+pub fn build_binary(mut cargo: Command, name: &str) -> Result<PathBuf> {
+    let output = cargo
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("{name} does not build");
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let mut found = messages.lines().filter_map(|line| binary(&serde_json::from_str(line).ok()?));
+    Ok(found.find(|(found, _)| found == name).with_context(|| format!("cargo built no {name}"))?.1)
+}
+
 /// Name and file of a program, if cargo tells of one that is no test.
 pub fn binary(message: &Value) -> Option<(String, PathBuf)> {
     let path = executable(message).filter(|_| message["profile"]["test"] == false)?;

@@ -179,15 +179,13 @@ impl Launcher {
             }
             if requests {
                 match protocol::receive::<Ask>(self.socket.as_fd()) {
-                    Ok(Some((Ask::Create(create), fds))) => {
-                        self.create(&create, fds);
-                        if self.greet().is_err() {
-                            break;
-                        }
-                    }
+                    Ok(Some((Ask::Create(create), fds))) => self.create(&create, fds),
                     Ok(Some((Ask::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
+                }
+                if self.greet().is_err() {
+                    break;
                 }
             }
         }

@@ -6,12 +6,15 @@
 #       guard: one for each fork, in a Landlock domain of its own. Ends with everything below it.
 #         fork: in a domain inside the guard's. Reads one request and runs it.
 import _socket
+import errno
 import signal
 
 ready, cpu_seconds, own_temporary = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "own"
 after_fork, warm_up, modules = sys.argv[5], sys.argv[6], sys.argv[7:]
 REAP_LIMIT = 5.0
 REMOVE_LIMIT = 2.0
+# What siblings may have taken, and will give back: processes, memory, room for files, descriptors.
+SHORTAGES = errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE
 
 
 def new_descriptors(number, descriptor):
@@ -104,7 +107,10 @@ def become_guard():
         os.close(descriptor)
     used = os.read(prepared, 2000)
     if not used.isdigit():
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        # The kernel kills for want of memory so.
+        if used == b"~" or not used and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            end_early(MemoryError())
         end_early(RuntimeError(used.decode("utf-8", "replace") or "it ended while it became ready"))
     rights = struct.pack("=4i", to_input, from_output, from_errors, theirs.fileno())
     channel.sendmsg([b"+"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
@@ -124,12 +130,15 @@ def build_wall(own=()):
 
 
 def end_early(error):
-    """Without processes left for it, a fork may be made later; anything else does not become better."""
+    """What siblings have used up for now is no reason to end them: a fork is made later. All else does not become better."""
     remove_directories()
-    again = isinstance(error, BlockingIOError)
     text = f"!{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace")
-    channel.send(b"-" if again else text)
+    channel.send(b"-" if is_shortage(error) else text)
     os._exit(0)
+
+
+def is_shortage(error):
+    return isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno in SHORTAGES
 
 
 def watch(ours, pid, used):
@@ -289,7 +298,8 @@ def become_fork(input_end, output, errors, preparing):
         os.write(3, str(int(time.process_time() * 1e6)).encode())
         os.close(3)
     except BaseException as error:
-        os.write(preparing, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
+        text = "~" if is_shortage(error) else f"{type(error).__name__}: {error}"
+        os.write(preparing, text[:1000].encode("utf-8", "replace"))
         os._exit(1)
 
 

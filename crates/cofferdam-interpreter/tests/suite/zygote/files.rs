@@ -1,9 +1,12 @@
 //! What forks have of the file system: all of it together, or of `/tmp` only what is their own.
 
-use cofferdam_interpreter::{Temporary, ZygoteConfig};
+use std::time::Duration;
 
-use super::{started, told, zygote};
-use crate::support::{backend, block_on};
+use cofferdam_contract::{Backend, ByteSize, Limits, SandboxPath, Spec, Stdin, collect};
+use cofferdam_interpreter::{Temporary, Zygote, ZygoteConfig};
+
+use super::{started, started_with, told, zygote};
+use crate::support::{backend, block_on, python};
 
 /// Has a file of its own, and waits.
 const OWNER: &str = "import tempfile, time, os\nkept = tempfile.NamedTemporaryFile()\nkept.write(b'kept'); kept.flush()\n\
@@ -61,4 +64,60 @@ fn files_and_loopback_are_shared() {
         handle.close().await.expect("it ends");
         zygote.close().await.expect("it closes");
     });
+}
+
+/// A fork that takes all room for files, or all files, takes it from those that come; those that run go on, and it is given
+/// back.
+#[test]
+fn a_fork_that_fills_the_disk_ends_no_sibling() {
+    const FILES: &str = "import os\ntry:\n    for i in range(10**7):\n        open(f'/workspace/full/{i}', 'x').close()\nexcept OSError:\n    print('full', flush=True)\nimport time\ntime.sleep(100)";
+    const BYTES: &str = "try:\n    with open('/workspace/full/0', 'wb', 0) as file:\n        while True:\n            file.write(bytes(1 << 16))\nexcept OSError:\n    print('full', flush=True)\nimport time\ntime.sleep(100)";
+    block_on(async {
+        let backend = backend();
+        for fill in [BYTES, FILES] {
+            let config = ZygoteConfig { ready: 1, ..ZygoteConfig::python() };
+            let limits = Limits {
+                processes: Some(20 + config.extra_processes()),
+                disk: Some(ByteSize::from_mebibytes(8)),
+                ..Limits::default()
+            };
+            let spec = Spec::builder().limits(limits).build().expect("valid");
+            let sandbox = backend.create(spec).await.expect("a sandbox");
+            let zygote = Zygote::warm(sandbox, config).await.expect("it becomes warm");
+            let sibling = "import sys\nprint(1, flush=True)\nsys.stdin.read()\nprint('alive')";
+            let request = python(sibling).to_builder().stdin(Stdin::Stream).build().expect("valid");
+            let (sibling, _) = started_with(&zygote, request).await;
+            let (filler, _) = started(&zygote, &format!("import os\nos.mkdir('/workspace/full')\n{fill}")).await;
+            // What was ready was made before the disk was full; none can be made after these took it, until there is room.
+            let long = "import time\nprint(2, flush=True)\ntime.sleep(100)";
+            let waiting = async {
+                collect(zygote.start(python("print(2)")).await.expect("it is taken in")).await.expect("it runs then")
+            };
+            let make_room = async {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                assert!(zygote.is_open(), "the disk is full, and the zygote has ended");
+                for name in sandbox_files(&zygote).await {
+                    zygote.sandbox().remove(&name).await.expect("it is removed");
+                }
+            };
+            let (one, other) = (zygote.start(python(long)), zygote.start(python(long)));
+            let (one, other, waited, ()) = tokio::join!(one, other, waiting, make_room);
+            assert!(waited.exit.success());
+            // A request that finds no room for its script fails alone.
+            for handle in [Ok(filler), one, other].into_iter().flatten() {
+                handle.close().await.expect("it ends");
+            }
+            assert_eq!(told(&zygote, "print(3)", &[]).await, "3\n");
+            drop(sibling.stdin());
+            assert!(sibling.exit().await.expect("it ends").success());
+            zygote.close().await.expect("it closes");
+        }
+    });
+}
+
+/// What lies in the directory that was filled.
+async fn sandbox_files(zygote: &Zygote) -> Vec<SandboxPath> {
+    let place = SandboxPath::new("full").expect("a path");
+    let entries = zygote.sandbox().list_dir(&place).await.expect("it is listed");
+    entries.iter().map(|entry| SandboxPath::new(format!("full/{}", entry.name)).expect("a path")).collect()
 }

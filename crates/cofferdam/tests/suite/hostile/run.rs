@@ -181,10 +181,14 @@ async fn attack_as_single(
     let (sandbox, handle) = started.map_err(|error| format!("cannot start: {error}"))?;
     let completed = collect(handle).await;
     sandbox.close().await.map_err(|error| format!("cannot close: {error}"))?;
-    let completed = completed.map_err(|error| format!("cannot run: {error}"))?;
-    let outcome = judge(row, &completed)?;
+    verdict(row, host, &completed.map_err(|error| format!("cannot run: {error}"))?)
+}
+
+/// What an attack came to, on itself and on the host.
+fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
+    let outcome = judge(row, completed)?;
     let damage = host.damage();
-    if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(&completed))) }
+    if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
 }
 
 async fn attack(
@@ -201,11 +205,7 @@ async fn attack(
     let closed = sandbox.close().await;
 
     let completed = result.map_err(|error| format!("cannot run: {error}"))?;
-    let outcome = judge(row, &completed)?;
-    let damage = host.damage();
-    if !damage.is_empty() {
-        return Err(format!("{}\n{}", damage.join(", "), output(&completed)));
-    }
+    let outcome = verdict(row, host, &completed)?;
     usable.map_err(|why| format!("{why}\n{}", output(&completed)))?;
     closed.map_err(|error| format!("cannot close: {error}"))?;
     Ok(outcome)
