@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec, Workspace};
 use cofferdam_linux::cgroup::{Stats, Version};
@@ -32,6 +32,8 @@ pub struct Raw {
     create: Create,
     evidence: Evidence,
     walls: Arc<Walls>,
+    /// When its init told of it. What was ordered along with it had just started.
+    ready: Instant,
 }
 
 impl Raw {
@@ -67,6 +69,7 @@ impl Raw {
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox was not ready within 60 s"));
             }
         };
+        let ready = Instant::now();
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let stats = version(&facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
@@ -100,7 +103,12 @@ impl Raw {
         });
         let enrolled = first.map(|outcome| core.enroll_started(outcome));
         tokio::spawn(listen(Arc::clone(&core), gone_sender));
-        Ok((Self { core, accepted: false, create, evidence, walls }, enrolled))
+        Ok((Self { core, accepted: false, create, evidence, walls, ready }, enrolled))
+    }
+
+    /// When its init told of it.
+    pub fn ready(&self) -> Instant {
+        self.ready
     }
 
     /// Whether it is still there.

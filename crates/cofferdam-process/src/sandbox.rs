@@ -84,7 +84,6 @@ impl ProcessSandbox {
             let started = sandbox.start(request).await;
             return sandbox.with(started).await;
         }
-        let begun = Instant::now();
         create.probe = launcher.known_walls(kind(&create)).is_none();
         create.expected = Some(match launcher.expected(&create) {
             Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
@@ -99,7 +98,8 @@ impl ProcessSandbox {
             .map_err(|error| error::os("start", "cannot order the command", error))?;
         drop(fds);
         drop(prepared.theirs);
-        let (sandbox, enrolled) = Self::receive(launcher, create, made, control).await?;
+        // The command's time begins when it does, however long its sandbox took.
+        let (sandbox, enrolled, begun) = Self::receive(launcher, create, made, control).await?;
         let core = &sandbox.core;
         let enrolled = enrolled.unwrap_or_else(|| core.enroll());
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
@@ -126,15 +126,17 @@ impl ProcessSandbox {
 
     /// Waits for a sandbox that was asked for, and accepts or ends it.
     ///
-    /// Gives the first exec, too, if it was ordered along with it and is known to be started or not.
+    /// Gives the first exec, too, if it was ordered along with it and is known to be started or not, and when the sandbox
+    /// was ready.
     async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
         made: Made,
         control: OwnedFd,
-    ) -> Result<(Self, Option<Enrolled>)> {
+    ) -> Result<(Self, Option<Enrolled>, Instant)> {
         let (raw, enrolled) = Raw::receive(launcher, create, &made.spec, made.path, control).await?;
-        Ok((raw.accept(made.spec).await?, enrolled))
+        let ready = raw.ready();
+        Ok((raw.accept(made.spec).await?, enrolled, ready))
     }
 }
 

@@ -114,3 +114,29 @@ fn root_without_the_right_to_mount_becomes_somebody_else() {
     let (status, text) = run_under(&["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
     assert_eq!(status, Some(0), "{text}");
 }
+
+/// A launcher that is held up makes its sandboxes late; the commands in them have their whole time all the same.
+#[tokio::test]
+async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
+    use cofferdam::{ExecRequest, Spec, registry};
+    let backend = registry::backend("process").expect("there is one");
+    let first = backend.create(Spec::default()).await.expect("a sandbox");
+    let launcher: i32 = first.id().as_str().split('-').nth(1).and_then(|pid| pid.parse().ok()).expect("its launcher");
+    first.close().await.expect("it closes");
+    let signal =
+        |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(launcher).expect("a pid"), signal);
+    // By what it measured alone, and then by comparison.
+    for _ in 0..2 {
+        signal(rustix::process::Signal::STOP).expect("it stops");
+        let request = ExecRequest::argv(["true"]).timeout(Duration::from_millis(400)).build().expect("valid");
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(600)).await;
+            signal(rustix::process::Signal::CONT).expect("it goes on");
+        };
+        let (started, ()) = tokio::join!(backend.start_one(Spec::default(), request), late);
+        let (sandbox, handle) = started.expect("it starts");
+        let exit = handle.exit().await.expect("it ends");
+        assert!(exit.success() && exit.duration < Duration::from_millis(400), "{exit:?}");
+        sandbox.close().await.expect("it closes");
+    }
+}
