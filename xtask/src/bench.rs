@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use crate::command::step;
 use crate::dist;
+use crate::engines::Engines;
 use crate::packages;
 use crate::repository::Repository;
 use crate::test::build::build_binary;
@@ -25,6 +26,13 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     if name == "spawn" && !options.iter().any(|option| needs_none(option)) {
         measure.arg("--command-line").arg(dist::build(repository)?);
     }
+    let engines = if name == "container" && !options.iter().any(|option| needs_none(option) || *option == "--host") {
+        packages::ensure(packages::FOR_TESTS);
+        Some(Engines::start(0)?)
+    } else {
+        None
+    };
+    measure.envs(engines.as_ref().map(Engines::variables).into_iter().flatten());
     step("measure", measure.args(options))
 }
 

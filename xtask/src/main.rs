@@ -7,10 +7,13 @@ mod census;
 mod check;
 mod command;
 mod dist;
+mod engines;
+mod fuzz;
 mod packages;
 mod repository;
 mod test;
 mod tidy;
+mod wasi;
 
 use std::process::ExitCode;
 
@@ -20,12 +23,18 @@ use repository::Repository;
 
 const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
+cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
 cargo xtask dist                              build the command line as it is to be installed, and say where it is
 cargo xtask tidy                              the rules of the house that no other tool checks
 cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
 cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
-cargo xtask bench NAME --help                 more options of a benchmark";
+cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
+cargo xtask bench container [--quick]         compare containers with the engine's own command line
+cargo xtask bench NAME --help                 more options of a benchmark
+cargo xtask fuzz module | snapshot [--seconds N] [--seed S] [--cases N]
+                                              run what strangers wrote, and check what must hold for each
+cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test-suite on level wasm";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -43,11 +52,16 @@ fn run(words: &[&str]) -> Result<()> {
     match words {
         ["test"] => test::run(&repository, None),
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
+        ["engines", program, arguments @ ..] => engines::run(program, arguments),
         ["check"] => check::run(&repository),
         ["dist"] => dist::run(&repository),
         ["tidy"] => tidy::run(&repository),
-        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs"), options @ ..] => {
+        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container"), options @ ..] => {
             bench::run(&repository, name, options)
+        }
+        ["fuzz", target @ ("module" | "snapshot"), options @ ..] => fuzz::run(&repository, target, options),
+        ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {
+            wasi::run(&repository, directory, options)
         }
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -43,6 +43,54 @@ pub const FOR_TESTS: &[Need] = &[
         without: "nothing shows that numpy's random state is nobody else's (no_two_forks_share_the_random_state_of_numpy)",
         present: numpy,
     },
+    Need {
+        name: "the Docker engine",
+        package: "docker.io",
+        without: "the container level (cofferdam-container, suite) is tested only up to the engine",
+        present: || command::exists("dockerd"),
+    },
+    Need {
+        name: "ip",
+        package: "iproute2",
+        without: "no container engine is started for tests",
+        present: || command::exists("ip"),
+    },
+    Need {
+        name: "Podman",
+        package: "podman",
+        without: "the container level is not tested with Podman",
+        present: || command::exists("podman"),
+    },
+    Need {
+        name: "crun",
+        package: "crun",
+        without: "the container level is not tested with the runtime crun",
+        present: || command::exists("crun"),
+    },
+    Need {
+        name: "gVisor's runsc",
+        package: "runsc",
+        without: "the container level is not tested with the runtime runsc",
+        present: || command::exists("runsc"),
+    },
+    Need {
+        name: "an image registry",
+        package: "docker-registry",
+        without: "pulling images is not tested",
+        present: || command::exists("docker-registry"),
+    },
+    Need {
+        name: "QEMU",
+        package: "qemu-system-x86",
+        without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor",
+        present: || command::exists("qemu-system-x86_64"),
+    },
+    Need {
+        name: "mkfs.ext4",
+        package: "e2fsprogs",
+        without: "no disk is made for machines",
+        present: || ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()),
+    },
 ];
 
 /// What `cargo xtask bench` needs. Other peers are measured where they are installed.
@@ -92,5 +140,15 @@ fn install(missing: &[Need]) {
     };
     let packages = missing.iter().map(|need| need.package);
     let _ = command::step("apt-get update", apt().arg("update"));
-    let _ = command::step("apt-get install", apt().args(["install", "-y", "--no-install-recommends"]).args(packages));
+    let install = || {
+        let mut apt = apt();
+        apt.args(["install", "-y", "--no-install-recommends"]);
+        apt
+    };
+    if command::step("apt-get install", install().args(packages.clone())).is_err() {
+        // One that this system does not have must not keep the others away.
+        for package in packages {
+            let _ = command::step(&format!("apt-get install {package}"), install().arg(package));
+        }
+    }
 }

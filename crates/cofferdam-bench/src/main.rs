@@ -3,17 +3,21 @@
 #![forbid(unsafe_code)]
 
 mod churn;
+mod container;
 mod hogs;
 mod host;
 mod memory;
 mod options;
 mod ours;
+mod plot;
+mod program;
 mod results;
 mod rounds;
 mod sample;
 mod spawn;
 mod target;
 mod trend;
+mod wasm;
 
 use anyhow::Result;
 use clap::Parser;
@@ -28,5 +32,7 @@ fn main() -> Result<()> {
         Benchmark::Memory(memory) => memory::run(&memory, &options.out),
         Benchmark::Churn(churn) => churn::run(&churn, &options.out),
         Benchmark::Hogs(hogs) => hogs::run(&hogs, &options.out),
+        Benchmark::Wasm(wasm) => wasm::run(&wasm, &options.out),
+        Benchmark::Container(container) => container::run(&container, &options.out),
     }
 }

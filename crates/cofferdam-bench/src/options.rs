@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::spawn::{Contestant, Workload};
+use crate::wasm::Guest;
 
 /// The fewest runs that a median says anything about.
 const FEWEST: u64 = 10;
@@ -32,6 +33,10 @@ pub enum Benchmark {
     Churn(ChurnOptions),
     /// What busy neighbours do to latency.
     Hogs(HogsOptions),
+    /// How long runs of WebAssembly take, compared with programs of their own.
+    Wasm(WasmOptions),
+    /// How long runs in containers take, compared with the engine's own command line.
+    Container(ContainerOptions),
 }
 
 /// Options of `spawn`.
@@ -81,6 +86,46 @@ pub struct HogsOptions {
     pub n: u64,
 }
 
+/// Options of `wasm`.
+#[derive(Debug, Args)]
+pub struct WasmOptions {
+    /// Fewer rounds: ends within a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds; those that are slow have fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: Option<u64>,
+    /// What is run; default: all.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub workload: Vec<Guest>,
+    /// Idle sessions held at once, of each kind; 0 leaves them out.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=10_000))]
+    pub sessions: u64,
+    /// Where the interpreters are; default: the cache directory of this user.
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// The program that is measured as the command line; default: the one beside this program.
+    #[arg(long, value_name = "FILE")]
+    pub command_line: Option<PathBuf>,
+}
+
+/// Options of `container`.
+#[derive(Debug, Args)]
+pub struct ContainerOptions {
+    /// Fewer rounds: ends within two minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds; those that are slow have fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: Option<u64>,
+    /// The engine's address; default: `DOCKER_HOST`, else the usual sockets.
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+    /// The program that is measured as the command line; default: the one beside this program.
+    #[arg(long, value_name = "FILE")]
+    pub command_line: Option<PathBuf>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,9 +143,20 @@ mod tests {
         assert_eq!(spawn.only.iter().map(|who| who.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
         assert_eq!(parse("--out x churn --out y").unwrap().out, PathBuf::from("y"));
         assert!(matches!(parse("memory --n 20").unwrap().benchmark, Benchmark::Memory(MemoryOptions { n: 20 })));
-        for line in
-            ["", "spawn --n", "spawn --n x", "spawn --n 1", "spawn --slow", "spawn --only nobody", "churn --n 5"]
-        {
+        let Benchmark::Wasm(wasm) = parse("wasm --quick --workload null,python --cache c").unwrap().benchmark else {
+            panic!("not wasm")
+        };
+        assert_eq!((wasm.workload, wasm.cache), (vec![Guest::Null, Guest::Python], Some(PathBuf::from("c"))));
+        for line in [
+            "",
+            "spawn --n",
+            "spawn --n x",
+            "spawn --n 1",
+            "spawn --slow",
+            "spawn --only nobody",
+            "churn --n 5",
+            "wasm --workload lisp",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

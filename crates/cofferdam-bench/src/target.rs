@@ -41,9 +41,12 @@ impl Findings {
     }
 }
 
+/// What a figure should keep to.
 #[derive(Debug, Clone, Copy)]
-enum Bound {
+pub enum Bound {
+    /// As much, or less.
     AtMost(f64),
+    /// As much, or more.
     AtLeast(f64),
 }
 
@@ -61,6 +64,17 @@ impl Bound {
             Self::AtLeast(bound) => format!(">= {bound}"),
         }
     }
+}
+
+/// A bound, and what was measured.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// What is bounded.
+    pub what: String,
+    /// The bound.
+    pub bound: Bound,
+    /// The figure; `None` where it was not measured.
+    pub measured: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -127,43 +141,53 @@ const MEMORY: Target = Target {
 
 /// A table of all targets, for people.
 pub fn table(found: &Findings) -> String {
-    render(all(), found)
+    render(&all(found))
 }
 
 /// A table of what `bench memory` measures.
 pub fn memory_table(found: &Findings) -> String {
-    render([&MEMORY], found)
+    render(&[MEMORY.row(found)])
 }
 
-fn all() -> impl Iterator<Item = &'static Target> {
-    TARGETS.iter().chain([&MEMORY])
+/// The same for programs.
+pub fn json(found: &Findings) -> Value {
+    json_of(&all(found))
 }
 
-fn render(targets: impl IntoIterator<Item = &'static Target>, found: &Findings) -> String {
+fn all(found: &Findings) -> Vec<Row> {
+    TARGETS.iter().chain([&MEMORY]).map(|target| target.row(found)).collect()
+}
+
+impl Target {
+    fn row(&self, found: &Findings) -> Row {
+        Row { what: self.what.to_owned(), bound: self.bound, measured: (self.measured)(found) }
+    }
+}
+
+/// A table of these, for people.
+pub fn render(rows: &[Row]) -> String {
     let mut text = format!("\n{:52} {:>8} {:>13}\n", "target", "bound", "measured");
-    for target in targets {
-        let measured = (target.measured)(found);
+    for Row { what, bound, measured } in rows {
         let shown = measured.map_or_else(|| "not measured".to_owned(), |value| format!("{value:.2}"));
         let verdict = match measured {
-            Some(value) if target.bound.holds(value) => "met",
+            Some(value) if bound.holds(*value) => "met",
             Some(_) => "missed",
             None => "",
         };
-        let line = format!("{:52} {:>8} {shown:>13} {verdict}", target.what, target.bound.text());
+        let line = format!("{what:52} {:>8} {shown:>13} {verdict}", bound.text());
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text
 }
 
 /// The same for programs.
-pub fn json(found: &Findings) -> Value {
-    let rows = all().map(|target| {
-        let measured = (target.measured)(found);
+pub fn json_of(rows: &[Row]) -> Value {
+    let rows = rows.iter().map(|row| {
         json!({
-            "target": target.what,
-            "bound": target.bound.text(),
-            "measured": measured.map(hundredths),
-            "met": measured.map(|value| target.bound.holds(value)),
+            "target": row.what,
+            "bound": row.bound.text(),
+            "measured": row.measured.map(hundredths),
+            "met": row.measured.map(|value| row.bound.holds(value)),
         })
     });
     Value::Array(rows.collect())

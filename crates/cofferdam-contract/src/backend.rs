@@ -83,10 +83,14 @@ pub enum Capability {
     HostWorkspace,
     /// Another root file system from a directory.
     RootDirectory,
+    /// Another root file system from an image of a container engine.
+    Image,
     /// [`Sandbox::snapshot`] and [`Backend::restore`].
     Snapshot,
     /// [`Sandbox::fork`].
     Fork,
+    /// [`Sandbox::pause`] and [`Sandbox::resume`].
+    Pause,
     /// [`Backend::warm`].
     Warm,
     /// [`crate::NetworkPolicy::Allow`].
@@ -244,6 +248,18 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
 
     /// Makes an independent copy that goes on from this state; `Unsupported` unless [`Capability::Fork`] is declared.
     async fn fork(&self) -> Result<Arc<dyn Sandbox>>;
+
+    /// Stops every program in the sandbox where it stands, until [`Self::resume`]. Idempotent.
+    ///
+    /// # Behavior
+    /// - Answers `Unsupported` unless [`Capability::Pause`] is declared.
+    /// - Programs make no progress, and the time that their execs may take stands still.
+    /// - What is asked of an exec meanwhile (input, a cancel, the drop of its handle) takes effect when it goes on.
+    /// - Every call but `resume`, `usage` and `close` answers `Conflict`; `close` ends a paused sandbox as any other.
+    async fn pause(&self) -> Result<()>;
+
+    /// Lets programs go on where they stood. Idempotent; nothing happens to a sandbox that is not paused.
+    async fn resume(&self) -> Result<()>;
 
     /// What the sandbox uses now.
     async fn usage(&self) -> Result<SandboxUsage>;

@@ -16,6 +16,7 @@ mod output;
 mod posture;
 mod snapshot;
 mod spec;
+pub mod supervise;
 mod units;
 mod warm;
 

@@ -148,7 +148,16 @@ pub enum RootFs {
         /// An absolute path.
         path: PathBuf,
     },
+    /// An image of a container engine.
+    Image {
+        /// What the engine knows it by, such as `python:3.13-slim`, with a digest (`name@sha256:…`) to name its content:
+        /// 1 to 512 bytes without blanks.
+        reference: String,
+    },
 }
+
+/// The most bytes of an image's name.
+const MAX_IMAGE_NAME: usize = 512;
 
 /// What the code may reach over the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -160,7 +169,7 @@ pub enum NetworkPolicy {
     None,
     /// The named hosts only.
     Allow {
-        /// Host names, or `*.` and a domain, each with an optional `:port`.
+        /// Host names, `*.` and a domain, or addresses (of IPv6 in brackets), each with an optional `:port`.
         hosts: Vec<String>,
     },
 }
@@ -274,7 +283,7 @@ impl Spec {
                 "root",
                 match &self.root {
                     RootFs::Directory { path } => Some(path),
-                    RootFs::Default => None,
+                    RootFs::Default | RootFs::Image { .. } => None,
                 },
             ),
         ] {
@@ -284,6 +293,15 @@ impl Spec {
                 return Err(Error::invalid("create", format!("the {what} directory must be an absolute path"))
                     .with_context("path", path.display().to_string()));
             }
+        }
+        if let RootFs::Image { reference } = &self.root
+            && (reference.is_empty()
+                || reference.len() > MAX_IMAGE_NAME
+                || !reference.chars().all(|c| c.is_ascii_graphic())
+                || reference.starts_with('-'))
+        {
+            return Err(Error::invalid("create", "an image is named by 1 to 512 letters, digits and signs")
+                .with_context("image", reference.escape_debug().to_string()));
         }
         let entries = self.labels.len().max(self.attributes.len());
         let text = self.labels.iter().any(|(key, value)| key.len() > MAX_MAP_TEXT || value.len() > MAX_MAP_TEXT);
@@ -384,6 +402,10 @@ mod tests {
             assert!(TenantId::new(tenant).is_err(), "{tenant}");
         }
         assert!(serde_json::from_str::<Spec>(r#"{"tenant":"../x"}"#).is_err());
+        for reference in ["", "a b", "--privileged", "a\nb", "é", &"x".repeat(513)] {
+            let root = RootFs::Image { reference: reference.to_owned() };
+            assert!(Spec::builder().root(root).build().is_err(), "{reference:?}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Surroundings {
     pub search_path: Option<String>,
     /// `HOME`.
     pub home: Option<String>,
+    /// How containers are made, in one line, where the backend makes any.
+    pub containers: Option<String>,
 }
 
 /// How a [`crate::Server`] is set up.

@@ -132,6 +132,14 @@ impl Sandbox for PooledSandbox {
         Ok(Self::of(fork, self.origin.clone()))
     }
 
+    async fn pause(&self) -> Result<()> {
+        self.sandbox.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.sandbox.resume().await
+    }
+
     async fn usage(&self) -> Result<SandboxUsage> {
         self.sandbox.usage().await
     }

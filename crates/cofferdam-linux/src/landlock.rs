@@ -56,6 +56,7 @@ pub mod access {
 
 const CREATE_RULESET_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: u32 = 1;
+/// Everything that a kernel can keep inside: abstract sockets and signals.
 const SCOPES: u64 = 3;
 
 #[repr(C)]
@@ -80,7 +81,8 @@ pub fn abi() -> u32 {
     u32::try_from(result).unwrap_or(0)
 }
 
-fn handled(abi: u32) -> u64 {
+/// The file rights that a kernel of this version can govern.
+pub fn handled(abi: u32) -> u64 {
     let rights = match abi {
         0 | 1 => 13,
         2 => 14,
@@ -88,6 +90,11 @@ fn handled(abi: u32) -> u64 {
         _ => 16,
     };
     (1 << rights) - 1
+}
+
+/// The scopes that a kernel of this version can govern.
+pub fn scopes(abi: u32) -> u64 {
+    if abi >= 6 { SCOPES } else { 0 }
 }
 
 /// A set of rules being made. Everything that no rule allows is forbidden once it is enforced.
@@ -101,7 +108,7 @@ impl Ruleset {
     /// An empty set for a kernel of this version (at least 1): all file rights it knows, and both scopes (abstract
     /// sockets, signals) from version 6 on.
     pub fn new(abi: u32) -> io::Result<Self> {
-        let attr = RulesetAttr { handled_fs: handled(abi), handled_net: 0, scoped: if abi >= 6 { SCOPES } else { 0 } };
+        let attr = RulesetAttr { handled_fs: handled(abi), handled_net: 0, scoped: scopes(abi) };
         let size = match abi {
             0..=3 => 8,
             4 | 5 => 16,

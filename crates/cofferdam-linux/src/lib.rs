@@ -6,6 +6,10 @@ compile_error!("cofferdam-linux wraps Linux only");
 pub mod beneath;
 pub mod caps;
 pub mod cgroup;
+pub mod child;
+pub mod clock;
+#[cfg(feature = "kvm")]
+pub mod kvm;
 pub mod landlock;
 pub mod message;
 pub mod mount;
@@ -15,4 +19,5 @@ pub mod process;
 pub mod seccomp;
 pub mod spawn;
 
+mod relay;
 mod sys;

@@ -27,6 +27,12 @@ const CALLS: &[(&str, libc::c_long, [usize; 5])] = &[
     ("open_by_handle_at", libc::SYS_open_by_handle_at, [usize::MAX, 0, 0, 0, 0]),
 ];
 
+/// Calls that a wall refuses, for who tries them elsewhere: name, number, and arguments that do nothing when they are let
+/// through.
+pub fn forbidden_calls() -> impl Iterator<Item = (&'static str, u64, [u64; 5])> {
+    CALLS.iter().map(|(name, number, arguments)| (*name, *number as u64, arguments.map(|argument| argument as u64)))
+}
+
 /// Names the calls that were not refused with EPERM.
 pub fn forbidden_calls_let_through() -> impl Iterator<Item = &'static str> {
     let vsock = refused(libc::SYS_socket, [libc::AF_VSOCK as usize, libc::SOCK_STREAM as usize, 0, 0, 0]);

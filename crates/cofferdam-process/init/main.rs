@@ -12,12 +12,21 @@
 
 #[expect(dead_code, reason = "each side of the hand-over uses its half")]
 mod handover;
+#[path = "../../cofferdam-linux/bare/launch.rs"]
 mod launch;
+#[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
+#[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;
 mod serve;
+#[expect(dead_code, reason = "what it shares with another program, which uses more")]
+#[path = "../../cofferdam-linux/bare/sys/mod.rs"]
 mod sys;
+#[path = "../../cofferdam-linux/bare/texts.rs"]
 mod texts;
+#[path = "../../cofferdam-linux/bare/tree.rs"]
+mod tree;
+#[path = "../../cofferdam-linux/bare/watch.rs"]
 mod watch;
 mod wire;
 

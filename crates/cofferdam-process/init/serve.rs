@@ -7,20 +7,12 @@
 use super::handover::Handover;
 use super::launch::{self, Desk};
 use super::sys::{self, Fd, Fds, Mapping, Ready, Res};
-use super::texts::{self, Path};
-use super::watch::{self, Watch};
+use super::tree;
+use super::watch::{Passed, Watch};
 use super::wire::{self, Event, NotStarted, Order, Start, Step};
 
 /// How long the owner may take to read what it was told.
 const PATIENCE_MICROS: u64 = 10_000_000;
-/// Scans for processes of one exec, one right after the other: what forks must not get ahead.
-const KILL_SCANS: usize = 200;
-/// Scans after that, with pauses: what was killed may need a while to be gone. If there is something still, everything
-/// in the sandbox is killed instead.
-const SLOW_KILL_SCANS: usize = 1000;
-const PAUSE_MICROS: u64 = 1000;
-/// Bytes for a list of all processes: some thirty thousand. Only what is needed of it is ever touched.
-const SNAPSHOT: usize = 1 << 20;
 /// Programs of execs that can run at the same time.
 const MOST_RUNNING: usize = 4096;
 /// Orders up to this length need no memory of their own.
@@ -162,10 +154,10 @@ impl Init {
                 Err(errno) => return Err(errno),
             }
         }
-        if let Some(event) = self.watch.as_mut().and_then(Watch::look) {
+        if let Some(passed) = self.watch.as_mut().and_then(Watch::look) {
             sys::kill(-1, sys::SIGKILL);
             // What the owner does not hear of is killed all the same.
-            let _ = self.tell(&event, &[]);
+            let _ = self.tell(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
         }
         Ok(true)
     }
@@ -231,10 +223,10 @@ impl Init {
         }
         let prepare = |errno| NotStarted { step: Step::Prepare, errno };
         let (pid, master) = match start.terminal {
-            None => (desk.launch(start, fds.three().map_err(prepare)?, self.mark)?, None),
+            None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.mark), &|| Ok(()))?, None),
             Some(size) => {
                 let (master, slave) = launch::make_terminal(size).map_err(prepare)?;
-                (desk.launch(start, [slave.number(); 3], self.mark)?, Some(master))
+                (desk.launch(start, [slave.number(); 3], Some(self.mark), &|| Ok(()))?, Some(master))
             }
         };
         running.add(pid, start.exec);
@@ -266,44 +258,9 @@ impl Init {
     /// Signals everything an exec started. The mark in a resource limit says what belongs to it, wherever it has gone:
     /// children inherit it, and the seccomp list lets nobody change it.
     fn signal_exec(&self, exec: u64, signal: i32) {
-        let kills = signal == sys::SIGKILL;
-        if kills && self.execs_started == 1 && self.first == exec {
-            sys::kill(-1, signal); // One step, which no fork can outrun.
-            return;
-        }
-        if let Ok(mut list) = Mapping::anonymous(SNAPSHOT) {
-            for scan in 0..if kills { KILL_SCANS + SLOW_KILL_SCANS } else { 1 } {
-                if scan >= KILL_SCANS {
-                    let _ = sys::wait([NOTHING; 2], Some(PAUSE_MICROS));
-                }
-                if !signal_marked(list.bytes_mut(), exec, signal) {
-                    return;
-                }
-            }
-        }
-        if kills {
-            // It forks faster than it can be counted. The sandbox ends rather than the order be disobeyed.
-            sys::kill(-1, sys::SIGKILL);
-        }
+        let alone = self.execs_started == 1 && self.first == exec;
+        tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec));
     }
-}
-
-/// Signals what carries a mark and is alive; `false` when there is no such process. All are listed before the first is
-/// signalled, so that what a program starts in answer to a signal does not get one.
-fn signal_marked(list: &mut [u8], exec: u64, signal: i32) -> bool {
-    let mut found = false;
-    watch::each_process(list, |pid| {
-        if sys::mark_of(pid) == Some(exec) && is_running(pid) {
-            found = true;
-            sys::kill(pid, signal);
-        }
-    });
-    found
-}
-
-fn is_running(pid: i32) -> bool {
-    let mut stat = [0; 512];
-    texts::is_running(sys::read_file(Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat))
 }
 
 /// Takes the next order, if there is one; `None` when the owner is gone.

@@ -58,6 +58,10 @@ impl ProcessBackend {
     pub(crate) async fn launcher(&self, root: &RootFs) -> Result<Arc<Launcher>> {
         let root = match root {
             RootFs::Default => None,
+            RootFs::Image { .. } => {
+                return Err(Error::unsupported("create", "the process backend knows no images")
+                    .with_remedy("use a backend of level container, or name a directory with a root file system"));
+            }
             RootFs::Directory { path } => Some(path.canonicalize().map_err(|error| {
                 Error::new(ErrorKind::NotFound, "create", "the root directory cannot be opened")
                     .with_context("path", path.display().to_string())

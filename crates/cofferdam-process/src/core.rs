@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::process;
@@ -22,17 +23,6 @@ const GONE_LIMIT: Duration = Duration::from_secs(60);
 const FULL: Duration = Duration::from_millis(2);
 /// Time an init has to take an order.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
-
-/// How an exec's program ended.
-#[derive(Debug, Clone, Copy)]
-pub struct Ended {
-    /// The raw wait status.
-    pub status: i32,
-    /// The largest resident size of a process, in bytes.
-    pub peak_bytes: u64,
-    /// CPU microseconds of what was reaped.
-    pub cpu_micros: u64,
-}
 
 /// An exec that could not be started.
 pub type StartFailure = (NotStarted, i32);

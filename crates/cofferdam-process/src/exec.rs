@@ -11,35 +11,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Supervision, Wish};
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Fault, LimitKind,
-    OutputStream, Result, Retry, Stdin, StdinWriter, TerminalSize, Usage,
+    Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Fault, OutputStream,
+    Result, Retry, Stdin, StdinWriter, TerminalSize,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::{Core, Ended, Enrolled};
+use crate::core::{Core, Enrolled};
 use crate::protocol::{Order, Start};
 use crate::stdio::{self, Read, Stream, Writer};
 use crate::{error, files};
 
 /// Environment of every exec, besides PATH.
 const BASE_ENV: [(&str, &str); 2] = [("HOME", "/tmp"), ("LANG", "C.UTF-8")];
-/// Time an init has to kill what it is told to, before the whole sandbox is killed.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// What a pipe can hold at most after its last writer is gone (the default for `fs.pipe-max-size`).
 const DRAIN_LIMIT: usize = 1 << 20;
-/// CPU time is looked at no more often than this.
-const CPU_LOOK: Duration = Duration::from_millis(5);
-const SIGKILL: i32 = 9;
-const SIGXCPU: i32 = 24;
-
-/// What a handle asks of the task that drives the exec.
-#[derive(Debug, Clone, Copy)]
-enum Wish {
-    Cancel(Duration),
-    Kill,
-}
 
 struct Control {
     wishes: mpsc::UnboundedSender<Wish>,
@@ -155,12 +143,16 @@ pub async fn attach(
     let (wishes, on_wish) = mpsc::unbounded_channel();
     let control = Arc::new(Control { wishes, terminal: control_end });
     let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
-    let timeout = request.timeout().unwrap_or(core.limits().wall_time);
+    let allowance = Allowance {
+        wall: request.timeout().unwrap_or(core.limits().wall_time),
+        cpu: core.limits().cpu_time,
+        counted: core.stats.is_some(),
+        processors: cofferdam_linux::process::processors(),
+    };
     let run = Run {
         core: Arc::clone(core),
         exec,
-        begun,
-        deadline: begun + timeout,
+        supervision: Supervision::new(begun, Instant::now(), allowance),
         base_cpu,
         base_kills,
         base_refusals,
@@ -260,90 +252,38 @@ fn stdin_end(stdin: &Stdin, ours: &mut Ends) -> std::io::Result<OwnedFd> {
 struct Run {
     core: Arc<Core>,
     exec: u64,
-    begun: Instant,
-    deadline: Instant,
+    supervision: Supervision,
     base_cpu: u64,
     base_kills: u64,
     base_refusals: u64,
     script: bool,
 }
 
-/// Why an exec was told to end.
-#[derive(Debug, Clone, Copy, Default)]
-struct Reasons {
-    timed_out: bool,
-    cancelled: bool,
-    over_cpu: bool,
-}
-
 impl Run {
     async fn drive(
-        self,
+        mut self,
         driver: ExecDriver,
         mut stdout: Option<Stream>,
         mut stderr: Option<Stream>,
         mut on_end: oneshot::Receiver<Ended>,
         mut on_wish: mpsc::UnboundedReceiver<Wish>,
     ) {
-        let mut reasons = Reasons::default();
-        let mut kill_at: Option<Instant> = None;
-        let mut killed_at: Option<Instant> = None;
-        let mut cpu_look = self.next_cpu_look(0);
         let mut wishing = true;
         let ended = loop {
-            let timer = [killed_at.map(|at| at + KILL_PATIENCE), kill_at, cpu_look]
-                .into_iter()
-                .chain([(!reasons.timed_out).then_some(self.deadline)])
-                .flatten()
-                .min();
             tokio::select! {
                 ended = &mut on_end => break ended.ok(),
                 read = next(&mut stdout) => publish(&driver, OutputStream::Stdout, read, &mut stdout),
                 read = next(&mut stderr) => publish(&driver, OutputStream::Stderr, read, &mut stderr),
                 wish = on_wish.recv(), if wishing => match wish {
-                    Some(Wish::Cancel(grace)) if killed_at.is_none() && kill_at.is_none() => {
-                        reasons.cancelled = true;
+                    Some(wish) => if self.supervision.wish(wish, Instant::now()) {
                         self.signal(false).await;
-                        kill_at = Some(Instant::now() + grace);
-                    }
-                    Some(Wish::Kill) if killed_at.is_none() => {
-                        reasons.cancelled = true;
-                        kill_at = Some(Instant::now());
-                    }
-                    Some(_) => {}
+                    },
                     None => wishing = false,
                 },
-                () = sleep_until(timer) => {
-                    let now = Instant::now();
-                    if killed_at.is_some_and(|at| now >= at + KILL_PATIENCE) {
-                        // The init did not do it: end the sandbox instead.
-                        self.core.kill_all();
-                        killed_at = Some(now);
-                    }
-                    if now >= self.deadline && !reasons.timed_out {
-                        reasons.timed_out = true;
-                        kill_at = Some(now);
-                    }
-                    if cpu_look.is_some_and(|at| now >= at) {
-                        let used = self.cpu_used().unwrap_or(0);
-                        cpu_look = self.next_cpu_look(used);
-                        if self.over_cpu(used) {
-                            reasons.over_cpu = true;
-                            cpu_look = None;
-                            kill_at = Some(now);
-                        }
-                    }
-                    if kill_at.is_some_and(|at| now >= at) {
-                        kill_at = None;
-                        if killed_at.is_none() {
-                            killed_at = Some(now);
-                            self.signal(true).await;
-                        }
-                    }
-                }
+                () = sleep_until(self.supervision.next()) => self.attend().await,
             }
         };
-        if reasons.cancelled || reasons.timed_out || reasons.over_cpu {
+        if self.supervision.kills_the_rest() {
             // What outlived the program itself.
             self.signal(true).await;
         }
@@ -354,7 +294,24 @@ impl Run {
         if self.script {
             files::remove_script(self.core.code(), self.exec);
         }
-        driver.finish(self.exit(ended, reasons));
+        driver.finish(self.exit(ended));
+    }
+
+    /// Does what is due.
+    async fn attend(&mut self) {
+        let now = Instant::now();
+        let due = self.supervision.due(now);
+        if due.end_sandbox {
+            // The init did not do it: end the sandbox instead.
+            self.core.kill_all();
+        }
+        if due.look {
+            let used = self.cpu_used().unwrap_or(0);
+            self.supervision.looked(used, now);
+        }
+        if self.supervision.kill_now(now) {
+            self.signal(true).await;
+        }
     }
 
     async fn signal(&self, kill: bool) {
@@ -367,65 +324,20 @@ impl Run {
         Some(self.core.stats.as_ref()?.cpu_micros()?.saturating_sub(self.base_cpu))
     }
 
-    fn over_cpu(&self, used: u64) -> bool {
-        self.core.limits().cpu_time.is_some_and(|limit| u128::from(used) >= limit.as_micros())
-    }
-
-    /// The limit cannot be passed before what is left is used up on all processors at once.
-    fn next_cpu_look(&self, used: u64) -> Option<Instant> {
-        self.core.stats.as_ref()?;
-        let left = self.core.limits().cpu_time?.saturating_sub(Duration::from_micros(used));
-        Some(Instant::now() + (left / cofferdam_linux::process::processors().max(1)).max(CPU_LOOK))
-    }
-
-    fn exit(&self, ended: Option<Ended>, reasons: Reasons) -> Result<Exit> {
+    fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
-        let cancelled = reasons.cancelled || (ended.is_none() && self.core.is_closed_by_owner() && !reasons.timed_out);
-        let Some(ended) = ended.or_else(|| self.stand_in(reasons)) else { return Err(died(&self.core, "exit")) };
-        let (code, signal) =
-            if ended.status & 0x7f == 0 { ((ended.status >> 8) & 0xff, None) } else { (-1, Some(ended.status & 0x7f)) };
-        let kills = || stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills;
-        let killed_by = match signal {
-            _ if reasons.timed_out || cancelled => None,
-            Some(_) if reasons.over_cpu || watched_cpu => Some(LimitKind::Cpu),
-            Some(SIGXCPU) => Some(LimitKind::Cpu),
-            Some(SIGKILL) if watched_memory || kills() => Some(LimitKind::Memory),
-            // The kernel's own limit on one process, one second above ours.
-            Some(SIGKILL) if stats.is_none() && self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
-            _ => None,
+        let accounts = Accounts {
+            cpu_micros: self.cpu_used(),
+            peak_bytes: self.core.peak_memory(),
+            memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills,
+            forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base_refusals,
+            disk_full: self.disk_full(),
+            watched_memory,
+            watched_cpu,
+            closed_by_owner: self.core.is_closed_by_owner(),
         };
-        let mut limits_hit: Vec<LimitKind> = killed_by.into_iter().collect();
-        if stats.map_or(0, |stats| stats.forks_refused()) > self.base_refusals {
-            limits_hit.push(LimitKind::Pids);
-        }
-        if self.disk_full() {
-            limits_hit.push(LimitKind::Disk);
-        }
-        let cpu_micros = self.cpu_used().unwrap_or(ended.cpu_micros);
-        Ok(Exit {
-            code: if reasons.timed_out { -1 } else { code },
-            signal,
-            timed_out: reasons.timed_out,
-            cancelled,
-            truncated: false,
-            killed_by,
-            limits_hit,
-            duration: self.begun.elapsed(),
-            usage: Usage {
-                cpu_seconds: cpu_micros as f64 / 1e6,
-                peak_memory_bytes: self.core.peak_memory().or(Some(ended.peak_bytes)),
-                output_bytes: 0,
-            },
-        })
-    }
-
-    /// An init that is gone took the program with it. Where we, or a limit, ended it, that is the exec's end.
-    fn stand_in(&self, reasons: Reasons) -> Option<Ended> {
-        let memory = self.core.stats.as_ref().map_or(0, |stats| stats.memory_kills()) > self.base_kills;
-        let explained =
-            reasons.timed_out || reasons.cancelled || reasons.over_cpu || memory || self.core.is_closed_by_owner();
-        explained.then_some(Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 })
+        self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| died(&self.core, "exit"))
     }
 
     fn disk_full(&self) -> bool {

@@ -17,6 +17,9 @@ use crate::sys;
 #[derive(Debug, Clone)]
 pub struct ForkedLauncher(Arc<Mutex<Option<Waiting>>>);
 
+/// Arguments, or the strings of the environment.
+pub type Words = Box<dyn Iterator<Item = &'static CStr>>;
+
 impl PartialEq for ForkedLauncher {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -33,10 +36,10 @@ impl ForkedLauncher {
         Some(Self(Arc::new(Mutex::new(Some(Waiting { socket: Some(socket), pid })))))
     }
 
-    /// Forks one if this program was called with `word` as one of its first three arguments. The arguments are read
-    /// where the kernel put them, without a copy that the launcher would inherit.
-    pub fn fork_when_called_with(word: &CStr) -> Option<Self> {
-        if sys::fork::called_with(word) { Self::fork() } else { None }
+    /// Forks one if `wanted` says so of the arguments, the program's name first, and of the environment's
+    /// `NAME=value`. Both are read where the kernel put them, without a copy that the launcher would inherit.
+    pub fn fork_when(wanted: impl FnOnce(Words, Words) -> bool) -> Option<Self> {
+        if wanted(Box::new(sys::fork::arguments()), Box::new(sys::fork::environment())) { Self::fork() } else { None }
     }
 
     /// Takes it, if nobody has and it still waits.

@@ -94,12 +94,21 @@ impl ProcessSandbox {
         prepared.start.last = true;
         let control = launcher.create(&create)?;
         let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-        protocol::send(control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT)
-            .map_err(|error| error::os("start", "cannot order the command", error))?;
+        let no_order = |error| error::os("start", "cannot order the command", error);
+        let mut failed = protocol::send(control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT).err();
+        // A sandbox that is refused sooner than it can be asked for hears no order: the launcher says why.
+        let refused = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
+        if let Some(error) = failed.take_if(|error| !refused.contains(&error.kind())) {
+            return Err(no_order(error));
+        }
         drop(fds);
         drop(prepared.theirs);
         // The command's time begins when it does, however long its sandbox took.
         let (sandbox, enrolled, begun) = Self::receive(launcher, create, made, control).await?;
+        if let Some(error) = failed {
+            sandbox.close().await?;
+            return Err(no_order(error));
+        }
         let core = &sandbox.core;
         let enrolled = enrolled.unwrap_or_else(|| core.enroll());
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
@@ -209,6 +218,14 @@ impl Sandbox for ProcessSandbox {
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         Err(Error::unsupported("fork", "the process backend cannot copy running programs")
             .with_remedy("use level vm for forks"))
+    }
+
+    async fn pause(&self) -> Result<()> {
+        Err(Error::unsupported("pause", "the process backend cannot stop programs and let them go on"))
+    }
+
+    async fn resume(&self) -> Result<()> {
+        Err(Error::unsupported("resume", "the process backend cannot stop programs and let them go on"))
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {

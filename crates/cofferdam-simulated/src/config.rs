@@ -24,13 +24,14 @@ pub struct Config {
 
 impl Config {
     /// All that it can do.
-    pub(crate) const KNOWN: [Capability; 7] = [
+    pub(crate) const KNOWN: [Capability; 8] = [
         Capability::MultipleExecs,
         Capability::StreamingStdin,
         Capability::Terminal,
         Capability::Files,
         Capability::Snapshot,
         Capability::Fork,
+        Capability::Pause,
         Capability::Warm,
     ];
 }

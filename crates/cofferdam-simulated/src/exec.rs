@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::fault::ExecFault;
-use crate::interpreter::{Machine, Process};
+use crate::interpreter::{Machine, Process, while_not_paused};
 use crate::state::{Shared, Signal};
 use crate::{OnTerm, PROGRAM, Program};
 
@@ -193,12 +193,22 @@ impl Supervisor {
 
     /// Runs the program until it ends or is ended.
     async fn wait(&mut self, process: &Process, program: impl Future<Output = Option<End>>) -> End {
+        let mut paused = self.shared.paused();
+        let program = while_not_paused(paused.clone(), program);
         tokio::pin!(program);
         let (mut kill_at, mut cancelled) = (None::<Instant>, false);
         let end = loop {
+            if *paused.borrow_and_update() {
+                let since = Instant::now();
+                let _ = paused.wait_for(|paused| !paused).await;
+                // Time stood still.
+                self.deadline += since.elapsed();
+                kill_at = kill_at.map(|at| at + since.elapsed());
+            }
             let killed = sleep_until(kill_at.unwrap_or(self.deadline));
             tokio::select! {
                 biased;
+                Ok(()) = paused.changed() => {}
                 Some(signal) = self.inbox.recv() => {
                     if let Some(end) = self.take(signal, process, &mut kill_at, &mut cancelled) {
                         break end;

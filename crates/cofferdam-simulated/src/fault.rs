@@ -35,6 +35,10 @@ pub enum FaultPoint {
     Snapshot,
     /// `Sandbox::fork`.
     Fork,
+    /// `Sandbox::pause`.
+    Pause,
+    /// `Sandbox::resume`.
+    Resume,
     /// `Sandbox::usage`.
     Usage,
     /// `Sandbox::close` and `Warm::close`; it closes all the same.
@@ -55,6 +59,8 @@ impl FaultPoint {
             Self::Remove => "remove",
             Self::Snapshot => "snapshot",
             Self::Fork => "fork",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
             Self::Usage => "usage",
             Self::Close => "close",
         }

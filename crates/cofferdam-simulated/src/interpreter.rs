@@ -117,7 +117,7 @@ impl Process {
     /// Runs something until the exec ends.
     pub(crate) async fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(tasks) = self.tasks.lock().await.as_mut() {
-            tasks.spawn(task);
+            tasks.spawn(while_not_paused(self.shared.paused(), task));
         }
     }
 
@@ -437,5 +437,19 @@ impl Machine {
             })
             .await;
         Ok(())
+    }
+}
+
+/// Polls a program's work only while its sandbox is not paused.
+pub(crate) async fn while_not_paused<T>(mut paused: watch::Receiver<bool>, work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
+    loop {
+        // Whoever pauses lives as long as the sandbox: if it is gone, nothing is paused.
+        let _ = paused.wait_for(|paused| !paused).await;
+        tokio::select! {
+            biased;
+            Ok(_) = paused.wait_for(|paused| *paused) => {}
+            end = &mut work => return end,
+        }
     }
 }

@@ -33,7 +33,10 @@ impl SimulatedSandbox {
         if needs.is_some_and(|needed| !self.shared.host.config.capabilities.contains(&needed)) {
             return Err(Error::unsupported(point.operation(), "this backend does not offer it"));
         }
-        drop(self.shared.open(point.operation())?);
+        match point {
+            FaultPoint::Usage | FaultPoint::Pause | FaultPoint::Resume => drop(self.shared.open(point.operation())?),
+            _ => drop(self.shared.active(point.operation())?),
+        }
         self.shared.host.faults.pass(point).await.map(drop)
     }
 
@@ -64,7 +67,7 @@ impl Sandbox for SimulatedSandbox {
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        drop(self.shared.open("start")?);
+        drop(self.shared.active("start")?);
         let nth = self.shared.host.faults.pass(FaultPoint::Start).await?;
         exec::start(&self.shared, request, self.shared.host.faults.of_exec(nth))
     }
@@ -116,6 +119,16 @@ impl Sandbox for SimulatedSandbox {
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         self.enter(FaultPoint::Fork, Some(Capability::Fork)).await?;
         Ok(self.maker.fork(&self.shared, self.freeze("fork")?))
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.enter(FaultPoint::Pause, Some(Capability::Pause)).await?;
+        self.shared.set_paused("pause", true)
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.enter(FaultPoint::Resume, Some(Capability::Pause)).await?;
+        self.shared.set_paused("resume", false)
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {

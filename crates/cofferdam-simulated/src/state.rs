@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Execs alive.
     alive: watch::Sender<usize>,
+    /// Whether programs stand still.
+    paused: watch::Sender<bool>,
 }
 
 impl Shared {
@@ -62,7 +64,15 @@ impl Shared {
             next_exec: 1,
             execs: BTreeMap::new(),
         };
-        Self { id, spec, posture, host, state: Mutex::new(state), alive: watch::Sender::new(0) }
+        Self {
+            id,
+            spec,
+            posture,
+            host,
+            state: Mutex::new(state),
+            alive: watch::Sender::new(0),
+            paused: watch::Sender::new(false),
+        }
     }
 
     /// Makes the sandbox what its request asks for. Nothing has run in it; its workspace is as it was made.
@@ -89,9 +99,32 @@ impl Shared {
         Ok(state)
     }
 
+    /// The state of a sandbox that is usable and not paused.
+    pub(crate) fn active(&self, operation: &'static str) -> Result<MutexGuard<'_, State>> {
+        let state = self.open(operation)?;
+        if *self.paused.borrow() {
+            return Err(
+                Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
+            );
+        }
+        Ok(state)
+    }
+
+    /// Stops programs, or lets them go on.
+    pub(crate) fn set_paused(&self, operation: &'static str, paused: bool) -> Result<()> {
+        let _state = self.open(operation)?;
+        self.paused.send_replace(paused);
+        Ok(())
+    }
+
+    /// Whether programs stand still, now and later.
+    pub(crate) fn paused(&self) -> watch::Receiver<bool> {
+        self.paused.subscribe()
+    }
+
     /// Enters an exec; it counts as one process.
     pub(crate) fn enter(&self, sender: mpsc::UnboundedSender<Signal>) -> Result<u64> {
-        let mut state = self.open("start")?;
+        let mut state = self.active("start")?;
         if !self.capable_of_many() && !state.execs.is_empty() {
             return Err(Error::unsupported("start", "this backend runs one exec at a time in a sandbox"));
         }
@@ -132,6 +165,7 @@ impl Shared {
     pub(crate) fn shut(&self) {
         let mut state = self.lock();
         state.closed = true;
+        self.paused.send_replace(false);
         self.host.living().remove(&self.id);
         self.signal_all(&state, Signal::Kill);
     }

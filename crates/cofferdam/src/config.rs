@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cofferdam::registry::Pull;
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
@@ -39,6 +40,23 @@ pub struct ConfigFile {
     pub use_daemon: Option<DaemonUse>,
     /// How a daemon is set up.
     pub daemon: ConfigDaemon,
+    /// How containers are made.
+    pub containers: ConfigContainers,
+}
+
+/// The table `[containers]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigContainers {
+    /// The engine's address.
+    pub host: Option<String>,
+    /// The image where none is named.
+    pub image: Option<String>,
+    /// Whether images are pulled.
+    #[serde(deserialize_with = "pull")]
+    pub pull: Option<Pull>,
+    /// The only images that may be named.
+    pub images_allowed: Option<Vec<String>>,
 }
 
 /// The table `[limits]`.
@@ -79,6 +97,10 @@ pub struct ConfigDaemon {
     pub node: Option<usize>,
     /// Modules that those load beforehand.
     pub node_modules: Vec<String>,
+}
+
+fn pull<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Pull>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
 fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Level>, D::Error> {

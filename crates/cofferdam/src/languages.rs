@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use cofferdam::registry::MODULE_INTERPRETER;
 use cofferdam::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -33,7 +34,11 @@ const BUILT_IN: &[Row] = &[
     ("typescript", &["ts", "mts", "cts"], &["node", "--v8-pool-size=2", "--experimental-strip-types"]),
     ("sh", &["sh"], &["sh"]),
     ("bash", &["bash"], &["bash"]),
+    (MODULE, &["wasm"], &[MODULE_INTERPRETER]),
 ];
+
+/// The language of compiled modules, which have a backend of their own.
+pub const MODULE: &str = "wasm";
 
 impl Default for Languages {
     fn default() -> Self {
@@ -158,6 +163,7 @@ mod tests {
             ("a.ts", Some("typescript")),
             ("a.sh", Some("sh")),
             ("a.bash", Some("bash")),
+            ("a.wasm", Some("wasm")),
             ("a.tar.gz", None),
             ("a.rb", None),
             ("py", None),

@@ -10,7 +10,9 @@ mod encode;
 mod host_stream;
 mod interrupts;
 mod languages;
+mod launcher;
 mod plan;
+mod progress;
 mod report;
 mod resident;
 mod settings;
@@ -32,7 +34,7 @@ use cofferdam::registry::ForkedLauncher;
 fn main() -> ExitCode {
     // Before anything is read but where a daemon would be: what is in memory now is in the launcher's memory, too. With a
     // daemon there is hardly ever a need for a launcher of our own.
-    let launcher = if resident::may_be_there() { None } else { ForkedLauncher::fork_when_called_with(c"run") };
+    let launcher = if resident::may_be_there() { None } else { ForkedLauncher::fork_when(launcher::is_wanted) };
     let raw: Vec<_> = std::env::args_os().collect();
     let status = match args::parse(&raw) {
         Ok(cli) => commands::dispatch(cli, launcher),

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use cofferdam::registry::MODULE_BACKEND;
 use cofferdam::{
     Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Result, RootFs, Script, Spec, Stdin, TerminalSize,
     WORKSPACE_PATH, Workspace,
@@ -11,7 +12,7 @@ use cofferdam::{
 
 use crate::args::RunArgs;
 use crate::languages::Languages;
-use crate::settings::Settings;
+use crate::settings::{Settings, names_module};
 
 /// The largest FILE that is read, as the contract bounds a script.
 const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
@@ -31,7 +32,7 @@ impl Plan {
     /// Plans a run; `terminal` is the size of our terminal when the code gets one of its own.
     pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
         let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
-        let command = command(args, &settings.languages, workspace.as_ref())?;
+        let command = command(args, settings, workspace.as_ref())?;
         Ok(Self { spec: spec(args, settings, workspace)?, request: request(args, settings, command, terminal)? })
     }
 }
@@ -69,6 +70,9 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     if let Some(root) = &args.place.root {
         builder = builder.root(RootFs::Directory { path: directory("--root", root)? });
     }
+    if let Some(reference) = &args.place.image {
+        builder = builder.root(RootFs::Image { reference: reference.clone() });
+    }
     if let Some(network) = &args.place.net {
         builder = builder.network(network.clone());
     }
@@ -104,7 +108,8 @@ fn request(
     builder.build()
 }
 
-fn command(args: &RunArgs, languages: &Languages, workspace: Option<&HostWorkspace>) -> Result<Command> {
+fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Command> {
+    let languages = &settings.languages;
     if let (Some(code), Some(lang)) = (&args.code, &args.lang) {
         return code_command(code, lang, &args.words, languages);
     }
@@ -112,7 +117,14 @@ fn command(args: &RunArgs, languages: &Languages, workspace: Option<&HostWorkspa
         return Err(Error::invalid("run", "there is nothing to run")
             .with_remedy("name a FILE, give --lang and --code, or put a command after --; see cofferdam run --help"));
     };
-    if !args.separated {
+    let for_modules = settings.backend.name == MODULE_BACKEND;
+    if names_module(args) && !for_modules {
+        let message = format!("the backend '{}' does not run WebAssembly modules", settings.backend.name);
+        return Err(Error::unsupported("run", message)
+            .with_remedy(format!("use --backend {MODULE_BACKEND}, if a wall of level wasm is thick enough")));
+    }
+    // A backend for modules has none of its own, so that a command names a module of ours.
+    if !args.separated || (for_modules && first.to_ascii_lowercase().ends_with(".wasm")) {
         return file_command(Path::new(first), rest, args.lang.as_deref(), languages, workspace);
     }
     if args.lang.is_some() {

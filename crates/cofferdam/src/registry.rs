@@ -1,17 +1,35 @@
 //! The one place that names backends: which exist, which are in this build, how to make one, what it needs.
 
+#[cfg(feature = "container")]
+pub mod images;
+
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use cofferdam_conformance::{Target, UnixPrograms};
+#[cfg(feature = "container")]
+use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
 use cofferdam_process::{LauncherStart, ProcessBackend, ProcessConfig};
 use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
+#[cfg(feature = "wasm")]
+use cofferdam_wasm::{WasmBackend, WasmConfig, WasmPrograms};
 use serde::Serialize;
 
 /// The backend used when nothing else is asked for.
 pub const DEFAULT_BACKEND: &str = "process";
+
+/// The backend that runs WebAssembly modules.
+pub const MODULE_BACKEND: &str = "wasm";
+
+/// What a script names as its interpreter whose contents are a WebAssembly module.
+pub const MODULE_INTERPRETER: &str = "wasm";
+
+/// The backend that makes containers.
+pub const CONTAINER_BACKEND: &str = "docker";
 
 /// What is known about a backend without making it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -29,9 +47,9 @@ pub struct BackendInfo {
 /// Every backend that has a name, thinnest wall first.
 pub const KNOWN: &[BackendInfo] = &[
     known("simulated", Level::Simulated, true, "no wall at all, deterministic; for tests"),
-    known("wasm", Level::Wasm, false, "WebAssembly inside Cofferdam's own process"),
+    known("wasm", Level::Wasm, cfg!(feature = "wasm"), "WebAssembly inside Cofferdam's own process"),
     known("process", Level::Process, true, "a process behind namespaces, filters and control groups"),
-    known("docker", Level::Container, false, "a container of the Docker or Podman engine"),
+    known("docker", Level::Container, cfg!(feature = "container"), "a container of the Docker or Podman engine"),
     known("qemu", Level::Vm, false, "a virtual machine of QEMU"),
     known("firecracker", Level::Vm, false, "a microVM of Firecracker"),
     known("apple-vz", Level::Vm, false, "a virtual machine of macOS"),
@@ -48,10 +66,18 @@ pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
     KNOWN.iter().filter(|info| info.built_in)
 }
 
-/// Finds a backend of this build by name; `local` means `process`.
+/// Finds a backend of this build by name; `local` means `process`, and `docker:runsc` is `docker` with the OCI runtime
+/// `runsc` ([`runtime`]).
 ///
 /// A name that is known but not in this build is `Unsupported`, any other is `InvalidInput`.
 pub fn find(name: &str) -> Result<&'static BackendInfo> {
+    let (name, runtime) = name.split_once(':').map_or((name, None), |(name, runtime)| (name, Some(runtime)));
+    if runtime == Some("") || (runtime.is_some() && name != CONTAINER_BACKEND) {
+        let what = format!("there is no backend '{name}:{}'", runtime.unwrap_or_default().escape_debug());
+        return Err(Error::invalid("select backend", what).with_remedy(format!(
+            "only {CONTAINER_BACKEND} has runtimes: {CONTAINER_BACKEND}:NAME, such as docker:runsc"
+        )));
+    }
     let name = if name == "local" { "process" } else { name };
     match KNOWN.iter().find(|info| info.name == name) {
         Some(info) if info.built_in => Ok(info),
@@ -59,6 +85,107 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
             .with_remedy(format!("use one of: {}", names(built_in())))),
         None => Err(Error::invalid("select backend", format!("there is no backend '{}'", name.escape_debug()))
             .with_remedy(format!("use one of: {}", names(built_in())))),
+    }
+}
+
+/// The OCI runtime in a backend's name, as in `docker:runsc`.
+pub fn runtime(name: &str) -> Option<&str> {
+    name.split_once(':').map(|(_, runtime)| runtime)
+}
+
+/// What is done about an image that the container engine does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pull {
+    /// The run fails, and says how to get it.
+    #[default]
+    Never,
+    /// It is pulled from its registry.
+    Missing,
+}
+
+impl FromStr for Pull {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "never" => Ok(Self::Never),
+            "missing" => Ok(Self::Missing),
+            _ => Err(format!("'{}' says nothing about pulling; write never or missing", text.escape_debug())),
+        }
+    }
+}
+
+/// What is being done that takes long, and how far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageStep {
+    /// What is done.
+    pub what: String,
+    /// Bytes done and bytes of all, where that is known.
+    pub bytes: Option<(u64, u64)>,
+}
+
+/// Told of each step, and while it goes on.
+pub type ImageProgress = Arc<dyn Fn(ImageStep) + Send + Sync>;
+
+/// How containers are made, beyond what a spec says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Containers {
+    /// The engine's address: `unix:///path`, an absolute path or `tcp://host:port`. Default: the usual sockets of Docker,
+    /// then Podman's.
+    pub host: Option<String>,
+    /// The caller's directory for sockets, where engines without root have theirs.
+    pub runtime_dir: Option<PathBuf>,
+    /// The OCI runtime, by the engine's name for it.
+    pub runtime: Option<String>,
+    /// The image where a spec names none.
+    pub image: Option<String>,
+    /// What is done about an image that is missing.
+    pub pull: Pull,
+    /// The images that a spec may name, besides the default one; `None` allows every image.
+    pub images_allowed: Option<Vec<String>>,
+}
+
+impl Containers {
+    /// What the environment says: `DOCKER_HOST` and `XDG_RUNTIME_DIR`.
+    pub fn from_environment() -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self {
+            host: set("DOCKER_HOST").map(|host| host.to_string_lossy().into_owned()),
+            runtime_dir: set("XDG_RUNTIME_DIR").map(PathBuf::from),
+            ..Self::default()
+        }
+    }
+
+    /// The same with a runtime, if one is named.
+    #[cfg(feature = "container")]
+    fn with_runtime(&self, runtime: Option<&str>) -> Self {
+        let runtime = runtime.map(str::to_owned).or_else(|| self.runtime.clone());
+        Self { runtime, ..self.clone() }
+    }
+
+    /// Says in one line what differs from the defaults: two that differ make different containers.
+    pub fn fingerprint(&self) -> String {
+        let Self { host, runtime_dir, runtime, image, pull, images_allowed } = self;
+        format!("{host:?} {runtime_dir:?} {runtime:?} {image:?} {pull:?} {images_allowed:?}")
+    }
+
+    #[cfg(feature = "container")]
+    fn config(&self) -> DockerConfig {
+        let Self { host, runtime_dir, runtime, image, pull, images_allowed } = self.clone();
+        let base = DockerConfig::default();
+        DockerConfig {
+            host,
+            runtime_dir,
+            runtime,
+            image: image.unwrap_or(base.image),
+            pull: match pull {
+                Pull::Never => PullPolicy::Never,
+                Pull::Missing => PullPolicy::Missing,
+            },
+            images: images_allowed,
+            engine: base.engine,
+            deadlines: base.deadlines,
+        }
     }
 }
 
@@ -91,6 +218,8 @@ pub fn pooled_conformance_target(name: &str) -> Result<(Target, Arc<PooledBacken
 fn target_of(name: &str, backend: Arc<dyn Backend>) -> Result<Target> {
     Ok(match find(name)?.name {
         "simulated" => Target::new(backend, SimulatedPrograms),
+        #[cfg(feature = "wasm")]
+        MODULE_BACKEND => Target::new(backend, WasmPrograms),
         _ => Target::new(backend, UnixPrograms::default()),
     })
 }
@@ -102,30 +231,130 @@ pub fn pooled(name: &str, template: Spec, config: PoolConfig) -> Result<PooledBa
 
 /// Makes the backend of this name, for sandbox after sandbox.
 pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
-    make(name, ProcessConfig::default())
+    backend_with(name, &Containers::from_environment())
+}
+
+/// As [`backend`], with a say in how containers are made.
+pub fn backend_with(name: &str, containers: &Containers) -> Result<Arc<dyn Backend>> {
+    make(name, ProcessConfig::default(), containers, silent())
 }
 
 /// Makes the backend of this name for a single sandbox: it prepares nothing for others to come.
 pub fn backend_for_one(name: &str) -> Result<Arc<dyn Backend>> {
-    backend_forked(name, None)
+    backend_forked(name, None, &Containers::from_environment(), silent())
 }
 
-/// The same, with a launcher that was forked at the very start of the program, if one was. See [`ForkedLauncher`].
-pub fn backend_forked(name: &str, launcher: Option<ForkedLauncher>) -> Result<Arc<dyn Backend>> {
+/// The same, with a launcher that was forked at the very start of the program, if one was (see [`ForkedLauncher`]), and
+/// with somebody who is told when an image has to be pulled.
+pub fn backend_forked(
+    name: &str,
+    launcher: Option<ForkedLauncher>,
+    containers: &Containers,
+    progress: ImageProgress,
+) -> Result<Arc<dyn Backend>> {
     let launcher = launcher.map_or(LauncherStart::Execute, LauncherStart::Forked);
-    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() })
+    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, containers, progress)
 }
 
-fn make(name: &str, process: ProcessConfig) -> Result<Arc<dyn Backend>> {
+fn silent() -> ImageProgress {
+    Arc::new(|_| {})
+}
+
+fn make(
+    name: &str,
+    process: ProcessConfig,
+    containers: &Containers,
+    progress: ImageProgress,
+) -> Result<Arc<dyn Backend>> {
+    let runtime = runtime(name);
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
+        // Contacts nobody: that comes with the first sandbox.
+        #[cfg(feature = "container")]
+        CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime, containers, progress)?)),
+        // Costs nothing: its compiler comes with the first module.
+        #[cfg(feature = "wasm")]
+        MODULE_BACKEND => Ok(Arc::new(wasm_backend())),
         name => Err(Error::new(
             ErrorKind::Internal,
             "select backend",
             format!("the backend '{name}' is listed but not registered"),
         )),
     }
+}
+
+/// A runtime in the backend's name comes before that of the options.
+#[cfg(feature = "container")]
+fn container_backend(runtime: Option<&str>, containers: &Containers, progress: ImageProgress) -> Result<DockerBackend> {
+    DockerBackend::with_progress(&containers.with_runtime(runtime).config(), images::pulling(progress))
+}
+
+#[cfg(feature = "wasm")]
+fn wasm_backend() -> WasmBackend {
+    WasmBackend::new(WasmConfig { cache: wasm_cache(), ..WasmConfig::default() })
+}
+
+/// Where this user's interpreters for WebAssembly are kept: `cofferdam/wasm` in the user's cache directory. `None` for a
+/// user without one.
+#[cfg(feature = "wasm")]
+pub fn wasm_cache() -> Option<PathBuf> {
+    cache_directory("wasm")
+}
+
+/// A directory below `cofferdam` in the user's cache directory. `None` for a user without one.
+fn cache_directory(name: &str) -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("cofferdam").join(name))
+}
+
+/// An interpreter for WebAssembly that is there and ready.
+#[cfg(feature = "wasm")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Installed {
+    /// The language, as `--lang` names it.
+    pub language: &'static str,
+    /// The version of its implementation.
+    pub version: &'static str,
+    /// Its module.
+    pub module: PathBuf,
+    /// The module's SHA-256.
+    pub sha256: String,
+    /// The licences of what is in it.
+    pub licence: &'static str,
+}
+
+/// The languages that can be installed.
+#[cfg(feature = "wasm")]
+pub const WASM_LANGUAGES: [&str; 2] = ["python", "javascript"];
+
+/// Installs an interpreter for WebAssembly: fetched or built, checked, compiled for this machine, started once. What is
+/// there already stays. `progress` is told what is being done.
+///
+/// # Errors
+///
+/// `InvalidInput` for another language; `Unavailable` if it cannot be had, with what to do.
+#[cfg(feature = "wasm")]
+pub async fn install(language: &str, progress: impl Fn(String) + Clone + Send + 'static) -> Result<Installed> {
+    use cofferdam_wasm::Language;
+    let (name, language) = match language {
+        "python" => (WASM_LANGUAGES[0], Language::Python),
+        "javascript" => (WASM_LANGUAGES[1], Language::JavaScript),
+        other => {
+            let what = format!("there is no interpreter of '{}' for WebAssembly", other.escape_debug());
+            return Err(Error::invalid("setup", what).with_remedy("there are python and javascript"));
+        }
+    };
+    let cache = wasm_cache().ok_or_else(|| {
+        Error::new(ErrorKind::Unavailable, "setup", "this user has no cache directory")
+            .with_remedy("set HOME or XDG_CACHE_HOME")
+    })?;
+    let told = progress.clone();
+    let found = cofferdam_wasm::obtain(&cache, language, move |step| told(step.to_string())).await?;
+    wasm_backend().prepare(language, move |step| progress(step.to_string())).await?;
+    let cofferdam_wasm::Interpreter { version, module, sha256, licence, .. } = found;
+    Ok(Installed { language: name, version, module, sha256, licence })
 }
 
 /// How one thing that a backend needs stands on this host.
@@ -167,18 +396,25 @@ pub struct DoctorReport {
 }
 
 /// Examines this host for one backend, and tries to make a sandbox with the default limits.
-pub async fn doctor(name: &str) -> Result<DoctorReport> {
+pub async fn doctor(name: &str, containers: &Containers) -> Result<DoctorReport> {
     let info = find(name)?;
-    let mut items = examine(info.name).await;
-    let trial = trial(info.name).await;
+    let mut items = examine(name, containers).await;
+    let trial = trial(name, containers).await;
     let usable = trial.state == FindingState::Ok;
     items.push(trial);
     Ok(DoctorReport { backend: info.name, level: info.level, usable, items })
 }
 
-async fn examine(name: &str) -> Vec<Finding> {
-    match name {
+async fn examine(name: &str, containers: &Containers) -> Vec<Finding> {
+    match name.split(':').next().unwrap_or_default() {
         "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
+        #[cfg(feature = "container")]
+        CONTAINER_BACKEND => {
+            let config = containers.with_runtime(runtime(name)).config();
+            cofferdam_container::doctor(&config).await.into_iter().map(Finding::from).collect()
+        }
+        #[cfg(feature = "wasm")]
+        MODULE_BACKEND => cofferdam_wasm::doctor(wasm_cache()).await.into_iter().map(Finding::from).collect(),
         _ => Vec::new(),
     }
 }
@@ -194,9 +430,29 @@ impl From<cofferdam_process::Finding> for Finding {
     }
 }
 
-async fn trial(name: &str) -> Finding {
+#[cfg(feature = "container")]
+impl From<cofferdam_container::Finding> for Finding {
+    fn from(finding: cofferdam_container::Finding) -> Self {
+        let state = match finding.state {
+            cofferdam_container::FindingState::Ok => FindingState::Ok,
+            cofferdam_container::FindingState::Weaker => FindingState::Weaker,
+            cofferdam_container::FindingState::Missing => FindingState::Missing,
+        };
+        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
+    }
+}
+
+#[cfg(feature = "wasm")]
+impl From<cofferdam_wasm::Finding> for Finding {
+    fn from(finding: cofferdam_wasm::Finding) -> Self {
+        let state = if finding.holds { FindingState::Ok } else { FindingState::Missing };
+        Self { name: finding.name.to_owned(), state, detail: finding.detail, remedy: finding.remedy }
+    }
+}
+
+async fn trial(name: &str, containers: &Containers) -> Finding {
     let attempt = async {
-        let sandbox = backend(name)?.create(Spec::default()).await?;
+        let sandbox = backend_with(name, containers)?.create(Spec::default()).await?;
         sandbox.close().await
     };
     let (state, detail, remedy) = match attempt.await {
@@ -217,16 +473,23 @@ mod tests {
     #[test]
     fn names_are_found_or_explained() {
         assert_eq!(find("local").unwrap().name, "process");
-        assert_eq!(find("docker").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(find("qemu").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(find("docker:runsc").unwrap().name, "docker");
+        assert_eq!((runtime("docker:runsc"), runtime("docker")), (Some("runsc"), None));
+        for name in ["docker:", "process:runsc", "local:x", ":runsc"] {
+            assert_eq!(find(name).unwrap_err().kind(), ErrorKind::InvalidInput, "{name}");
+        }
         let error = find("dokcer").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert_eq!(error.remedy(), Some("use one of: simulated, process"));
+        assert_eq!(error.remedy(), Some(&*format!("use one of: {}", names(built_in()))));
     }
 
     #[test]
     fn a_level_is_a_floor() {
         assert_eq!(for_level(Level::Simulated).unwrap().name, "process");
+        assert_eq!(for_level(Level::Wasm).unwrap().name, "process");
         assert_eq!(for_level(Level::Process).unwrap().name, "process");
+        assert_eq!(for_level(Level::Container).unwrap().name, "docker");
         assert_eq!(for_level(Level::Vm).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 

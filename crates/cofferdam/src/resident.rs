@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
+use cofferdam::registry::CONTAINER_BACKEND;
 use cofferdam::{Backend, Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -63,10 +64,11 @@ pub fn build() -> String {
     format!("{} {file}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What the process backend looks for interpreters with.
-pub fn surroundings() -> Surroundings {
+/// What the process backend looks for interpreters with, and how the container backend makes containers.
+pub fn surroundings(settings: &Settings) -> Surroundings {
     let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    Surroundings { search_path: text("PATH"), home: text("HOME") }
+    let containers = (settings.backend.name == CONTAINER_BACKEND).then(|| settings.containers.fingerprint());
+    Surroundings { search_path: text("PATH"), home: text("HOME"), containers }
 }
 
 /// The daemon that this run goes through, as a backend; `None` for a local run.
@@ -74,10 +76,11 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
     if settings.daemon == DaemonUse::Never {
         return Ok(None);
     }
-    let asked = Asked { build: build(), surroundings: surroundings(), backend: settings.backend.name.to_owned() };
+    let asked =
+        Asked { build: build(), surroundings: surroundings(settings), backend: settings.backend.name.to_owned() };
     let mut found = find(&asked);
     if settings.daemon == DaemonUse::Start && matches!(found, Ok(Err(Refusal::None))) {
-        let said = start(&asked.backend, config);
+        let said = start(settings, config);
         found = find(&asked);
         if args.output.verbose && !matches!(found, Ok(Ok(_))) {
             said.iter().for_each(|line| report::remark(line, Tone::Warning));
@@ -115,10 +118,14 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
 }
 
 /// Starts a daemon and waits until it listens; gives what it said.
-fn start(backend: &str, config: Option<&Path>) -> Vec<String> {
+fn start(settings: &Settings, config: Option<&Path>) -> Vec<String> {
+    let backend = match &settings.containers.runtime {
+        Some(runtime) => format!("{}:{runtime}", settings.backend.name),
+        None => settings.backend.name.to_owned(),
+    };
     let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
     let mut command = Command::new(program);
-    command.args(["daemon", "--detach", "--on-demand", "--backend", backend]);
+    command.args(["daemon", "--detach", "--on-demand", "--backend", &backend]);
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam::registry::{self, BackendInfo};
+use cofferdam::registry::{self, BackendInfo, Containers};
 use cofferdam::{
     ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, Protection, Result, TenantId,
     parse_duration,
@@ -14,7 +15,7 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::Bound;
 use crate::config::{ConfigFile, ConfigLimits};
-use crate::languages::Languages;
+use crate::languages::{Languages, MODULE};
 use crate::resident::DaemonUse;
 
 /// What the environment says.
@@ -26,6 +27,10 @@ pub struct Environment {
     pub timeout: Option<Duration>,
     /// `COFFERDAM_DAEMON`: whether a daemon runs things.
     pub daemon: Option<DaemonUse>,
+    /// `DOCKER_HOST`: the container engine's address.
+    pub docker_host: Option<String>,
+    /// `XDG_RUNTIME_DIR`: where engines without root have their sockets.
+    pub runtime_dir: Option<PathBuf>,
 }
 
 impl Environment {
@@ -40,7 +45,13 @@ impl Environment {
             None => None,
             Some(text) => Some(daemon(&text)?),
         };
-        Ok(Self { backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()), timeout, daemon })
+        Ok(Self {
+            backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()),
+            timeout,
+            daemon,
+            docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
+            runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
+        })
     }
 }
 
@@ -78,6 +89,8 @@ pub struct Settings {
     pub languages: Languages,
     /// Whether a daemon runs it.
     pub daemon: DaemonUse,
+    /// How containers are made.
+    pub containers: Containers,
 }
 
 impl Settings {
@@ -88,8 +101,14 @@ impl Settings {
             true => &file.allow_weaker,
             false => &flags.limits.allow_weaker,
         };
+        let backend = backend_for_run(flags, environment, file)?;
         Ok(Self {
-            backend: backend(flags.backend.as_deref(), flags.level, environment, file)?,
+            containers: Containers {
+                runtime: backend.runtime,
+                pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
+                ..containers(environment, file)
+            },
+            backend: backend.info,
             limits: limits(&flags.limits, environment, &file.limits)?,
             max_output: flags.limits.max_output.or(file.max_output.map(|size| size.0)).unwrap_or(DEFAULT_MAX_OUTPUT),
             tenant,
@@ -101,13 +120,79 @@ impl Settings {
     }
 }
 
+/// How containers are made, as far as no option says anything about it.
+pub fn containers(environment: &Environment, file: &ConfigFile) -> Containers {
+    let file = &file.containers;
+    Containers {
+        host: environment.docker_host.clone().or_else(|| file.host.clone()),
+        runtime_dir: environment.runtime_dir.clone(),
+        runtime: None,
+        image: file.image.clone(),
+        pull: file.pull.unwrap_or_default(),
+        images_allowed: file.images_allowed.clone(),
+    }
+}
+
+/// A backend that was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// What is known about it.
+    pub info: &'static BackendInfo,
+    /// The OCI runtime that its name ended with.
+    pub runtime: Option<String>,
+}
+
+impl From<&'static BackendInfo> for Chosen {
+    fn from(info: &'static BackendInfo) -> Self {
+        Self { info, runtime: None }
+    }
+}
+
+/// As [`backend`], but a run that names a WebAssembly module gets the backend for those where none is named and no
+/// thicker wall is asked for, and so does a script that `--level wasm` stands before; and one that names an image gets the
+/// backend for those where none is named.
+fn backend_for_run(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> Result<Chosen> {
+    let chosen = backend(flags.backend.as_deref(), flags.level, environment, file)?;
+    let named = flags.backend.is_some() || environment.backend.is_some() || file.backend.is_some();
+    let level = flags.level.or(file.level).unwrap_or(Level::Simulated);
+    // Who asks for that very level wants what is in it, as far as it goes. It is a floor all the same.
+    let asked = flags.level == Some(Level::Wasm) && names_script(flags);
+    if !named && flags.place.image.is_some() && level <= Level::Container {
+        return registry::find(registry::CONTAINER_BACKEND).map(Chosen::from);
+    }
+    if !named && level <= Level::Wasm && (names_module(flags) || asked) {
+        return registry::find(registry::MODULE_BACKEND).map(Chosen::from);
+    }
+    Ok(chosen)
+}
+
+/// Whether what is to be run is a script in a language that there is an interpreter for WebAssembly of.
+fn names_script(flags: &RunArgs) -> bool {
+    let extension = || Path::new(flags.words.first()?).extension()?.to_str().map(str::to_ascii_lowercase);
+    match &flags.lang {
+        Some(lang) => lang == "python" || lang == "javascript",
+        None => !flags.separated && matches!(extension().as_deref(), Some("py" | "js" | "mjs" | "cjs")),
+    }
+}
+
+/// Whether what is to be run is a WebAssembly module: FILE, or with `--level wasm` also what follows `--`.
+pub fn names_module(flags: &RunArgs) -> bool {
+    let first = flags.words.first().filter(|_| flags.code.is_none());
+    let ends = first.is_some_and(|word| word.to_ascii_lowercase().ends_with(".wasm"));
+    match &flags.lang {
+        Some(lang) => lang == MODULE,
+        None if flags.separated => ends && flags.level == Some(Level::Wasm),
+        None => ends,
+    }
+}
+
 /// The backend that was named, if its wall is thick enough; else one whose wall is.
 pub fn backend(
     flag: Option<&str>,
     level: Option<Level>,
     environment: &Environment,
     file: &ConfigFile,
-) -> Result<&'static BackendInfo> {
+) -> Result<Chosen> {
     let level = level.or(file.level);
     let named = [
         (flag, "--backend"),
@@ -115,7 +200,7 @@ pub fn backend(
         (file.backend.as_deref(), "the configuration file"),
     ];
     let Some((name, source)) = named.into_iter().find_map(|(name, source)| name.map(|name| (name, source))) else {
-        return registry::for_level(level.unwrap_or(Level::Simulated));
+        return registry::for_level(level.unwrap_or(Level::Simulated)).map(Chosen::from);
     };
     let info = registry::find(name).map_err(|error| error.with_context("named by", source))?;
     match level {
@@ -126,7 +211,7 @@ pub fn backend(
                 "ask for a lower level, or name no backend so that one is chosen; `cofferdam backends` lists them",
             ))
         }
-        _ => Ok(info),
+        _ => Ok(Chosen { info, runtime: registry::runtime(name).map(str::to_owned) }),
     }
 }
 
@@ -213,12 +298,83 @@ mod tests {
             Settings::resolve(&flags(line), environment, file).map(|settings| settings.backend.name)
         };
         let file = ConfigFile { level: Some(Level::Process), ..ConfigFile::default() };
-        assert_eq!(choose("--level 1 x.py", &none, &ConfigFile::default()).unwrap(), "process");
+        assert_eq!(choose("--level 1 x.sh", &none, &ConfigFile::default()).unwrap(), "process");
         assert!(choose("--level vm x.py", &none, &ConfigFile::default()).is_err());
         assert!(choose("--backend simulated x.py", &none, &file).is_err());
         let simulated = environment(&[("SANDBOX_TYPE", "simulated")]).unwrap();
         assert!(choose("x.py", &simulated, &file).is_err());
         assert_eq!(choose("--level simulated x.py", &simulated, &file).unwrap(), "simulated");
+    }
+
+    #[test]
+    fn a_module_gets_its_backend_unless_more_is_asked_for() {
+        let none = Environment::default();
+        let choose = |line: &str, file: &ConfigFile| {
+            Settings::resolve(&flags(line), &none, file).map(|settings| settings.backend.name)
+        };
+        let defaults = ConfigFile::default();
+        for (line, backend) in [
+            ("x.wasm", "wasm"),
+            ("--level wasm X.WASM", "wasm"),
+            ("--level 1 -- x.wasm a", "wasm"),
+            ("--backend wasm -- x.wasm a", "wasm"),
+            ("--lang wasm x", "wasm"),
+            ("--level wasm x.py", "wasm"),
+            ("--level wasm --lang javascript x", "wasm"),
+            ("--level wasm x.ts", "process"),
+            ("--level wasm -- python3 x.py", "process"),
+            ("x.py", "process"),
+            ("-- x.wasm", "process"),
+            ("--level process x.wasm", "process"),
+            ("--backend process x.wasm", "process"),
+            ("--lang python x.wasm", "process"),
+            ("x.py x.wasm", "process"),
+        ] {
+            assert_eq!(choose(line, &defaults).unwrap(), backend, "{line}");
+        }
+        let file = ConfigFile { level: Some(Level::Process), ..ConfigFile::default() };
+        assert_eq!(choose("x.wasm", &file).unwrap(), "process");
+    }
+
+    #[test]
+    fn containers_are_made_as_options_environment_and_file_say() {
+        let set = environment(&[("DOCKER_HOST", "unix:///e.sock"), ("SANDBOX_TYPE", "docker:runsc")]).unwrap();
+        let file = ConfigFile {
+            containers: crate::config::ConfigContainers {
+                host: Some("unix:///f.sock".to_owned()),
+                image: Some("own".to_owned()),
+                pull: Some(registry::Pull::Missing),
+                images_allowed: Some(vec!["own".to_owned()]),
+            },
+            ..ConfigFile::default()
+        };
+        let settings = Settings::resolve(&flags("--pull never x.py"), &set, &file).unwrap();
+        assert_eq!(settings.backend.name, "docker");
+        let expected = Containers {
+            host: Some("unix:///e.sock".to_owned()),
+            runtime_dir: None,
+            runtime: Some("runsc".to_owned()),
+            image: Some("own".to_owned()),
+            pull: registry::Pull::Never,
+            images_allowed: Some(vec!["own".to_owned()]),
+        };
+        assert_eq!(settings.containers, expected);
+        let settings = Settings::resolve(&flags("--backend docker x.py"), &Environment::default(), &file).unwrap();
+        assert_eq!(settings.containers.host.as_deref(), Some("unix:///f.sock"));
+        assert_eq!((settings.containers.pull, settings.containers.runtime), (registry::Pull::Missing, None));
+    }
+
+    #[test]
+    fn an_image_gets_the_backend_for_images_unless_another_is_named() {
+        let choose = |line: &str| {
+            let settings = Settings::resolve(&flags(line), &Environment::default(), &ConfigFile::default());
+            settings.map(|settings| settings.backend.name)
+        };
+        assert_eq!(choose("--image python:3 x.py").unwrap(), "docker");
+        assert_eq!(choose("--level process --image python:3 x.py").unwrap(), "docker");
+        assert_eq!(choose("--backend process --image python:3 x.py").unwrap(), "process");
+        assert_eq!(choose("--level container x.py").unwrap(), "docker");
+        assert!(choose("--level vm --image x x.py").is_err());
     }
 
     #[test]
@@ -243,7 +399,7 @@ mod tests {
             assert!(error.message().starts_with("SANDBOX_TIMEOUT_SEC is"), "{error}");
         }
         assert_eq!(environment(&[("SANDBOX_TIMEOUT_SEC", ""), ("SANDBOX_TYPE", "")]).unwrap(), Environment::default());
-        for name in ["docker", "e2b", "wasm", "qemu", "firecracker"] {
+        for name in ["remote", "e2b", "qemu", "firecracker"] {
             let environment = environment(&[("SANDBOX_TYPE", name)]).unwrap();
             let error = Settings::resolve(&flags("x.py"), &environment, &ConfigFile::default()).unwrap_err();
             assert_eq!(error.kind(), cofferdam::ErrorKind::Unsupported, "{name}");

@@ -94,11 +94,12 @@ pub fn build_binary(mut cargo: Command, name: &str) -> Result<PathBuf> {
     Ok(found.find(|(found, _)| found == name).with_context(|| format!("cargo built no {name}"))?.1)
 }
 
-/// Name and file of a program, if cargo tells of one that is no test.
+/// Name and file of a program or an example, if cargo tells of one that is no test.
 pub fn binary(message: &Value) -> Option<(String, PathBuf)> {
     let path = executable(message).filter(|_| message["profile"]["test"] == false)?;
     let target = &message["target"];
-    (target["kind"][0] == "bin").then(|| Some((target["name"].as_str()?.to_owned(), path)))?
+    let runs = target["kind"][0] == "bin" || target["kind"][0] == "example";
+    runs.then(|| Some((target["name"].as_str()?.to_owned(), path)))?
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 pub mod build;
 mod outcome;
 mod shared;
-mod user;
+pub mod user;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
 use crate::command::{is_root, wait_until};
+use crate::engines::Engines;
 use crate::packages;
 use crate::repository::Repository;
 use build::{Built, Program};
@@ -41,6 +42,10 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         (repository.clone(), None)
     };
     let built = build::build(&sources, target.clone())?;
+    let engines = Engines::start(user::ORDINARY)?;
+    if let Some((_, cofferdam)) = built.binaries.iter().find(|(name, _)| name == "cofferdam") {
+        engines.make_base_image(cofferdam, &built.target.join("cache"));
+    }
     let before = census(&built.target);
     let mut totals = Vec::new();
     let mut users = vec![User::current()];
@@ -53,7 +58,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         println!("== tests as {}", user.name());
         let mut total = Outcome::default();
         for program in &built.programs {
-            total.add(run_program(program, &built, &sources, user, filter)?);
+            total.add(run_program(program, &built, &sources, &engines, user, filter)?);
         }
         if user.is_current() {
             total.add(doc_tests(&sources, target.clone(), filter)?);
@@ -61,7 +66,9 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         totals.push((user.name(), total));
     }
     drop(users);
-    let left = left_behind(&before, &built.target);
+    let mut left = left_behind(&before, &built.target);
+    left.extend(engines.census());
+    drop(engines);
     for what in &left {
         println!("left behind: {what}");
     }
@@ -100,6 +107,7 @@ fn run_program(
     program: &Program,
     built: &Built,
     sources: &Repository,
+    engines: &Engines,
     user: &User,
     filter: Option<&str>,
 ) -> Result<Outcome> {
@@ -110,7 +118,8 @@ fn run_program(
         .current_dir(&program.directory)
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .env("INSTA_WORKSPACE_ROOT", sources.root())
-        .env("INSTA_UPDATE", "no");
+        .env("INSTA_UPDATE", "no")
+        .envs(engines.variables());
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);
     }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 
 /// The ordinary user's number: no distribution gives it to anybody.
-const ORDINARY: u32 = 65_533;
+pub const ORDINARY: u32 = 65_533;
 /// Where an ordinary user finds programs.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 

@@ -16,6 +16,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask bench memory",
     "cargo xtask bench churn",
     "cargo xtask bench hogs",
+    "cargo xtask bench wasm",
     "cargo xtask tidy",
 ];
 

@@ -75,6 +75,11 @@ fn rollup(text: &str) -> Memory {
     Memory { resident: value("Rss"), proportional: value("Pss"), own: value("Private_Clean") + value("Private_Dirty") }
 }
 
+/// Page tables of a process, in KiB.
+pub fn page_tables(pid: u32) -> u64 {
+    field(&read(&format!("/proc/{pid}/status")), "VmPTE").unwrap_or_default()
+}
+
 /// Open descriptors of these processes together. `None` where one of them may not be looked at.
 pub fn descriptors(pids: &[u32]) -> Option<usize> {
     let mut sum = 0;
@@ -116,12 +121,13 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let found = descendants();
         let held = memory(&[child.id()]).unwrap();
+        let tables = page_tables(child.id());
         let (open, spaces) = (descriptors(&[child.id()]), namespaces(&[child.id()]));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.contains(&child.id()));
         assert!(held.own > 0 && held.proportional >= held.own && held.resident >= held.proportional, "{held:?}");
-        assert!(open >= Some(3));
+        assert!(tables > 0 && open >= Some(3));
         assert_eq!(spaces, NAMESPACES.len());
         // It is gone now.
         assert_eq!((memory(&[child.id()]), descriptors(&[child.id()])), (Some(Memory::default()), Some(0)));

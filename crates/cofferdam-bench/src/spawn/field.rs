@@ -14,12 +14,12 @@ use cofferdam_process::ProcessBackend;
 use super::contestant::Contestant;
 use super::fork::ForkedPython;
 use super::peer::{Peer, Scene};
-use super::program::{self, Keep};
 use super::resident::Resident;
 use super::stage::Stage;
 use super::warm::{WarmPythons, python_with};
 use super::workload::Workload;
 use crate::ours;
+use crate::program::{self, Keep};
 
 /// Sandboxes that a pool keeps ready for one claim after the other.
 const FEW: usize = 4;
@@ -218,7 +218,7 @@ impl Field {
                 let program = self.command_line.to_str().context("the path is not UTF-8")?;
                 let line = [&[program, "run", "--daemon", "require", "--"], workload.argv()].concat();
                 let variable = self.resident.as_ref().map(Resident::variable);
-                let ran = program::run_with(&line, variable, workload, Keep::Output).await;
+                let ran = program::run_with(&line, variable, workload.output(), Keep::Output).await;
                 ran.map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;
                 None
             }
@@ -248,7 +248,7 @@ impl Field {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let options = self.options.get(&peer).copied().unwrap_or_default();
         let line = peer.command_line(options, workload, &Scene { dir: self.stage.dir(), serial });
-        program::run(&line, workload, keep).await
+        program::run(&line, workload.output(), keep).await
     }
 
     async fn sandbox(&self, workload: Workload) -> Result<Phases> {
@@ -277,6 +277,8 @@ async fn pooled(pool: &Pool, workload: Workload) -> Result<Option<Phases>> {
 }
 
 async fn run(line: &[&str], workload: Workload) -> Result<Option<Phases>> {
-    program::run(line, workload, Keep::Output).await.map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;
+    program::run(line, workload.output(), Keep::Output)
+        .await
+        .map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;
     Ok(None)
 }

@@ -7,7 +7,6 @@ mod measure;
 mod oci;
 mod peer;
 mod plot;
-mod program;
 mod report;
 mod resident;
 mod stage;

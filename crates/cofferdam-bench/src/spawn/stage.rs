@@ -11,9 +11,9 @@ use tempfile::TempDir;
 
 use super::oci;
 use super::peer::{self, BOX, IMAGE, Peer};
-use super::program;
 use super::workload::Workload;
 use crate::host::groups;
+use crate::program;
 
 /// What peers need before they run.
 #[derive(Debug)]

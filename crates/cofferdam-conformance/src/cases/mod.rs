@@ -9,6 +9,7 @@ mod isolation;
 mod lifecycle;
 mod limits;
 mod output;
+mod pause;
 mod posture;
 mod snapshot;
 mod stdin;
@@ -149,6 +150,12 @@ cases! {
     "snapshot/of-another-backend" "E2" [Snapshot] snapshot::of_another_backend;
     "snapshot/forks-are-independent" "E2" [Fork, Files] snapshot::forks_are_independent;
 
+    "pause/stops-and-goes-on" "E2" [Pause, StreamingStdin] pause::stops_and_goes_on;
+    "pause/time-stands-still" "E2" [Pause, StreamingStdin] pause::time_stands_still;
+    "pause/cancel-takes-effect-when-it-goes-on" "E2" [Pause] pause::cancel_takes_effect_when_it_goes_on;
+    "pause/calls-are-refused-meanwhile" "E2" [Pause, Files] pause::calls_are_refused_meanwhile;
+    "pause/closes-while-paused" "E2" [Pause] pause::closes_while_paused;
+
     "warm/claimed-as-created" "E5" [Warm] warm::claimed_as_created;
     "warm/spec-is-the-claims" "E5" [Warm] warm::spec_is_the_claims;
     "warm/environment-is-a-delta" "E5" [Warm] warm::environment_is_a_delta;
@@ -166,6 +173,8 @@ cases! {
     "undeclared/files" "K6" [] undeclared::files;
     "undeclared/host-workspace" "K6" [] undeclared::host_workspace;
     "undeclared/root-directory" "K6" [] undeclared::root_directory;
+    "undeclared/image" "K6" [] undeclared::image;
+    "undeclared/pause" "K6" [] undeclared::pause;
     "undeclared/snapshot" "K6" [] undeclared::snapshot;
     "undeclared/fork" "K6" [] undeclared::fork;
     "undeclared/warm" "K6" [] undeclared::warm;

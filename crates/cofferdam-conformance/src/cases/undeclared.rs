@@ -40,10 +40,19 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             let root = RootFs::Directory { path: "/".into() };
             refused_spec(cx, cx.spec().root(root), "another root").await
         }
+        Capability::Image => {
+            let root = RootFs::Image { reference: "cofferdam/base".to_owned() };
+            refused_spec(cx, cx.spec().root(root), "an image").await
+        }
         Capability::Snapshot => snapshot_and_restore(cx).await,
         Capability::Fork => {
             let fork = cx.sandbox().await?.fork().await.map(|sandbox| cx.keep(sandbox));
             expect_error(fork, &UNSUPPORTED, "fork")
+        }
+        Capability::Pause => {
+            let sandbox = cx.sandbox().await?;
+            expect_error(sandbox.pause().await, &UNSUPPORTED, "pause, undeclared")?;
+            expect_error(sandbox.resume().await, &UNSUPPORTED, "resume, undeclared")
         }
         Capability::Warm => expect_error(cx.backend().warm(cx.spec().build()?).await, &UNSUPPORTED, "warm, undeclared"),
         Capability::NetworkAllowlist => {
@@ -119,8 +128,10 @@ one_case_each! {
     files Files,
     host_workspace HostWorkspace,
     root_directory RootDirectory,
+    image Image,
     snapshot Snapshot,
     fork Fork,
+    pause Pause,
     warm Warm,
     network_allowlist NetworkAllowlist,
     unix_programs UnixPrograms,

@@ -155,6 +155,14 @@ impl Sandbox for DaemonSandbox {
         Err(not_here("fork"))
     }
 
+    async fn pause(&self) -> Result<()> {
+        Err(not_here("pause"))
+    }
+
+    async fn resume(&self) -> Result<()> {
+        Err(not_here("resume"))
+    }
+
     async fn usage(&self) -> Result<SandboxUsage> {
         Err(not_here("usage"))
     }

@@ -107,6 +107,14 @@ impl Sandbox for Named {
         self.sandbox.fork().await
     }
 
+    async fn pause(&self) -> Result<()> {
+        self.sandbox.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.sandbox.resume().await
+    }
+
     async fn usage(&self) -> Result<SandboxUsage> {
         self.sandbox.usage().await
     }

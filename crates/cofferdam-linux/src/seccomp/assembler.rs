@@ -38,6 +38,16 @@ impl Program {
         self.instructions.len()
     }
 
+    /// The instructions as the kernel reads them.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = |it: &Instruction| {
+            let ([a, b], [c, d, e, f]) = (it.code.to_ne_bytes(), it.k.to_ne_bytes());
+            [a, b, it.jt, it.jf, c, d, e, f]
+        };
+        self.instructions.iter().flat_map(bytes).collect()
+    }
+
     /// Whether there are none; a compiled program has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {

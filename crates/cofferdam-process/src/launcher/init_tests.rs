@@ -7,11 +7,11 @@ use super::handover::{Handover, MOST_FDS, Measured};
 use super::{PROGRAM, in_memory, on_a_mount};
 use crate::protocol::{self, Evidence};
 
-#[path = "../../init/ledger.rs"]
+#[path = "../../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
-#[path = "../../init/plan.rs"]
+#[path = "../../../cofferdam-linux/bare/plan.rs"]
 mod plan;
-#[path = "../../init/texts.rs"]
+#[path = "../../../cofferdam-linux/bare/texts.rs"]
 mod texts;
 #[path = "../../init/wire.rs"]
 mod wire;

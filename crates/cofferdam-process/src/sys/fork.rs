@@ -17,8 +17,6 @@ use super::entry::LAUNCHER_NAME;
 
 /// The arguments as the kernel put them there.
 static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());
-/// Words among which the name of a command is looked for: the program, one option with its value, the command.
-const FIRST_WORDS: usize = 4;
 
 unsafe extern "C" {
     /// The C library's list of the environment's strings; `libc` declares it for some of them only.
@@ -41,14 +39,20 @@ pub fn arguments_below_environment() -> (std::ffi::c_int, *const *const c_char) 
     }
 }
 
-/// Remembers where the arguments lie, for [`called_with`] and for wiping them.
+/// Remembers where the arguments lie, for [`arguments`] and for wiping them.
 pub fn remember_arguments(arguments: *const *const c_char) {
     ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
 }
 
-/// Whether a word is among the first arguments. They are looked at where they lie: a copy would be in a fork, too.
-pub fn called_with(word: &CStr) -> bool {
-    words(ARGUMENTS.load(Ordering::Relaxed)).take(FIRST_WORDS).skip(1).any(|argument| argument == word)
+/// The arguments where they lie: a copy would be in a fork, too.
+pub fn arguments() -> impl Iterator<Item = &'static CStr> {
+    words(ARGUMENTS.load(Ordering::Relaxed))
+}
+
+/// The environment's strings where they lie.
+pub fn environment() -> impl Iterator<Item = &'static CStr> {
+    // SAFETY: nothing changes the list while there is one thread.
+    words(unsafe { environ })
 }
 
 /// The strings of a list as the kernel makes it.

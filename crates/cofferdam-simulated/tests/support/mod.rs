@@ -56,6 +56,7 @@ pub enum Defect {
     LeavesRowsOut,
     ForksShareFiles,
     RestoresAnything,
+    PausesNothing,
     WarmForgetsLimits,
     WarmForgetsAccess,
     WarmKeepsItsTemplate,
@@ -448,6 +449,17 @@ impl Sandbox for BrokenSandbox {
             Defect::ForksShareFiles => Ok(Arc::clone(&self.inner)),
             _ => self.inner.fork().await,
         }
+    }
+
+    async fn pause(&self) -> Result<()> {
+        match self.defect {
+            Defect::PausesNothing => Ok(()),
+            _ => self.inner.pause().await,
+        }
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.inner.resume().await
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {

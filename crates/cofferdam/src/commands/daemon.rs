@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam::daemon::{Connection, DaemonConfig, Place, Refusal, Server, Status};
 use cofferdam::engine::{InterpreterConfig, InterpretersConfig, KeptInterpreter, PoolConfig};
-use cofferdam::{Error, ErrorKind, Result, Spec, registry};
+use cofferdam::{Error, ErrorKind, Level, Result, Spec, registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
 
@@ -71,7 +71,8 @@ fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Opt
     block_on(async {
         let io = |what, error| Error::new(ErrorKind::Io, "daemon", what).with_source(error);
         let mut interrupts = Interrupts::listen().map_err(|error| io("cannot listen for signals", error))?;
-        let server = Server::start(directory, registry::backend(settings.backend.name)?, config)?;
+        let server =
+            Server::start(directory, registry::backend_with(settings.backend.name, &settings.containers)?, config)?;
         report::remark(&format!("{READY} {}", server.socket().display()), Tone::Good);
         if stage == Some(STAGE_DAEMON) {
             leave_terminal().map_err(|error| io("cannot leave the terminal", error))?;
@@ -108,11 +109,11 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
     };
     let on_demand = Bound::Of(ON_DEMAND_IDLE);
     let idle = args.idle_exit.or(file.idle_exit).unwrap_or(if args.on_demand { on_demand } else { Bound::None });
-    let base = DaemonConfig::new(resident::build(), resident::surroundings());
+    let base = DaemonConfig::new(resident::build(), resident::surroundings(settings));
     Ok(DaemonConfig {
         template: template.build()?,
         pool,
-        interpreters: InterpretersConfig::new(kept(args, settings, file)),
+        interpreters: InterpretersConfig::new(kept(args, settings, file)?),
         connections: args.connections.or(file.connections).unwrap_or(base.connections),
         idle_exit: idle.into_option(),
         drain: args.drain.or(file.drain.map(|time| time.0)).unwrap_or(base.drain),
@@ -121,7 +122,16 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
 }
 
 /// The interpreters to keep: those of the languages that may run, as the configuration starts them.
-fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Vec<KeptInterpreter> {
+fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<Vec<KeptInterpreter>> {
+    // Those are processes. The interpreters of this level begin where they were frozen, and wait for nobody.
+    if settings.backend.level == Level::Wasm {
+        if [args.python, args.node].into_iter().flatten().any(|ready| ready > 0) {
+            let what =
+                format!("the backend '{}' keeps no interpreters: its own are always ready", settings.backend.name);
+            return Err(Error::unsupported("daemon", what).with_remedy("leave out --python and --node"));
+        }
+        return Ok(Vec::new());
+    }
     let modules = |option: &[String], file: &[String]| if option.is_empty() { file.to_vec() } else { option.to_vec() };
     let kinds = [
         (
@@ -142,7 +152,7 @@ fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Vec<Kept
         let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
         Some(KeptInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });
-    kept.filter(|kept| kept.ready > 0).collect()
+    Ok(kept.filter(|kept| kept.ready > 0).collect())
 }
 
 /// Starts the first stage with our own words, and waits until the daemon listens.

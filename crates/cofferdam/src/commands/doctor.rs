@@ -3,14 +3,14 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use cofferdam::registry::{self, DoctorReport, FindingState};
+use cofferdam::registry::{self, Containers, DoctorReport, FindingState};
 use cofferdam::{Level, Result};
 use serde_json::json;
 
 use super::block_on;
 use crate::args::DoctorArgs;
 use crate::report::{self, Form};
-use crate::settings::{Environment, backend};
+use crate::settings::{Chosen, Environment, backend, containers};
 use crate::style::{Style, Tone};
 use crate::terminal::one_line;
 
@@ -28,17 +28,22 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
     let environment = Environment::read(|name| std::env::var_os(name))?;
     let default = match &args.backend {
         // Asking about a backend by name is not using it, so no level applies.
-        Some(name) => registry::find(name)?,
+        Some(name) => Chosen { info: registry::find(name)?, runtime: registry::runtime(name).map(str::to_owned) },
         None => backend(None, None, &environment, &file)?,
     };
+    let containers = Containers { runtime: default.runtime, ..containers(&environment, &file) };
+    let default = default.info;
     let names: Vec<&str> = match &args.backend {
         Some(_) => vec![default.name],
-        None => registry::built_in().map(|info| info.name).filter(|name| wanted(name, default.name)).collect(),
+        None => {
+            let others = registry::built_in().map(|info| info.name).filter(|name| *name != default.name);
+            [default.name].into_iter().chain(others.filter(|name| wanted(name, default.name))).collect()
+        }
     };
     let reports = block_on(async {
         let mut reports = Vec::new();
         for name in names {
-            reports.push(registry::doctor(name).await?);
+            reports.push(registry::doctor(name, &containers).await?);
         }
         Ok(reports)
     })?;

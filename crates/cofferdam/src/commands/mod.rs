@@ -5,8 +5,12 @@ mod completions;
 mod conformance;
 mod daemon;
 mod doctor;
+#[cfg(feature = "container")]
+mod image;
 mod run;
 mod schema;
+#[cfg(feature = "wasm")]
+mod setup;
 
 use std::time::Duration;
 
@@ -21,6 +25,10 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Run(args) => run::main(&args, cli.config, launcher),
         Command::Daemon(args) => daemon::main(&args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
+        #[cfg(feature = "wasm")]
+        Command::Setup(args) => setup::main(&args),
+        #[cfg(feature = "container")]
+        Command::Image(args) => image::main(&args, cli.config),
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::registry::{self, BackendInfo, ForkedLauncher};
+use cofferdam::registry::{self, BackendInfo, Containers, ForkedLauncher, ImageStep};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
@@ -14,6 +14,7 @@ use super::block_on;
 use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::report::{self, Form, READER_GONE};
 use crate::resident;
 use crate::settings::{Environment, Settings};
@@ -30,8 +31,8 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
         let daemon = resident::backend(args, &settings, config.as_deref())?;
-        let Settings { backend, cancel_grace: grace, .. } = settings;
-        let run = Run { args, form, plan, backend, grace, launcher, daemon };
+        let Settings { backend, containers, cancel_grace: grace, .. } = settings;
+        let run = Run { args, form, plan, backend, containers, grace, launcher, daemon };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -50,6 +51,7 @@ struct Run<'a> {
     form: Form,
     plan: Plan,
     backend: &'static BackendInfo,
+    containers: Containers,
     grace: Duration,
     launcher: Option<ForkedLauncher>,
     /// A daemon that runs it for us.
@@ -68,14 +70,22 @@ struct End {
 impl Run<'_> {
     async fn session(mut self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
+        let progress = Arc::new((self.form == Form::Text && !self.args.output.quiet).then(Progress::new));
         let backend = match self.daemon.clone() {
             Some(daemon) => daemon,
-            None => registry::backend_forked(self.backend.name, self.launcher.take())?,
+            None => {
+                let shown = Arc::clone(&progress);
+                let tell = Arc::new(move |step: ImageStep| {
+                    shown.iter().for_each(|progress: &Progress| progress.tell(step.clone()))
+                });
+                registry::backend_forked(self.backend.name, self.launcher.take(), &self.containers, tell)?
+            }
         };
         let (sandbox, handle) = tokio::select! {
             started = backend.start_one(self.plan.spec.clone(), self.plan.request.clone()) => started?,
             number = interrupts.next() => return Ok(signal_status(number)),
         };
+        progress.iter().for_each(Progress::finish);
         let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts).await;
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);

@@ -62,6 +62,17 @@ fn simulated_backend_passes_the_conformance_kit_through_a_pool() {
 }
 
 #[test]
+fn the_command_line_examines_the_wasm_backend() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command.args(["conformance", "--backend", "wasm", "--json", "--filter", "E2"]);
+    let output = command.output().expect("the binary starts");
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a document");
+    assert_eq!(document["success"], true, "{document}");
+    let passed = document["cases"].as_array().expect("cases").iter().filter(|case| case["outcome"] == "passed").count();
+    assert!(passed > 10, "{document}");
+}
+
+#[test]
 fn the_command_line_examines_a_backend_through_a_pool() {
     for (backend, filter) in [("simulated", "warm"), ("process", "exit/code")] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cofferdam"));

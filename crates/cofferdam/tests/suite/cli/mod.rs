@@ -1,7 +1,9 @@
 //! The command line, driven as a person or a script drives it.
 
 mod configuration;
+mod containers;
 mod forms;
+mod modules;
 mod run;
 mod signals;
 pub mod terminals;

@@ -62,6 +62,8 @@ fn the_top_level_help() {
       run          Run a file, a piece of code or a command in a new sandbox
       daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
+      setup        Install interpreters for WebAssembly, once for this user
+      image        Show the images of the container engine, and get more
       conformance  Run the conformance kit against a backend
       backends     List the backends
       schema       Print the JSON Schema of what goes in and comes out
@@ -124,23 +126,31 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "/etc/passwd"], 125), @r"
     cofferdam: run failed: '/etc/passwd' has no extension that tells its language [file: /etc/passwd]
-      try: name the language with --lang (bash, javascript, python, sh, typescript), use one of the extensions .bash .js .mjs .cjs .py .sh .ts .mts .cts, or run it as a command: cofferdam run -- COMMAND
+      try: name the language with --lang (bash, javascript, python, sh, typescript, wasm), use one of the extensions .bash .js .mjs .cjs .py .sh .ts .mts .cts .wasm, or run it as a command: cofferdam run -- COMMAND
     ");
     assert_snapshot!(complaint(&["run", "--lang", "cobol", "--code", "x"], 125), @r"
     cofferdam: run failed: the language 'cobol' is not among those that may run
-      try: use --lang with one of: bash, javascript, python, sh, typescript
+      try: use --lang with one of: bash, javascript, python, sh, typescript, wasm
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
     cofferdam: select backend failed: no backend of this version reaches level vm
-      try: ask for a level that one of these has: simulated (level simulated), process (level process)
+      try: ask for a level that one of these has: simulated (level simulated), wasm (level wasm), process (level process), docker (level container)
     ");
-    assert_snapshot!(complaint(&["run", "--backend", "docker", "--", "true"], 125), @r"
-    cofferdam: select backend failed: the backend 'docker' is not in this version [named by: --backend]
-      try: use one of: simulated, process
+    assert_snapshot!(complaint(&["run", "--backend", "qemu", "--", "true"], 125), @r"
+    cofferdam: select backend failed: the backend 'qemu' is not in this version [named by: --backend]
+      try: use one of: simulated, wasm, process, docker
+    ");
+    assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
+    cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
+      try: only docker has runtimes: docker:NAME, such as docker:runsc
+    ");
+    assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
+    cofferdam: create failed: the process backend knows no images
+      try: use a backend of level container, or name a directory with a root file system
     ");
     assert_snapshot!(complaint(&["run", "--backend", "dokcer", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'dokcer' [named by: --backend]
-      try: use one of: simulated, process
+      try: use one of: simulated, wasm, process, docker
     ");
     assert_snapshot!(complaint(&["run", "--workspace", "/no/such", "--", "true"], 125), @r"
     cofferdam: run failed: --workspace '/no/such' cannot be used: No such file or directory
@@ -182,9 +192,9 @@ fn backends_are_listed() {
     assert_eq!(code, 0);
     assert_snapshot!(stdout, @r"
     simulated    simulated  available            no wall at all, deterministic; for tests
-    wasm         wasm       not in this version  WebAssembly inside Cofferdam's own process
+    wasm         wasm       available            WebAssembly inside Cofferdam's own process
     process      process    default              a process behind namespaces, filters and control groups
-    docker       container  not in this version  a container of the Docker or Podman engine
+    docker       container  available            a container of the Docker or Podman engine
     qemu         vm         not in this version  a virtual machine of QEMU
     firecracker  vm         not in this version  a microVM of Firecracker
     apple-vz     vm         not in this version  a virtual machine of macOS
@@ -229,5 +239,5 @@ fn doctor_answers_for_people_and_programs() {
     assert_eq!(report["usable"], code == 0);
     assert_eq!(report["backends"][0]["backend"], "process");
     assert!(report["backends"][0]["items"].as_array().is_some_and(|items| !items.is_empty()), "{stdout}");
-    assert!(complaint(&["doctor", "--backend", "docker"], 125).contains("not in this version"));
+    assert!(complaint(&["doctor", "--backend", "qemu"], 125).contains("not in this version"));
 }

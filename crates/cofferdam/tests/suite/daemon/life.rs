@@ -65,6 +65,17 @@ fn the_readmes_example_runs() {
 }
 
 #[test]
+fn one_for_webassembly_keeps_no_interpreters_and_tries_to_make_none() {
+    let home = Home::new();
+    let daemon = home.daemon(&["--backend", "wasm"]);
+    assert_eq!(daemon.status()["interpreters"].as_array().map(Vec::len), Some(0));
+    assert_eq!(daemon.end().0, Some(0));
+    let asked = home.cofferdam().args(["daemon", "--backend", "wasm", "--node", "1"]).output().unwrap();
+    let (status, _, stderr) = read(&asked);
+    assert!(status == Some(125) && stderr.contains("keeps no interpreters"), "{status:?}: {stderr}");
+}
+
+#[test]
 fn the_second_daemon_is_refused() {
     let home = Home::new();
     let first = home.daemon(ALONE);
@@ -201,7 +212,7 @@ fn another_build_and_other_surroundings_are_not_used() {
     other_backend.env("SANDBOX_TYPE", "simulated");
     let cases: [(&mut Command, &str); 3] = [
         (&mut other_build, "of another build"),
-        (&mut other_path, "another PATH or HOME"),
+        (&mut other_path, "another PATH, HOME or container engine"),
         (&mut other_backend, "of the backend 'process'"),
     ];
     for (command, why) in cases {

@@ -4,6 +4,7 @@
 //! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
 //! would harm the machine is never run outside; its row says why.
 
+mod containers;
 mod daemon;
 mod guests;
 mod host;
@@ -75,6 +76,11 @@ fn processor_time_is_limited() {
 #[test]
 fn attacks_fail_through_a_pool_too() {
     run::run_pooled(table::all());
+}
+
+#[test]
+fn attacks_fail_in_containers_too() {
+    containers::run(None, table::all());
 }
 
 #[test]

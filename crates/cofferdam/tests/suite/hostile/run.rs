@@ -191,7 +191,7 @@ fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
 }
 
-async fn attack(
+pub async fn attack(
     backend: &dyn Backend,
     guests: &Guests,
     host: &Host,

@@ -1,0 +1,140 @@
+//! Runs a program to its end, and says in one line why it failed.
+
+use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::Command;
+
+/// The longest that any program may take. Slow peers take well under a second.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The most of a program's own words that is passed on.
+const MOST_WORDS: usize = 160;
+
+/// Whether a program of this name is in the search path.
+pub fn installed(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+/// What is kept of a program's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// What it prints, to check it.
+    Output,
+    /// The same, and what a failure says about itself.
+    OutputAndErrors,
+}
+
+/// Runs a command line, and checks that it printed `expected`. The error says in one line what went wrong.
+pub async fn run(line: &[impl AsRef<OsStr>], expected: &str, keep: Keep) -> Result<(), String> {
+    run_with(line, None, expected, keep).await
+}
+
+/// As [`run`], with one more variable in its environment.
+pub async fn run_with(
+    line: &[impl AsRef<OsStr>],
+    variable: Option<(&str, &Path)>,
+    expected: &str,
+    keep: Keep,
+) -> Result<(), String> {
+    let piped = |yes| if yes { Stdio::piped() } else { Stdio::null() };
+    let mut command = command(line);
+    command.envs(variable).stdout(piped(!expected.is_empty())).stderr(piped(keep == Keep::OutputAndErrors));
+    let output = finish(command).await?;
+    if !output.status.success() {
+        return Err(reason(&output.stderr, output.status));
+    }
+    if output.stdout != expected.as_bytes() {
+        return Err(format!("fails: it printed {:?}", String::from_utf8_lossy(&output.stdout)));
+    }
+    Ok(())
+}
+
+/// Runs a command line whose output does not matter.
+pub async fn succeeds(line: &[impl AsRef<OsStr>]) -> Result<(), String> {
+    let mut command = command(line);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let output = finish(command).await?;
+    if output.status.success() { Ok(()) } else { Err(reason(&output.stderr, output.status)) }
+}
+
+/// In a process group of its own, so that it can be killed with everything that it started.
+fn command(line: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(&line[0]);
+    command.args(&line[1..]).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+    command
+}
+
+async fn finish(mut command: Command) -> Result<Output, String> {
+    let child = command.spawn().map_err(|error| format!("fails: {error}"))?;
+    let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    match tokio::time::timeout(LIMIT, child.wait_with_output()).await {
+        Ok(output) => output.map_err(|error| format!("fails: {error}")),
+        Err(_) => {
+            let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+            Err(format!("fails: it does not end within {} s", LIMIT.as_secs()))
+        }
+    }
+}
+
+/// Why a program failed, in one line: its own first words, or how it ended.
+pub fn reason(stderr: &[u8], status: ExitStatus) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let words = text.lines().map(plain).find(|line| !line.is_empty());
+    match words {
+        Some(words) => format!("fails: {}", words.chars().take(MOST_WORDS).collect::<String>()),
+        None => match status.signal() {
+            Some(signal) => format!("fails: ended by signal {signal}"),
+            None => format!("fails: {status}"),
+        },
+    }
+}
+
+/// A line without what would colour or move a terminal.
+fn plain(line: &str) -> String {
+    let mut text = String::new();
+    let mut characters = line.chars();
+    while let Some(character) = characters.next() {
+        if character == '\u{1b}' {
+            // An escape sequence ends with a letter.
+            let _ = characters.by_ref().find(char::is_ascii_alphabetic);
+        } else if !character.is_control() {
+            text.push(character);
+        }
+    }
+    text.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    fn why(script: &str) -> String {
+        block_on(run(&["sh", "-c", script], "", Keep::OutputAndErrors)).unwrap_err()
+    }
+
+    #[test]
+    fn a_failure_is_told_by_its_first_words_or_by_its_end() {
+        assert_eq!(why("printf '\\n\\033[31mno  daemon\\033[0m\\nmore\\n' >&2; exit 1"), "fails: no  daemon");
+        assert_eq!(why("exit 3"), "fails: exit status: 3");
+        assert_eq!(why("kill -KILL $$"), "fails: ended by signal 9");
+        let long = why("printf 'x%.0s' $(seq 999) >&2; exit 1");
+        assert_eq!(long.len(), "fails: ".len() + MOST_WORDS);
+    }
+
+    #[test]
+    fn output_is_checked() {
+        let run = |script| block_on(run(&["sh", "-c", script], "1\n", Keep::Output));
+        assert_eq!(run("echo 1"), Ok(()));
+        assert!(run("echo 2").unwrap_err().contains("2"));
+        assert!(block_on(succeeds(&["/nonexistent/program"])).unwrap_err().starts_with("fails: "));
+    }
+}

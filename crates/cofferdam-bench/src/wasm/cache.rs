@@ -1,0 +1,57 @@
+//! Where the interpreters are, and what to do where they are not.
+
+use std::path::PathBuf;
+
+use cofferdam::registry::wasm_cache;
+use cofferdam_wasm::{Language, WasmBackend, WasmConfig};
+use cofferdam_wasm_supply::Supply;
+
+/// A cache of interpreters, or none, where this user has no directory for it.
+#[derive(Debug, Clone)]
+pub struct Interpreters {
+    cache: Option<PathBuf>,
+}
+
+impl Interpreters {
+    /// Those in `asked`, else those that the command line has.
+    pub fn new(asked: Option<PathBuf>) -> Self {
+        Self { cache: asked.or_else(wasm_cache) }
+    }
+
+    /// A new backend that uses them.
+    pub fn backend(&self) -> WasmBackend {
+        WasmBackend::new(WasmConfig { cache: self.cache.clone(), ..WasmConfig::default() })
+    }
+
+    /// Makes one ready, which takes some seconds if it was not run before. The error is the reason why it cannot run.
+    pub async fn prepare(&self, language: Language) -> Result<(), String> {
+        let (name, word) = match language {
+            Language::Python => ("Python", "python"),
+            Language::JavaScript => ("JavaScript", "javascript"),
+        };
+        let cache = self.cache.as_ref().ok_or("there is no cache directory: set HOME, or use --cache DIR")?;
+        match Supply::new(cache).find(language) {
+            Err(error) => return Err(error.to_string()),
+            Ok(None) => {
+                let place = cache.display();
+                return Err(format!("{name} is not in {place}: run `cofferdam setup {word}`, or use --cache DIR"));
+            }
+            Ok(Some(_)) => {}
+        }
+        let progress = move |step| eprintln!("{name} is made ready: {step:?}");
+        self.backend().prepare(language, progress).await.map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_not_installed_is_told_with_what_installs_it() {
+        let empty = tempfile::tempdir().unwrap();
+        let interpreters = Interpreters::new(Some(empty.path().join("none")));
+        let reason = interpreters.prepare(Language::JavaScript).await.unwrap_err();
+        assert!(reason.contains("cofferdam setup javascript"), "{reason}");
+    }
+}

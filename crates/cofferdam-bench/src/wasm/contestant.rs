@@ -1,0 +1,89 @@
+//! Who is compared.
+
+use super::guest::Guest;
+
+/// One way to run a guest. What each does is said in `docs/performance.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Contestant {
+    /// Without a sandbox, on the caller's thread; an instance that ran before and was restored to its beginning.
+    Restored,
+    /// Without a sandbox, the first run of a thread, in an instance of its own, which is dropped.
+    New,
+    /// The one-shot call of the contract: a sandbox, a thread, streams.
+    Contract,
+    /// A backend of its own, as in a new process: its engine, the guest's code, the first run.
+    Cold,
+    /// `cofferdam run` as a program.
+    CommandLine,
+    /// Wasmtime's own command line, with the same module.
+    Wasmtime,
+    /// A native program, no wall.
+    Native,
+}
+
+impl Contestant {
+    /// Everybody, in the order of the tables.
+    pub const ALL: [Self; 7] =
+        [Self::Restored, Self::New, Self::Contract, Self::Cold, Self::CommandLine, Self::Wasmtime, Self::Native];
+
+    /// The short name, for programs.
+    pub fn slug(self) -> &'static str {
+        match self {
+            Self::Restored => "restored",
+            Self::New => "new",
+            Self::Contract => "contract",
+            Self::Cold => "cold",
+            Self::CommandLine => "cli",
+            Self::Wasmtime => "wasmtime",
+            Self::Native => "native",
+        }
+    }
+
+    /// The name for people, with this guest.
+    pub fn name(self, guest: Guest) -> String {
+        match self {
+            Self::Restored => "cofferdam, restored instance".to_owned(),
+            Self::New => "cofferdam, new instance".to_owned(),
+            Self::Contract => "cofferdam run (one call)".to_owned(),
+            Self::Cold if guest.is_script() => "cofferdam, new backend, code cached".to_owned(),
+            Self::Cold => "cofferdam, new backend, compiles".to_owned(),
+            Self::CommandLine => "cofferdam command line".to_owned(),
+            Self::Wasmtime => "wasmtime run".to_owned(),
+            Self::Native => format!("native {}", guest.native().join(" ")),
+        }
+    }
+
+    /// Whether it is ours, and must work.
+    pub fn in_process(self) -> bool {
+        matches!(self, Self::Restored | Self::New | Self::Contract | Self::Cold)
+    }
+
+    /// Whether it can run this guest at all.
+    pub fn runs(self, guest: Guest) -> bool {
+        self != Self::Wasmtime || !guest.is_script()
+    }
+
+    /// Runs in one turn: what takes microseconds is measured in a row, after some that do not count.
+    pub fn batch(self) -> usize {
+        match self {
+            Self::Restored => 200,
+            Self::New | Self::Contract => 10,
+            _ => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_names_of_their_own() {
+        for guest in Guest::ALL {
+            let names: std::collections::BTreeSet<_> = Contestant::ALL.iter().map(|who| who.name(guest)).collect();
+            assert_eq!(names.len(), Contestant::ALL.len());
+        }
+        let slugs: std::collections::BTreeSet<_> = Contestant::ALL.iter().map(|who| who.slug()).collect();
+        assert_eq!(slugs.len(), Contestant::ALL.len());
+    }
+}

@@ -1,0 +1,214 @@
+//! What idle sessions hold: this process's memory before and while they are held, divided by their number.
+//!
+//! Those of one kind stay while the next kind is measured, so that nothing is given back that another takes.
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use cofferdam_contract::Spec;
+use cofferdam_wasm::{Language, Session, SessionKind, WasmBackend};
+
+use super::cache::Interpreters;
+use crate::host::kernel;
+use crate::host::tree::{self, Memory};
+use crate::ours;
+
+/// A library whose function writes to its one page.
+const LIBRARY: &str = r#"(module (memory (export "memory") 1)
+  (func (export "touch") (i32.store (i32.const 1024) (i32.const 1))))"#;
+/// Of the host's memory, what must stay available: one part in so many.
+const KEPT_FREE: u64 = 10;
+/// How often the memory left is looked at, in sessions.
+const LOOK_EVERY: usize = 50;
+
+/// Idle sessions of one kind.
+#[derive(Debug)]
+pub struct Idle {
+    /// Which.
+    pub kind: Kind,
+    /// How many were held.
+    pub held: usize,
+    /// What each takes, in KiB.
+    pub each: Each,
+    /// Why there are not as many as wanted, if so.
+    pub stopped: Option<String>,
+}
+
+/// KiB of one session.
+#[derive(Debug, Clone, Copy)]
+pub struct Each {
+    /// Resident.
+    pub resident: f64,
+    /// Resident, what is shared divided.
+    pub proportional: f64,
+    /// Resident and nobody else's.
+    pub own: f64,
+    /// Page tables, which the kernel holds.
+    pub tables: f64,
+}
+
+/// What sessions are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A library of one page.
+    Module,
+    /// JavaScript that has run `x = 1`.
+    JavaScript,
+    /// Python that has run `x = 1`.
+    Python,
+}
+
+/// A kind that was not measured, and why.
+pub type Absent = (Kind, String);
+
+impl Kind {
+    /// All, the smallest first.
+    pub const ALL: [Self; 3] = [Self::Module, Self::JavaScript, Self::Python];
+
+    /// The name for people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Module => "module",
+            Self::JavaScript => "javascript",
+            Self::Python => "python",
+        }
+    }
+
+    fn language(self) -> Option<Language> {
+        match self {
+            Self::Module => None,
+            Self::JavaScript => Some(Language::JavaScript),
+            Self::Python => Some(Language::Python),
+        }
+    }
+}
+
+/// Holds so many of each kind, and says what they take.
+pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<Idle>, Vec<Absent>)> {
+    let backend = interpreters.backend();
+    let (mut found, mut absent, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for kind in Kind::ALL {
+        if let Some(language) = kind.language()
+            && let Err(reason) = interpreters.prepare(language).await
+        {
+            absent.push((kind, reason));
+            continue;
+        }
+        let opener = Opener::new(&backend, kind)?;
+        // What all share is there with the first.
+        held.push(opener.open().await?);
+        let before = look()?;
+        let (sessions, stopped) = opener.hold(wanted).await;
+        let each = look()?.since(before, sessions.len());
+        found.push(Idle { kind, held: sessions.len(), each, stopped });
+        held.extend(sessions);
+    }
+    for session in held {
+        session.close().await?;
+    }
+    Ok((found, absent))
+}
+
+struct Opener<'a> {
+    backend: &'a WasmBackend,
+    kind: Kind,
+    library: Bytes,
+}
+
+impl<'a> Opener<'a> {
+    fn new(backend: &'a WasmBackend, kind: Kind) -> Result<Self> {
+        Ok(Self { backend, kind, library: wat::parse_str(LIBRARY)?.into() })
+    }
+
+    /// One that was called once.
+    async fn open(&self) -> Result<Session> {
+        let kind = match self.kind.language() {
+            Some(language) => SessionKind::Language(language),
+            None => SessionKind::Module(self.library.clone()),
+        };
+        let session = self.backend.open_session(kind, Spec::default()).await?;
+        let completed = match self.kind {
+            Kind::Module => session.call("touch", Bytes::new()).await?,
+            Kind::JavaScript | Kind::Python => session.execute("x = 1").await?,
+        };
+        ours::check(&completed, "")?;
+        Ok(session)
+    }
+
+    async fn hold(&self, wanted: usize) -> (Vec<Session>, Option<String>) {
+        let mut sessions = Vec::new();
+        while sessions.len() < wanted {
+            if sessions.len() % LOOK_EVERY == 0
+                && let Some(reason) = little_left()
+            {
+                return (sessions, Some(reason));
+            }
+            match self.open().await {
+                Ok(session) => sessions.push(session),
+                Err(error) => return (sessions, Some(format!("{error:#}"))),
+            }
+        }
+        (sessions, None)
+    }
+}
+
+fn little_left() -> Option<String> {
+    let now = kernel::memory();
+    (now.available < now.total / KEPT_FREE).then(|| format!("{} MiB of memory are left", now.available / 1024))
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    memory: Memory,
+    tables: u64,
+}
+
+fn look() -> Result<Look> {
+    let own = std::process::id();
+    let memory = tree::memory(&[own]).context("this process may not look at its own memory")?;
+    Ok(Look { memory, tables: tree::page_tables(own) })
+}
+
+impl Look {
+    fn since(self, before: Self, held: usize) -> Each {
+        let each = |after: u64, before: u64| (after as f64 - before as f64) / held as f64;
+        Each {
+            resident: each(self.memory.resident, before.memory.resident),
+            proportional: each(self.memory.proportional, before.memory.proportional),
+            own: each(self.memory.own, before.memory.own),
+            tables: each(self.tables, before.tables),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A process's memory is everybody's in it, so that the measurement has one of its own.
+    #[test]
+    fn sessions_of_modules_are_held_and_others_absent_without_interpreters() {
+        let own = std::env::current_exe().unwrap();
+        let inner = concat!(module_path!(), "::inner_measurement");
+        let inner = inner.split_once("::").unwrap().1;
+        let output = Command::new(own).args(["--exact", inner, "--ignored", "--nocapture"]).output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}{output:?}");
+    }
+
+    #[tokio::test]
+    #[ignore = "started by the test above, in a process of its own"]
+    async fn inner_measurement() {
+        let none = tempfile::tempdir().unwrap();
+        let interpreters = Interpreters::new(Some(none.path().join("none")));
+        let (found, absent) = measure(&interpreters, 100).await.unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].kind, found[0].held, &found[0].stopped), (Kind::Module, 100, &None));
+        // At least the page that was written to. What is this process's own is less where another one begins to run the
+        // same program meanwhile: its code is shared then.
+        assert!(found[0].each.resident >= 4.0, "{found:?}");
+        let kinds: Vec<Kind> = absent.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [Kind::JavaScript, Kind::Python]);
+    }
+}

@@ -1,0 +1,108 @@
+//! The attached connection of a container as a pair of byte streams.
+//!
+//! The engine marks each piece with the stream that it came from. What the agent's standard output says is passed on;
+//! the little that comes on standard error is kept for the case that there is no agent that could say more.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bollard::container::LogOutput;
+use bytes::{Buf, Bytes};
+use futures_core::Stream;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::error::shown;
+
+/// Of standard error no more is kept.
+const MOST_WORDS: usize = 2000;
+
+type Pieces = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
+
+/// What was said on standard error.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Words(Arc<Mutex<Vec<u8>>>);
+
+impl Words {
+    fn add(&self, data: &[u8]) {
+        let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MOST_WORDS - words.len();
+        words.extend_from_slice(&data[..data.len().min(room)]);
+    }
+
+    /// Printable.
+    pub(crate) fn text(&self) -> String {
+        shown(&String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// Reads what the container's first process writes to its standard output.
+pub(crate) struct Reader {
+    pieces: Pieces,
+    rest: Bytes,
+    words: Words,
+}
+
+impl Reader {
+    pub(crate) fn new(pieces: Pieces) -> (Self, Words) {
+        let words = Words::default();
+        (Self { pieces, rest: Bytes::new(), words: words.clone() }, words)
+    }
+}
+
+impl AsyncRead for Reader {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        while self.rest.is_empty() {
+            match ready!(self.pieces.as_mut().poll_next(context)) {
+                Some(Ok(LogOutput::StdOut { message })) => self.rest = message,
+                Some(Ok(LogOutput::StdErr { message } | LogOutput::Console { message })) => self.words.add(&message),
+                Some(Ok(LogOutput::StdIn { .. })) => {}
+                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let count = self.rest.len().min(into.remaining());
+        into.put_slice(&self.rest[..count]);
+        self.rest.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("words", &self.words).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    struct Given(VecDeque<LogOutput>);
+
+    impl Stream for Given {
+        type Item = Result<LogOutput, bollard::errors::Error>;
+
+        fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            Poll::Ready(self.0.pop_front().map(Ok))
+        }
+    }
+
+    #[tokio::test]
+    async fn streams_are_kept_apart_and_words_are_bounded() {
+        let out = |text: &'static str| LogOutput::StdOut { message: Bytes::from_static(text.as_bytes()) };
+        let err = |text: Vec<u8>| LogOutput::StdErr { message: text.into() };
+        let given = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];
+        let (mut reader, words) = Reader::new(Box::pin(Given(given.into())));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "one two");
+        let said = words.text();
+        assert!(said.starts_with("oh  no x") && said.len() < 1100, "{said}");
+    }
+}

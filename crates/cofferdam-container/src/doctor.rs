@@ -1,0 +1,144 @@
+//! What a container engine on this host offers, what it lacks, and how to get it.
+
+use cofferdam_contract::Error;
+
+use crate::config::{Checked, DockerConfig};
+use crate::engine::{Engine, Facts};
+use crate::image;
+
+/// How a finding stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FindingState {
+    /// As it should be.
+    Ok,
+    /// It works, with less than the best.
+    Weaker,
+    /// It is missing.
+    Missing,
+}
+
+/// One thing found out about the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What it is about.
+    pub name: String,
+    /// How it stands.
+    pub state: FindingState,
+    /// What was found.
+    pub detail: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+fn finding(name: &str, state: FindingState, detail: impl Into<String>, remedy: Option<&str>) -> Finding {
+    Finding { name: name.to_owned(), state, detail: detail.into(), remedy: remedy.map(str::to_owned) }
+}
+
+fn failure(name: &str, error: &Error) -> Finding {
+    finding(name, FindingState::Missing, error.to_string(), error.remedy())
+}
+
+/// Asks the engine about itself, within the deadline for connecting; makes no container.
+pub async fn doctor(config: &DockerConfig) -> Vec<Finding> {
+    let checked = match config.check() {
+        Ok(checked) => checked,
+        Err(error) => return vec![failure("configuration", &error)],
+    };
+    let engine = match Engine::connect(&checked).await {
+        Ok(engine) => engine,
+        Err(error) => return vec![failure("engine", &error)],
+    };
+    let mut findings = about(&engine.facts, &engine.address.to_string());
+    findings.push(match engine.check_runtime(checked.runtime.as_deref()) {
+        Ok(()) => runtimes(&engine.facts, checked.runtime.as_deref()),
+        Err(error) => failure("runtimes", &error),
+    });
+    findings.push(default_image(&engine, &checked).await);
+    findings
+}
+
+/// Pure.
+fn about(facts: &Facts, address: &str) -> Vec<Finding> {
+    use FindingState::{Missing, Ok, Weaker};
+    let (name, version) = (facts.name(), &facts.version);
+    let mode = if facts.rootless { ", without root" } else { "" };
+    let engine = finding("engine", Ok, format!("{name} {version} at {address}{mode}"), None);
+    let api = finding("api", Ok, format!("{}.{}", facts.api.0, facts.api.1), None);
+    let storage = finding("storage", Ok, format!("{} on Linux {}", facts.storage_driver, facts.kernel), None);
+    let cgroups = match (facts.cgroup_version.as_str(), facts.pids_limit || facts.podman) {
+        ("", _) => finding("cgroups", Weaker, "the engine does not say which version", None),
+        (_, false) => finding(
+            "cgroups",
+            Missing,
+            "the engine cannot limit processes",
+            Some("give it the pids controller; a rootless engine needs delegated control groups"),
+        ),
+        (version, true) => finding("cgroups", Ok, format!("version {version}"), None),
+    };
+    let swap = if facts.swap_limit || facts.podman {
+        finding("swap", Ok, "counts as memory", None)
+    } else {
+        finding("swap", Weaker, "this kernel does not count swap", Some("boot with swapaccount=1, or without swap"))
+    };
+    let filter = if facts.seccomp {
+        finding("seccomp", Ok, "the engine's own list of system calls, and ours on top", None)
+    } else {
+        finding(
+            "seccomp",
+            Weaker,
+            "the engine has no list of system calls; ours alone holds",
+            Some("use an engine with seccomp"),
+        )
+    };
+    let root = if facts.rootless || facts.remapped {
+        finding("user namespaces", Ok, "root inside would be an ordinary user outside", None)
+    } else {
+        finding(
+            "user namespaces",
+            Weaker,
+            "ids inside are ids of the host (no sandbox is root, inside or outside)",
+            Some(
+                "a rootless engine, or `userns-remap` in its configuration, puts a user namespace around every container",
+            ),
+        )
+    };
+    vec![engine, api, storage, cgroups, swap, filter, root]
+}
+
+fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
+    let default = if facts.default_runtime.is_empty() { "the engine's default" } else { &facts.default_runtime };
+    let used = asked.unwrap_or(default);
+    let known =
+        if facts.runtimes.is_empty() { String::new() } else { format!("; it has {}", facts.runtimes.join(", ")) };
+    finding("runtimes", FindingState::Ok, format!("{used} is used{known}"), None)
+}
+
+async fn default_image(engine: &Engine, config: &Checked) -> Finding {
+    match image::look_up(engine, config).await {
+        Ok(facts) => {
+            let id: String = facts.id.chars().take(19).collect();
+            finding("image", FindingState::Ok, format!("{} is {id}", config.image), None)
+        }
+        Err(error) => failure("image", &error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_comes_with_what_to_do() {
+        let poor = Facts { cgroup_version: "1".to_owned(), ..Facts::default() };
+        let findings = about(&poor, "unix:///x");
+        let state = |name: &str| findings.iter().find(|finding| finding.name == name).unwrap();
+        assert_eq!(state("cgroups").state, FindingState::Missing);
+        assert_eq!(state("seccomp").state, FindingState::Weaker);
+        assert!(
+            findings.iter().all(|finding| finding.state == FindingState::Ok || finding.remedy.is_some()),
+            "{findings:?}"
+        );
+        let good = Facts { pids_limit: true, swap_limit: true, seccomp: true, rootless: true, ..poor };
+        assert!(about(&good, "unix:///x").iter().all(|finding| finding.state == FindingState::Ok));
+    }
+}

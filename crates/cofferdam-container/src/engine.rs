@@ -1,0 +1,254 @@
+//! The connection to an engine: found, asked for its version and its means, and held to deadlines.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::{API_DEFAULT_VERSION, Docker};
+use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use tokio::time::timeout;
+
+use crate::config::{Address, Checked, Deadlines};
+use crate::error::{self, Failed};
+
+/// The oldest version of the API that has what is asked for here: Docker 19.03.
+const OLDEST_API: (usize, usize) = (1, 40);
+/// The version that knows control group namespaces.
+const CGROUP_NAMESPACES: (usize, usize) = (1, 41);
+/// Every call has a deadline of its own; bollard's must only be longer than all of them.
+const NO_LIMIT: u64 = 24 * 3600;
+
+/// What an engine says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Facts {
+    pub podman: bool,
+    pub version: String,
+    pub api: (usize, usize),
+    /// What it was made for: `amd64`.
+    pub architecture: String,
+    pub kernel: String,
+    pub storage_driver: String,
+    pub cgroup_version: String,
+    /// Sorted.
+    pub runtimes: Vec<String>,
+    pub default_runtime: String,
+    pub swap_limit: bool,
+    pub pids_limit: bool,
+    /// Whether it has no right of root on its host.
+    pub rootless: bool,
+    /// Whether ids inside are others outside, for every container.
+    pub remapped: bool,
+    /// Whether it has a system-call filter for containers.
+    pub seccomp: bool,
+    /// Whether it shares a file system with this process, as far as its address tells.
+    pub local: bool,
+}
+
+impl Facts {
+    pub(crate) fn name(&self) -> &'static str {
+        if self.podman { "podman" } else { "docker" }
+    }
+
+    /// Whether containers can have a control group namespace of their own: Podman makes none under version 1.
+    pub(crate) fn has_cgroup_namespaces(&self) -> bool {
+        self.api >= CGROUP_NAMESPACES && !(self.podman && self.cgroup_version == "1")
+    }
+
+    /// Whether a container's bounds can be changed: Podman's Docker API learnt that late.
+    pub(crate) fn can_update(&self) -> bool {
+        let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());
+        !self.podman || major.is_some_and(|major| major >= 5)
+    }
+}
+
+/// An engine that answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Engine {
+    pub docker: Docker,
+    pub address: Address,
+    pub facts: Arc<Facts>,
+    pub deadlines: Deadlines,
+}
+
+impl Engine {
+    /// Connects to the first of the addresses at which somebody listens.
+    pub(crate) async fn connect(config: &Checked) -> Result<Self> {
+        let mut tried = Vec::new();
+        for address in &config.addresses {
+            match reach(address, config.deadlines.connect).await {
+                Ok(()) => return Self::greet(address.clone(), config.deadlines).await,
+                Err(error) => tried.push((address, error)),
+            }
+        }
+        Err(nobody(&tried))
+    }
+
+    async fn greet(address: Address, deadlines: Deadlines) -> Result<Self> {
+        let limit = deadlines.connect;
+        let docker = open(&address).map_err(|answer| failure(&address, "connect", Failed::Answered(answer)))?;
+        // Side by side, because the engine asks programs of its own for both.
+        let (version, info) = tokio::join!(within(limit, docker.version()), within(limit, docker.info()));
+        let version = version.map_err(|failed| failure(&address, "ask for the engine's version", failed))?;
+        let api = version.api_version.as_deref().and_then(parse_api).ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "connect", "what answers is no container engine")
+                .with_retry(Retry::Never)
+                .with_context("engine", address.to_string())
+                .with_remedy("DOCKER_HOST must name the socket of Docker or Podman")
+        })?;
+        if api < OLDEST_API {
+            let what =
+                format!("the container engine speaks version {}.{} of the API, and 1.40 is needed", api.0, api.1);
+            return Err(Error::new(ErrorKind::Unavailable, "connect", what)
+                .with_retry(Retry::Never)
+                .with_context("engine", address.to_string())
+                .with_remedy("install Docker 19.03 or newer, or Podman 4 or newer"));
+        }
+        let info = info.map_err(|failed| failure(&address, "ask for the engine's means", failed))?;
+        let mut runtimes: Vec<String> = info.runtimes.into_iter().flatten().map(|(name, _)| name).collect();
+        runtimes.sort();
+        let options = info.security_options.unwrap_or_default();
+        let option = |name: &str| {
+            options
+                .iter()
+                .any(|text| text.split(',').any(|part| part == name || part.strip_prefix("name=") == Some(name)))
+        };
+        let components = version.components.unwrap_or_default();
+        let facts = Facts {
+            podman: components.iter().any(|component| component.name.to_ascii_lowercase().contains("podman")),
+            version: error::shown(&version.version.unwrap_or_default()),
+            api,
+            architecture: version.arch.unwrap_or_default(),
+            kernel: error::shown(&version.kernel_version.unwrap_or_default()),
+            storage_driver: error::shown(&info.driver.unwrap_or_default()),
+            cgroup_version: info.cgroup_version.map(|version| version.to_string()).unwrap_or_default(),
+            runtimes,
+            default_runtime: info.default_runtime.unwrap_or_default(),
+            swap_limit: info.swap_limit.unwrap_or(false),
+            pids_limit: info.pids_limit.unwrap_or(false),
+            rootless: option("rootless"),
+            remapped: option("userns"),
+            seccomp: option("seccomp"),
+            local: matches!(address, Address::Unix(_)),
+        };
+        Ok(Self { docker, address, facts: Arc::new(facts), deadlines })
+    }
+
+    /// A question, which the engine has [`Deadlines::call`] to answer.
+    pub(crate) async fn ask<T>(&self, work: impl Future<Output = Answered<T>>) -> Result<T, Failed> {
+        within(self.deadlines.call, work).await
+    }
+
+    /// A change, which the engine has [`Deadlines::change`] to make.
+    pub(crate) async fn change<T>(&self, work: impl Future<Output = Answered<T>>) -> Result<T, Failed> {
+        within(self.deadlines.change, work).await
+    }
+
+    /// A failed call as an error. `doing` completes "cannot …".
+    pub(crate) fn error(&self, operation: &'static str, doing: &str, failed: Failed) -> Error {
+        failed.into_error(operation, doing, &self.address)
+    }
+
+    /// Whether the engine has this runtime; fails with what it has.
+    pub(crate) fn check_runtime(&self, runtime: Option<&str>) -> Result<()> {
+        let facts = &self.facts;
+        match runtime {
+            // Podman lists the one that it uses, and finds others by their names.
+            Some(name) if !facts.podman && !facts.runtimes.iter().any(|known| known == name) => {
+                Err(unknown_runtime(name, facts))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// No engine knows this runtime.
+pub(crate) fn unknown_runtime(name: &str, facts: &Facts) -> Error {
+    Error::new(ErrorKind::Unavailable, "create", format!("the container engine has no OCI runtime '{name}'"))
+        .with_retry(Retry::Never)
+        .with_context("runtimes", facts.runtimes.join(", "))
+        .with_remedy("name one of those, or add it to the engine's configuration (/etc/docker/daemon.json, `runtimes`)")
+}
+
+pub(crate) type Answered<T> = Result<T, bollard::errors::Error>;
+
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = Answered<T>>) -> Result<T, Failed> {
+    match timeout(limit, work).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(answer)) => Err(Failed::Answered(answer)),
+        Err(_) => Err(Failed::Silent(limit)),
+    }
+}
+
+fn failure(address: &Address, doing: &str, failed: Failed) -> Error {
+    failed.into_error("connect", doing, address)
+}
+
+fn open(address: &Address) -> Answered<Docker> {
+    match address {
+        Address::Unix(path) => Docker::connect_with_unix(&path.to_string_lossy(), NO_LIMIT, API_DEFAULT_VERSION),
+        Address::Tcp(place) => Docker::connect_with_http(&format!("http://{place}"), NO_LIMIT, API_DEFAULT_VERSION),
+    }
+}
+
+/// Whether somebody listens: this tells a missing socket from one that may not be opened.
+async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
+    let connecting = async {
+        match address {
+            Address::Unix(path) => tokio::net::UnixStream::connect(path).await.map(drop),
+            Address::Tcp(place) => tokio::net::TcpStream::connect(place).await.map(drop),
+        }
+    };
+    timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Nobody could be reached. What was closest to it says what to do.
+fn nobody(tried: &[(&Address, io::Error)]) -> Error {
+    let rank = |error: &io::Error| match error.kind() {
+        io::ErrorKind::NotFound => 0,
+        io::ErrorKind::ConnectionRefused => 1,
+        _ => 2,
+    };
+    let reasons: Vec<(String, &str)> =
+        tried.iter().map(|(address, error)| error::unreachable(address, error)).collect();
+    let best = tried.iter().enumerate().max_by_key(|(place, (_, error))| (rank(error), usize::MAX - place));
+    let remedy = best.map_or("name its address with DOCKER_HOST", |(place, _)| reasons[place].1);
+    let what: Vec<&str> = reasons.iter().map(|(what, _)| what.as_str()).collect();
+    Error::new(ErrorKind::Unavailable, "connect", format!("no container engine can be reached: {}", what.join("; ")))
+        .with_remedy(remedy)
+}
+
+fn parse_api(text: &str) -> Option<(usize, usize)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_is_that_of_the_address_closest_to_an_engine() {
+        let (one, two) = (Address::Unix("/a".into()), Address::Unix("/b".into()));
+        let error = nobody(&[(&one, io::ErrorKind::NotFound.into()), (&two, io::ErrorKind::PermissionDenied.into())]);
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("group `docker`")), "{error:?}");
+        assert!(error.message().contains("/a") && error.message().contains("/b"), "{error}");
+        assert!(nobody(&[]).remedy().is_some());
+    }
+
+    #[test]
+    fn versions_are_numbers() {
+        assert_eq!(parse_api("1.41"), Some((1, 41)));
+        for text in ["", "1", "1.x", "a.b"] {
+            assert_eq!(parse_api(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn old_podman_cannot_change_bounds() {
+        let facts = |podman, version: &str| Facts { podman, version: version.to_owned(), ..Facts::default() };
+        assert!(facts(false, "20.10").can_update() && facts(true, "5.0.1").can_update());
+        assert!(!facts(true, "4.3.1").can_update() && !facts(true, "").can_update());
+    }
+}

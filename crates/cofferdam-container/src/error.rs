@@ -1,0 +1,241 @@
+//! What an engine answers, as errors of the contract: what failed, why, and what to do.
+
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use bollard::errors::Error as Answer;
+use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
+
+use crate::config::Address;
+
+/// The longest answer of an engine that is passed on.
+const LONGEST_ANSWER: usize = 1000;
+
+/// A call that did not do what it should.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// No answer in this time.
+    Silent(Duration),
+    /// An answer that is no success, or no answer that could be understood.
+    Answered(Answer),
+}
+
+impl Failed {
+    /// The status that the engine answered, if it did.
+    pub(crate) fn status(&self) -> Option<u16> {
+        match self {
+            Self::Answered(Answer::DockerResponseServerError { status_code, .. }) => Some(*status_code),
+            _ => None,
+        }
+    }
+
+    /// Whether what was asked about is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.status() == Some(404)
+    }
+
+    /// Whether nobody answers any more: the engine ended, is starting again, or hangs.
+    pub(crate) fn is_away(&self) -> bool {
+        match self {
+            Self::Silent(_) => true,
+            Self::Answered(answer) => is_away(answer),
+        }
+    }
+
+    /// The engine's own words.
+    pub(crate) fn message(&self) -> String {
+        match self {
+            Self::Silent(limit) => format!("no answer within {} s", limit.as_secs_f64()),
+            Self::Answered(Answer::DockerResponseServerError { message, .. }) => shown(message),
+            Self::Answered(Answer::DockerStreamError { error }) => shown(error),
+            Self::Answered(other) => shown(&chain(other)),
+        }
+    }
+
+    /// As an error of the contract. `doing` completes "cannot …".
+    pub(crate) fn into_error(self, operation: &'static str, doing: &str, address: &Address) -> Error {
+        let place = address.to_string();
+        let words = self.message();
+        let error = match &self {
+            Self::Silent(limit) => {
+                let seconds = limit.as_secs_f64();
+                let what = format!("cannot {doing}: the container engine gave no answer within {seconds} s");
+                Error::new(ErrorKind::Unavailable, operation, what)
+                    .with_remedy("look at the engine (`systemctl status docker`, its log): it hangs, or is overloaded")
+            }
+            Self::Answered(answer) if is_away(answer) => {
+                let what = format!("cannot {doing}: the container engine went away ({words})");
+                Error::new(ErrorKind::Unavailable, operation, what)
+                    .with_remedy("it ended or is starting again: try again when `docker version` answers")
+            }
+            Self::Answered(_) => {
+                let (kind, remedy) = judge(self.status(), &words);
+                let error = Error::new(kind, operation, format!("cannot {doing}: {words}")).with_fault(Fault::Host);
+                match remedy {
+                    Some(remedy) => error.with_remedy(remedy),
+                    None => error,
+                }
+            }
+        };
+        error.with_context("engine", place)
+    }
+}
+
+/// Text from outside, in a form that can be printed.
+pub(crate) fn shown(text: &str) -> String {
+    let text = text.trim();
+    let end = (0..=LONGEST_ANSWER.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let cut = if end < text.len() { " …" } else { "" };
+    let clean: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("{clean}{cut}")
+}
+
+fn chain(error: &Answer) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+fn is_away(answer: &Answer) -> bool {
+    match answer {
+        Answer::RequestTimeoutError
+        | Answer::HyperResponseError { .. }
+        | Answer::HyperLegacyError { .. }
+        | Answer::SocketNotFoundError(_) => true,
+        Answer::IOError { err } => !matches!(err.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput),
+        Answer::DockerResponseServerError { status_code, .. } => matches!(status_code, 502..=504),
+        _ => false,
+    }
+}
+
+/// What a refusal amounts to, and what to do about it.
+fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
+    let lower = words.to_ascii_lowercase();
+    let has = |text: &str| lower.contains(text);
+    if has("no space left") || has("disk quota exceeded") {
+        return (
+            ErrorKind::ResourceExhausted,
+            Some(
+                "the engine's disk is full: `docker system df` says by what, `docker system prune` frees some"
+                    .to_owned(),
+            ),
+        );
+    }
+    if has("too many open files") || has("cannot allocate memory") || has("resource temporarily unavailable") {
+        let remedy = "the engine's host is out of memory, processes or descriptors: make fewer sandboxes at once";
+        return (ErrorKind::ResourceExhausted, Some(remedy.to_owned()));
+    }
+    if has("cgroup") && (has("permission denied") || has("delegat") || has("rootless")) {
+        let remedy = "a rootless engine needs delegated control groups: see the engine's manual on limits of resources";
+        return (ErrorKind::Unavailable, Some(remedy.to_owned()));
+    }
+    if has("oci runtime") || has("failed to create task") || has("runtime create failed") {
+        let remedy = "the OCI runtime could not make the container; `cofferdam doctor` says what the engine offers";
+        return (ErrorKind::Unavailable, Some(remedy.to_owned()));
+    }
+    match status {
+        Some(401 | 403) => (
+            ErrorKind::Denied,
+            Some(
+                "the engine or the registry refuses it: `docker login` and `docker pull` get a private image"
+                    .to_owned(),
+            ),
+        ),
+        Some(404) => (ErrorKind::NotFound, None),
+        Some(409) => (ErrorKind::Conflict, None),
+        Some(400) => (ErrorKind::Unsupported, None),
+        _ => (ErrorKind::Unavailable, None),
+    }
+}
+
+/// Why nobody could be reached at an address.
+pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'static str) {
+    let (why, remedy) = match (address, error.kind()) {
+        (Address::Unix(_), io::ErrorKind::NotFound) => (
+            "there is no socket",
+            "install and start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or name \
+             another address with DOCKER_HOST",
+        ),
+        (_, io::ErrorKind::ConnectionRefused) => (
+            "nobody listens",
+            "the engine is not running: start it (`systemctl start docker`, `systemctl --user start podman.socket`)",
+        ),
+        (_, io::ErrorKind::PermissionDenied) => (
+            "this user may not open the socket",
+            "join the group `docker` (which is as good as being root), or use a rootless engine of your own: \
+             `dockerd-rootless-setuptool.sh install` or `systemctl --user start podman.socket`",
+        ),
+        (_, io::ErrorKind::TimedOut) => ("no answer", "the engine hangs, or the address is wrong: look at its log"),
+        _ => ("cannot connect", "is this the address of a container engine? DOCKER_HOST names another"),
+    };
+    (format!("{address}: {why} ({error})"), remedy)
+}
+
+/// An operating-system error during `operation`.
+pub(crate) fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, operation, what).with_source(error)
+}
+
+/// An image that the engine does not have.
+pub(crate) fn no_image(operation: &'static str, image: &str, is_default: bool) -> Error {
+    let remedy = if is_default {
+        "`cofferdam image build-base` makes it; or name an image that the engine has (`cofferdam image list`)"
+    } else {
+        "pull it (`--pull missing`, or `docker pull`), or make it from a directory: `cofferdam image import DIR NAME`"
+    };
+    Error::new(ErrorKind::NotFound, operation, "the container engine has no such image")
+        .with_context("image", image.to_owned())
+        .with_retry(Retry::Never)
+        .with_remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(status_code: u16, message: &str) -> Error {
+        let answer = Answer::DockerResponseServerError { status_code, message: message.to_owned() };
+        Failed::Answered(answer).into_error("create", "create the container", &Address::Unix("/s".into()))
+    }
+
+    #[test]
+    fn an_answer_becomes_an_error_that_says_what_to_do() {
+        for (status, message, kind) in [
+            (500, "write /x: no space left on device", ErrorKind::ResourceExhausted),
+            (500, "OCI runtime create failed: x", ErrorKind::Unavailable),
+            (403, "denied", ErrorKind::Denied),
+            (503, "starting", ErrorKind::Unavailable),
+        ] {
+            let error = answered(status, message);
+            assert_eq!(error.kind(), kind, "{message}");
+            assert!(error.remedy().is_some(), "{message}");
+        }
+        assert_eq!(answered(404, "no such container").kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_an_engine_says_is_printed_without_control_characters_and_not_for_ever() {
+        let text = answered(500, &format!("a\u{1b}[2Jb\n{}é", "x".repeat(2000))).to_string();
+        assert!(text.chars().all(|c| !c.is_control()) && text.len() < 1200, "{text}");
+    }
+
+    #[test]
+    fn silence_is_an_error_that_a_retry_can_help() {
+        let error = Failed::Silent(Duration::from_secs(3)).into_error("create", "start", &Address::Tcp("h:1".into()));
+        assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::MayHelp));
+        assert!(error.to_string().contains("3 s"), "{error}");
+    }
+}

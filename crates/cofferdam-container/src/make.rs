@@ -1,0 +1,355 @@
+//! Makes sandboxes: a container, the agent in it greeted, and everything measured.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{
+    Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
+};
+use cofferdam_guest::{AGENT, Ending, Evidence, Guest, Reason, Settings, usual_rules};
+
+use crate::container::{Attached, Cause, Container};
+use crate::create::{self, AGENT_DIRECTORY, AGENT_FILE, ImageFacts, Plan, Room};
+use crate::engine::Engine;
+use crate::host::{Found, Host};
+use crate::image;
+use crate::posture::{Kept, Measured, NAMESPACES, posture};
+use crate::reference::Reference;
+use crate::user::{self, Lent};
+use crate::volume::AgentVolume;
+
+/// Time an agent has to come up and build its walls, on a machine under heavy load.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Time an agent has to end by itself before its container is killed.
+const END_ALONE: Duration = Duration::from_millis(500);
+/// How often a container is made anew because its agent was not what it should be.
+const ATTEMPTS: usize = 2;
+
+/// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
+pub(crate) struct Raw {
+    pub id: SandboxId,
+    pub container: Arc<Container>,
+    pub guest: Guest,
+    pub evidence: Evidence,
+    kept: Kept,
+    user: (u32, u32),
+    ours: Vec<(&'static str, u64)>,
+}
+
+impl Raw {
+    /// Has one made, in a task of its own: whoever goes away meanwhile leaves nothing half made.
+    pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
+        create::check(spec)?;
+        let (host, spec) = (Arc::clone(host), spec.clone());
+        let making = tokio::spawn(async move { make(&host, &spec).await });
+        making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the making was interrupted")))
+    }
+
+    /// What the measurements amount to for a spec.
+    pub(crate) fn posture(&self, spec: &Spec) -> Posture {
+        posture(&Measured {
+            spec,
+            facts: &self.container.engine.facts,
+            evidence: &self.evidence,
+            ours: &self.ours,
+            user: self.user,
+            kept: self.kept,
+        })
+    }
+
+    /// Holds it against a spec: the posture, or an error and nothing left.
+    pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
+        let posture = self.posture(spec);
+        if let Err(error) = posture.require(spec.allow_weaker()) {
+            self.close().await?;
+            return Err(error);
+        }
+        Ok(posture)
+    }
+
+    /// Has it bounded as `limits` ask. Nothing may run in it yet.
+    pub(crate) async fn adapt(&mut self, limits: &Limits) -> Result<()> {
+        self.container.bound(limits).await?;
+        self.kept = kept(&self.container).await?;
+        self.evidence.bounds = self.guest.bounds().await?;
+        Ok(())
+    }
+
+    /// Ends it; nothing is left when this returns.
+    pub(crate) async fn close(&self) -> Result<()> {
+        // What ends by itself need not be killed, for which the engine starts a program. What is paused or taken over does
+        // not end by itself.
+        let mut ending = pin!(self.guest.close());
+        if !self.guest.is_paused() && tokio::time::timeout(END_ALONE, &mut ending).await.is_ok() {
+            return self.container.remove_ended().await;
+        }
+        let ((), removed) = tokio::join!(ending, self.container.remove());
+        removed
+    }
+}
+
+impl fmt::Debug for Raw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Raw").field("id", &self.id).field("container", &self.container).finish_non_exhaustive()
+    }
+}
+
+async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Raw> {
+    let lent = Lent::of(spec)?;
+    let found = host.engine().await?;
+    let engine = &found.engine;
+    host.retry_leftovers(engine);
+    let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let user = user::choose(&engine.facts, lent.as_ref().map(|lent| (lent, spec.workspace().access())), caller)?;
+    let _turn = host.makers.acquire().await.map_err(|_| Error::closed("create"))?;
+    let image = image_of(host, engine, spec).await?;
+    let maker = Maker { host, found: &found, spec, image, user, lent, volume: AgentVolume::of(AGENT) };
+    maker.make().await.inspect_err(|error| {
+        if error.kind() == ErrorKind::Unavailable {
+            host.doubt();
+        }
+    })
+}
+
+async fn image_of(host: &Host, engine: &Engine, spec: &Spec) -> Result<ImageFacts> {
+    let named;
+    let reference = match spec.root() {
+        RootFs::Image { reference } => {
+            named = Reference::parse(reference)?;
+            &named
+        }
+        RootFs::Default | RootFs::Directory { .. } => &host.config.image,
+    };
+    image::resolve(engine, &host.config, reference, &host.progress).await
+}
+
+/// What one sandbox is made with.
+struct Maker<'a> {
+    host: &'a Arc<Host>,
+    found: &'a Found,
+    spec: &'a Spec,
+    image: ImageFacts,
+    user: (u32, u32),
+    lent: Option<Lent>,
+    volume: AgentVolume,
+}
+
+/// Why an attempt failed, and whether the agent in the volume may be to blame.
+enum Failure {
+    Agent(Error),
+    Other(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl Maker<'_> {
+    async fn make(&self) -> Result<Raw> {
+        let mut attempt = 1;
+        loop {
+            if !self.found.has_agent.load(Ordering::Acquire)
+                && (attempt > 1 || !self.volume.is_there(&self.found.engine).await?)
+            {
+                self.fill().await?;
+            }
+            match self.attempt().await {
+                Ok(raw) => return Ok(raw),
+                Err(Failure::Agent(_)) if attempt < ATTEMPTS => {
+                    self.found.has_agent.store(false, Ordering::Release);
+                    attempt += 1;
+                }
+                Err(Failure::Agent(error) | Failure::Other(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Fills the agent's volume; only one at a time.
+    async fn fill(&self) -> Result<()> {
+        let _filling = self.found.filling.lock().await;
+        if self.found.has_agent.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.volume.ensure(&self.found.engine, &self.image.id, &self.host.owner).await?;
+        self.found.has_agent.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    async fn attempt(&self) -> Result<Raw, Failure> {
+        let (engine, runtime) = (&self.found.engine, self.host.config.runtime.as_deref());
+        let id = self.host.new_id();
+        let body = create::body(&Plan {
+            spec: self.spec,
+            id: &id,
+            owner: &self.host.owner,
+            facts: &engine.facts,
+            runtime,
+            image: &self.image,
+            agent_volume: self.volume.name(),
+            user: self.user,
+            host_dir: self.lent.as_ref().map(|lent| lent.path.as_path()),
+        })?;
+        let container = Arc::new(Container::create(self.host, engine, id.as_str(), body).await?);
+        let made = self.bring_up(id, &container).await;
+        if made.is_err() {
+            // An error is told when nothing is left.
+            container.remove().await?;
+        }
+        made
+    }
+
+    async fn bring_up(&self, id: SandboxId, container: &Arc<Container>) -> Result<Raw, Failure> {
+        let engine = &self.found.engine;
+        let Attached { reader, writer, words } = container.attach().await?;
+        let ready_by = Instant::now() + self.host.config.deadlines.change + READY_LIMIT;
+        let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
+        // The agent answers some time before the engine tells that it runs.
+        let (started, early) = {
+            let mut starting = pin!(container.start(self.host.config.runtime.as_deref()));
+            tokio::select! {
+                biased;
+                started = &mut starting => (started, None),
+                connected = &mut connecting => (starting.await, Some(connected)),
+            }
+        };
+        if let Err(error) = started {
+            // Some engines tell here that there is no program which they can execute.
+            let whole = self.volume.is_in(engine, &container.id).await.unwrap_or(true);
+            return Err(if whole { Failure::Other(error) } else { Failure::Agent(error) });
+        }
+        let connected = match early {
+            Some(connected) => connected,
+            None => connecting.await,
+        };
+        let (guest, evidence) = match connected {
+            Ok(connected) => connected,
+            Err(error) => return Err(self.no_guest(container, error, &words.text()).await),
+        };
+        self.found.has_agent.store(true, Ordering::Release);
+        self.check_lent(&evidence)?;
+        let kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
+        let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
+        Ok(Raw { id, container: Arc::clone(container), guest, evidence, kept, user: self.user, ours })
+    }
+
+    /// The agent did not come up.
+    async fn no_guest(&self, container: &Container, error: Error, words: &str) -> Failure {
+        let greeted = error.context().any(|(key, value)| key == "stage" && value != "greeting");
+        let cause = container.cause().await;
+        let error = match cause {
+            Cause::Memory => {
+                Error::new(ErrorKind::ResourceExhausted, "create", "the memory limit leaves no room to start")
+                    .with_remedy("raise --memory")
+            }
+            Cause::Away => Error::new(ErrorKind::Unavailable, "create", "the container engine went away")
+                .with_remedy("try again when `docker version` answers"),
+            Cause::Ended(_) | Cause::Removed if words.is_empty() => error,
+            Cause::Ended(_) | Cause::Removed => error.with_context("said", words.to_owned()),
+        };
+        if greeted || matches!(cause, Cause::Memory | Cause::Away) {
+            Failure::Other(error)
+        } else {
+            Failure::Agent(error)
+        }
+    }
+
+    /// The directory may have been exchanged between the look at it and the mount.
+    fn check_lent(&self, evidence: &Evidence) -> Result<()> {
+        let Some(lent) = &self.lent else { return Ok(()) };
+        let now = std::fs::symlink_metadata(&lent.path).ok();
+        let same = now.is_some_and(|meta| (meta.dev(), meta.ino()) == (lent.device, lent.inode));
+        // A runtime with a kernel of its own has numbers of its own.
+        let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.found.engine.facts.kernel;
+        let seen = own_kernel || evidence.workspace_inode.is_none_or(|inode| inode == lent.inode);
+        if same && seen {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::NotFound, "create", "the workspace directory is not the one that was named any more")
+            .with_context("path", lent.path.display().to_string())
+            .with_remedy("is it being moved, or does the engine see another file system than this process?"))
+    }
+
+    fn settings(&self, container: &Arc<Container>) -> Settings {
+        let access = self.spec.workspace().access();
+        let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        let stores = ["/tmp", "/dev/shm"].into_iter().chain((!lent).then_some(WORKSPACE_PATH));
+        let defaults = Settings::default();
+        Settings {
+            stores: stores.map(str::to_owned).collect(),
+            path: self.image.path.clone().unwrap_or_else(|| defaults.path.clone()),
+            rules: usual_rules(access),
+            limits: self.spec.limits().clone(),
+            reason: Some(reason(container)),
+            // The first answer is waited for while the engine starts the container.
+            patience: self.host.config.deadlines.change + READY_LIMIT,
+            program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
+            ..defaults
+        }
+    }
+}
+
+/// Finds out why a connection ended, for those who waited for an answer.
+fn reason(container: &Arc<Container>) -> Reason {
+    // Held weakly: the connection must not keep its own container.
+    let container = Arc::downgrade(container);
+    Box::new(move || {
+        Box::pin(async move {
+            let container = container.upgrade()?;
+            let cause = container.cause().await;
+            ending(cause)
+        })
+    })
+}
+
+/// As a clause after "the sandbox ended by itself".
+fn ending(cause: Cause) -> Option<Ending> {
+    let ending = |why: &str, remedy: &str| {
+        Some(Ending { why: why.to_owned(), remedy: Some(remedy.to_owned()), out_of_memory: cause == Cause::Memory })
+    };
+    match cause {
+        Cause::Memory => ending("the memory limit was passed, and the kernel ended all of it", "raise --memory"),
+        Cause::Removed => ending("its container was removed by somebody else", "make another sandbox"),
+        Cause::Ended(137) => ending("its container was killed by somebody else", "make another sandbox"),
+        Cause::Ended(status) => {
+            ending(&format!("the first process of its container ended with status {status}"), "make another sandbox")
+        }
+        Cause::Away => ending(
+            "the container engine went away",
+            "it ended or is starting again: make another sandbox when `docker version` answers",
+        ),
+    }
+}
+
+/// The bounds as the engine says that it keeps them.
+async fn kept(container: &Container) -> Result<Kept> {
+    let found = container.inspect().await;
+    let found = found.map_err(|failed| container.engine.error("create", "read the container's limits back", failed))?;
+    let config = found.host_config.unwrap_or_default();
+    let positive = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
+    Ok(Kept { memory: positive(config.memory), tasks: positive(config.pids_limit), cpu_quota: config.cpu_quota })
+}
+
+fn our_namespaces() -> Vec<(&'static str, u64)> {
+    let inode = |name: &str| std::fs::metadata(format!("/proc/self/ns/{name}")).ok().map(|meta| meta.ino());
+    NAMESPACES.into_iter().filter_map(|(name, _)| Some((name, inode(name)?))).collect()
+}
+
+/// The most bytes that a workspace's archive can have, where its disk has a limit.
+pub(crate) fn most_archived(limits: &Limits, workspace: &Workspace) -> u64 {
+    /// Of one entry, at most: its header and long names.
+    const ENTRY: u64 = 16 << 10;
+    const UNLIMITED: u64 = 64 << 30;
+    let room = Room::of(limits.disk, workspace).workspace;
+    room.map_or(UNLIMITED, |bytes| bytes + create::most_files(bytes) * ENTRY + (1 << 20))
+}
+
+/// Whether a lent directory is in the way of something.
+pub(crate) fn is_lent(spec: &Spec) -> bool {
+    matches!(spec.workspace(), Workspace::HostDir { .. })
+}

@@ -1,0 +1,417 @@
+//! From what was measured inside a container to what is said: pure, row by row.
+
+use cofferdam_contract::{
+    Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, WORKSPACE_PATH,
+    Workspace,
+};
+use cofferdam_guest::{Evidence, Mount};
+
+use crate::create::{Room, quota};
+use crate::engine::Facts;
+
+/// Where the bounds of a sandbox without control groups of its own inside are kept: around it, as the engine says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Kept {
+    pub memory: Option<u64>,
+    pub tasks: Option<u64>,
+    pub cpu_quota: Option<i64>,
+}
+
+/// Everything that a posture is made from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured<'a> {
+    pub spec: &'a Spec,
+    pub facts: &'a Facts,
+    pub evidence: &'a Evidence,
+    /// The namespaces of this process, by name; empty where the engine is elsewhere.
+    pub ours: &'a [(&'static str, u64)],
+    /// Whom the sandbox was to run as.
+    pub user: (u32, u32),
+    pub kept: Kept,
+}
+
+/// The posture that the measurements amount to.
+pub(crate) fn posture(measured: &Measured<'_>) -> Posture {
+    Posture::new(namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured)))
+}
+
+fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> PostureItem {
+    let state = if holds { ProtectionState::Enforced } else { ProtectionState::Absent };
+    PostureItem { protection, state, mechanism: mechanism.into(), probed: true, remedy: None }
+}
+
+fn with_remedy(mut item: PostureItem, remedy: impl Into<String>) -> PostureItem {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+        item.remedy = Some(remedy.into());
+    }
+    item
+}
+
+fn not_probed(mut item: PostureItem) -> PostureItem {
+    item.probed = false;
+    item
+}
+
+fn not_asked(protection: Protection, mechanism: impl Into<String>) -> PostureItem {
+    PostureItem {
+        protection,
+        state: ProtectionState::NotAsked,
+        mechanism: mechanism.into(),
+        probed: false,
+        remedy: None,
+    }
+}
+
+impl Measured<'_> {
+    /// The release of the sandbox's kernel, if it is not the one that the engine runs on.
+    fn own_kernel(&self) -> Option<&str> {
+        let inside = self.evidence.kernel.as_str();
+        (!inside.is_empty() && !self.facts.kernel.is_empty() && inside != self.facts.kernel).then_some(inside)
+    }
+}
+
+/// The names of namespaces that every sandbox has of its own.
+pub(crate) const NAMESPACES: [(&str, Protection); 6] = [
+    ("mnt", Protection::MountNamespace),
+    ("pid", Protection::PidNamespace),
+    ("net", Protection::NetNamespace),
+    ("ipc", Protection::IpcNamespace),
+    ("uts", Protection::UtsNamespace),
+    ("cgroup", Protection::CgroupNamespace),
+];
+
+fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let kernel = measured.own_kernel();
+    let rows = NAMESPACES.into_iter().map(|(name, protection)| {
+        let first = protection != Protection::PidNamespace || measured.evidence.pid == 1;
+        if let Some(kernel) = kernel {
+            return row(protection, first, format!("a kernel of its own (Linux {kernel}), not the host's"));
+        }
+        if protection == Protection::CgroupNamespace && !measured.facts.has_cgroup_namespaces() {
+            return not_asked(
+                protection,
+                "this engine cannot make one; what is seen of control groups is the sandbox's own, read-only",
+            );
+        }
+        let inside = measured.evidence.namespaces.get(name).copied().unwrap_or(0);
+        let ours = measured.ours.iter().find(|(known, _)| *known == name).map(|(_, inode)| *inode);
+        let own = inside != 0 && Some(inside) != ours && first;
+        row(protection, own, format!("own {name} namespace {inside}"))
+    });
+    rows.chain([user_namespace(measured)]).collect()
+}
+
+fn user_namespace(measured: &Measured<'_>) -> PostureItem {
+    let name = Protection::UserNamespace;
+    if let Some(kernel) = measured.own_kernel() {
+        return row(name, true, format!("ids inside are known to a kernel of its own (Linux {kernel}) only"));
+    }
+    match measured.evidence.uid_map.as_slice() {
+        [] => row(name, false, "the map of users could not be read"),
+        map if map.iter().all(|[inside, outside, _]| inside == outside) => {
+            let (uid, _) = measured.user;
+            not_asked(
+                name,
+                format!("the engine remaps nobody: user {uid} inside is user {uid} of the host, and nobody is root"),
+            )
+        }
+        map => {
+            let parts: Vec<String> = map
+                .iter()
+                .map(|[inside, outside, count]| format!("{count} ids from {inside} are {outside} outside"))
+                .collect();
+            row(name, true, format!("own user namespace: {}", parts.join(", ")))
+        }
+    }
+}
+
+fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let evidence = measured.evidence;
+    let mut sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
+    // Where a kernel does not say which are ambient: none but those that are permitted and inheritable.
+    sets[4] = evidence.capabilities[4].unwrap_or(sets[1] & sets[2]);
+    let capabilities = row(
+        Protection::Capabilities,
+        sets == [0; 5],
+        format!(
+            "effective {:x}, permitted {:x}, inheritable {:x}, bounding {:x}, ambient {:x}",
+            sets[0], sets[1], sets[2], sets[3], sets[4]
+        ),
+    );
+    let interfaces = evidence.interfaces.as_ref();
+    let network = row(
+        Protection::Network,
+        *measured.spec.network() == NetworkPolicy::None && interfaces.is_some_and(Vec::is_empty),
+        match interfaces {
+            Some(names) if names.is_empty() => "loopback only".to_owned(),
+            Some(names) => format!("interfaces: {}", names.join(", ")),
+            None => "the interfaces could not be read".to_owned(),
+        },
+    );
+    vec![
+        root_filesystem(measured),
+        workspace(measured),
+        seccomp(measured),
+        landlock(measured),
+        capabilities,
+        row(Protection::NoNewPrivileges, evidence.no_new_privileges, "no_new_privs is set"),
+        user(measured),
+        network,
+    ]
+}
+
+fn root_filesystem(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let read_only = evidence.mount_of("/").is_some_and(|mount| mount.read_only);
+    let worked = evidence.writes.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str());
+    // Podman leaves this directory writable for everybody. It was tried by the agent, which is under no rules; guests are.
+    let written: Vec<&str> =
+        worked.filter(|path| !(evidence.landlock && path.starts_with("/sys/fs/cgroup/"))).collect();
+    let shown: Vec<&str> =
+        evidence.masked.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str()).collect();
+    let sockets: Vec<&str> = evidence.sockets.iter().map(String::as_str).collect();
+    // What a kernel of its own shows is not the host's.
+    let shown = if measured.own_kernel().is_some() { Vec::new() } else { shown };
+    let breaches: Vec<String> = [("writable", &written), ("not masked", &shown), ("sockets of the host", &sockets)]
+        .into_iter()
+        .filter(|(_, found)| !found.is_empty())
+        .map(|(what, found)| format!("{what}: {}", found.join(", ")))
+        .collect();
+    let holds = read_only && breaches.is_empty() && !evidence.writes.is_empty();
+    let mechanism = match (holds, breaches.is_empty()) {
+        (true, _) => "the image, read-only; writes refused; the host's parts of /proc and /sys masked".to_owned(),
+        (false, false) => breaches.join("; "),
+        (false, true) => "the root is not mounted read-only".to_owned(),
+    };
+    row(Protection::RootFilesystem, holds, mechanism)
+}
+
+fn workspace(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
+    let read_only = mount.is_some_and(|mount| mount.read_only);
+    let (holds, mechanism) = match measured.spec.workspace() {
+        Workspace::HostDir { access: Access::ReadOnly, .. } => (read_only, "host directory, mounted read-only"),
+        Workspace::HostDir { access: Access::ReadWrite, .. } => {
+            (mount.is_some() && !read_only, "host directory, read-write, without what is mounted below")
+        }
+        Workspace::Private { access: Access::ReadWrite } => {
+            (mount.is_some() && !read_only, "private tmpfs, read-write")
+        }
+        Workspace::Private { access: Access::ReadOnly } => (
+            mount.is_some() && evidence.workspace_writable == Some(false),
+            "private tmpfs, read-only for guests by Landlock, filled by the file API",
+        ),
+    };
+    let item = row(Protection::Workspace, holds, mechanism);
+    with_remedy(
+        item,
+        "a private workspace that is read-only needs Landlock: use another runtime or kernel, or lend a directory read-only",
+    )
+}
+
+fn seccomp(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let through: Vec<&str> =
+        evidence.calls.iter().filter(|call| call.was_let_through()).map(|call| call.name).collect();
+    let holds = evidence.seccomp_filtered && through.is_empty() && !evidence.calls.is_empty();
+    let mechanism = match (through.is_empty(), evidence.seccomp_filters) {
+        (false, _) => format!("forbidden calls let through: {}", through.join(", ")),
+        (true, Some(count)) if count > 1 => {
+            format!(
+                "our allowlist filter on top of the engine's; {} forbidden calls tried, all refused",
+                evidence.calls.len()
+            )
+        }
+        (true, _) => format!("our allowlist filter; {} forbidden calls tried, all refused", evidence.calls.len()),
+    };
+    row(Protection::Seccomp, holds, mechanism)
+}
+
+fn landlock(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let abi = evidence.landlock_abi;
+    if let (0, Some(kernel)) = (abi, measured.own_kernel()) {
+        return not_asked(Protection::Landlock, format!("the sandbox's own kernel (Linux {kernel}) has none"));
+    }
+    let mechanism = match (abi, evidence.landlock) {
+        (0, _) => "the kernel has no Landlock, or it is switched off".to_owned(),
+        (_, true) => format!("ABI {abi}, on top of the mounts; refused what no rule allows"),
+        (_, false) => format!("ABI {abi}, but what no rule allows could be done"),
+    };
+    let item = row(Protection::Landlock, evidence.landlock, mechanism);
+    with_remedy(item, "boot a kernel of 5.13 or newer with `landlock` in its lsm= list")
+}
+
+fn user(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let (uid, gid) = measured.user;
+    let only = |found: &[u32], asked: u32| !found.is_empty() && found.iter().all(|id| *id == asked && *id != 0);
+    let groups = evidence.groups.as_ref().is_some_and(|groups| groups.iter().all(|group| *group == gid));
+    let holds = only(&evidence.uids, uid) && only(&evidence.gids, gid) && groups;
+    let further = evidence.groups.as_ref().map_or("unknown".to_owned(), |groups| format!("{groups:?}"));
+    row(
+        Protection::User,
+        holds,
+        format!(
+            "users {:?}, groups {:?}, further groups {further}; asked for {uid}:{gid}",
+            evidence.uids, evidence.gids
+        ),
+    )
+}
+
+fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let limits = measured.spec.limits();
+    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
+    let unlimited = |protection| not_asked(protection, "no limit asked for");
+    let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
+    vec![
+        memory.map_or_else(|| unlimited(Protection::Memory), |asked| self::memory(measured, asked)),
+        cpu_time.map_or_else(|| unlimited(Protection::CpuTime), |asked| cpu_time_row(measured, asked.as_secs_f64())),
+        cpus.map_or_else(
+            || unlimited(Protection::Cpus),
+            |asked| {
+                let millis = u64::from(asked.as_millis());
+                let bounds = &measured.evidence.bounds;
+                if bounds.version > 0 {
+                    let found = bounds.cpu_millis;
+                    let shown = found.map_or("none".to_owned(), |found| format!("{found} thousandths"));
+                    let holds = found.is_some_and(|found| found <= millis.max(10));
+                    return row(Protection::Cpus, holds, format!("cgroup v{} CPU quota of {shown}", bounds.version));
+                }
+                let holds = measured.kept.cpu_quota.is_some_and(|kept| kept > 0 && kept <= quota(asked));
+                not_probed(row(
+                    Protection::Cpus,
+                    holds,
+                    format!("the engine's CPU quota of {asked} processors around the sandbox"),
+                ))
+            },
+        ),
+        processes.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
+        disk.map_or_else(|| unlimited(Protection::Disk), |asked| self::disk(measured, asked)),
+        not_probed(row(Protection::WallTime, true, wall)),
+    ]
+}
+
+/// The kernel rounds down to whole pages.
+fn close_to(value: Option<u64>, asked: u64) -> bool {
+    value.is_some_and(|value| value <= asked && asked - value < 65_536)
+}
+
+fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
+    let (bytes, bounds) = (asked.as_bytes(), &measured.evidence.bounds);
+    if bounds.version > 0 {
+        let swap = match bounds.swap {
+            Some(0) => "no swap".to_owned(),
+            Some(bytes) => format!("and {bytes} bytes of swap"),
+            None => "swap not counted by this kernel".to_owned(),
+        };
+        let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
+        let found = bounds.memory.unwrap_or(0);
+        return row(
+            Protection::Memory,
+            holds,
+            format!("cgroup v{} memory limit {found} bytes, {swap}", bounds.version),
+        );
+    }
+    let holds = close_to(measured.kept.memory, bytes);
+    let around = "the engine's limit around the sandbox, and a watch inside that sums all processes and kills";
+    let item = not_probed(row(Protection::Memory, holds, format!("{bytes} bytes: {around}")));
+    with_remedy(item, "the engine does not keep this limit: it needs control groups that it may use")
+}
+
+fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
+    let evidence = measured.evidence;
+    let mechanism = if evidence.counts_cpu {
+        format!("cgroup v{} counts CPU time, the supervisor kills at {seconds} s", evidence.bounds.version)
+    } else {
+        format!("a watch inside sums all processes and kills at {seconds} s")
+    };
+    row(Protection::CpuTime, true, mechanism)
+}
+
+fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
+    let bounds = &measured.evidence.bounds;
+    if bounds.version > 0 {
+        let holds = bounds.tasks.is_some_and(|tasks| tasks <= asked + 1);
+        let found = bounds.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
+        let item = row(
+            Protection::Processes,
+            holds,
+            format!("cgroup v{} pids.max {found} (the agent is one of them)", bounds.version),
+        );
+        return with_remedy(item, "the engine does not keep this limit: it needs the pids controller");
+    }
+    let found = measured.kept.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
+    PostureItem {
+        protection: Protection::Processes,
+        state: ProtectionState::WeakerThanAsked,
+        mechanism: format!(
+            "the engine bounds the threads around the sandbox's kernel ({found}), not the processes inside"
+        ),
+        probed: false,
+        remedy: Some(
+            "ask for no limit (--pids none), or use a runtime whose control groups are seen inside, such as runc"
+                .to_owned(),
+        ),
+    }
+}
+
+fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
+    let workspace = measured.spec.workspace();
+    let room = Room::of(Some(asked), workspace);
+    let ours = [(WORKSPACE_PATH, room.workspace), ("/tmp", room.tmp), ("/dev/shm", room.shm)];
+    let lent = matches!(workspace, Workspace::HostDir { .. });
+    let mut sized = Vec::new();
+    let mut wrong = Vec::new();
+    for (path, room) in ours.into_iter().filter(|(path, _)| !(lent && *path == WORKSPACE_PATH)) {
+        let most = room.unwrap_or(0);
+        match measured.evidence.mount_of(path).filter(|mount| mount.path == path) {
+            Some(mount) if mount.read_only => {}
+            Some(mount) if mount.kind == "tmpfs" && is_sized(mount, most) => {
+                sized.push(format!("{path} {}", ByteSize::from_bytes(most)));
+            }
+            _ => wrong.push(path),
+        }
+    }
+    let others = writable_elsewhere(measured);
+    wrong.extend(others.iter().map(String::as_str));
+    let tmpfs = format!("tmpfs with a size: {}; what is stored counts as memory, too", sized.join(", "));
+    if !wrong.is_empty() || measured.evidence.mounts.is_none() {
+        return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
+    }
+    match workspace {
+        Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
+            protection: Protection::Disk,
+            state: ProtectionState::WeakerThanAsked,
+            mechanism: format!("a host directory cannot be sized, and what is stored there is not limited; {tmpfs}"),
+            probed: true,
+            remedy: Some(
+                "for a writable host directory say --disk none (no limit is asked for), or use a private workspace, or \
+                 DIR:ro"
+                    .to_owned(),
+            ),
+        },
+        _ => row(Protection::Disk, true, tmpfs),
+    }
+}
+
+/// A kernel may round up to its pages.
+fn is_sized(mount: &Mount, most: u64) -> bool {
+    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= most.next_multiple_of(4096))
+}
+
+/// Mounts that can be written to, but ours and those that the kernel keeps to root and to itself.
+fn writable_elsewhere(measured: &Measured<'_>) -> Vec<String> {
+    let own = [WORKSPACE_PATH, "/tmp", "/dev/shm"];
+    let kernels = ["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"];
+    let roots = ["/dev", "/proc", "/sys"];
+    let is_kernels = |mount: &Mount| {
+        let below =
+            |root: &str| mount.path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        kernels.contains(&mount.kind.as_str()) || (mount.kind == "tmpfs" && roots.iter().any(|root| below(root)))
+    };
+    let mounts = measured.evidence.mounts.iter().flatten();
+    let found = mounts.filter(|mount| !mount.read_only && !own.contains(&mount.path.as_str()) && !is_kernels(mount));
+    found.map(|mount| mount.path.clone()).collect()
+}

@@ -1,0 +1,187 @@
+//! One live container, as the contract sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
+    SandboxUsage, Snapshot, Spec,
+};
+use tokio::sync::Mutex;
+
+use crate::make::{Raw, is_lent, most_archived};
+use crate::snapshot::{ContainerSnapshot, TakingAsync};
+
+/// A container sandbox. Dropping it ends everything in it.
+pub(crate) struct ContainerSandbox {
+    spec: Spec,
+    posture: Posture,
+    raw: Raw,
+    /// Whether it is paused, and what it used when it was.
+    paused: Mutex<Option<SandboxUsage>>,
+    closed: AtomicBool,
+}
+
+impl ContainerSandbox {
+    /// One that was accepted.
+    pub(crate) fn new(raw: Raw, spec: Spec, posture: Posture) -> Self {
+        Self { spec, posture, raw, paused: Mutex::new(None), closed: AtomicBool::new(false) }
+    }
+
+    /// Has one made and measured. Whatever falls short of the spec ends it again.
+    pub(crate) async fn make(host: &Arc<crate::host::Host>, spec: Spec) -> Result<Self> {
+        let raw = Raw::make(host, &spec).await?;
+        let posture = raw.judge(&spec).await?;
+        Ok(Self::new(raw, spec, posture))
+    }
+
+    /// Has one made with the files of a snapshot.
+    pub(crate) async fn restore(
+        host: &Arc<crate::host::Host>,
+        spec: Spec,
+        snapshot: &ContainerSnapshot,
+    ) -> Result<Self> {
+        if is_lent(&spec) {
+            return Err(Error::invalid("restore", "a snapshot is not put into a directory of the host")
+                .with_remedy("restore it with a private workspace"));
+        }
+        let made = Self::make(host, spec).await?;
+        if let Err(error) = made.raw.guest.import(&mut snapshot.reader()).await {
+            made.close().await?;
+            return Err(error);
+        }
+        Ok(made)
+    }
+
+    fn open(&self, operation: &'static str) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::closed(operation)) } else { Ok(()) }
+    }
+
+    async fn take_snapshot(&self, operation: &'static str) -> Result<ContainerSnapshot> {
+        self.open(operation)?;
+        if is_lent(&self.spec) {
+            return Err(Error::unsupported(operation, "what is in a lent directory is the host's, and is not copied")
+                .with_remedy("use a private workspace"));
+        }
+        // Nobody pauses it meanwhile.
+        let paused = self.paused.lock().await;
+        if paused.is_some() {
+            return Err(
+                Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
+            );
+        }
+        let guest = &self.raw.guest;
+        guest.freeze().await?;
+        let taken = async {
+            let mut taking = TakingAsync::new(most_archived(self.spec.limits(), self.spec.workspace()))?;
+            guest.export(&mut taking).await?;
+            taking.finish().await
+        };
+        let taken = taken.await;
+        let thawed = guest.thaw().await;
+        let snapshot = taken?;
+        thawed?;
+        Ok(snapshot)
+    }
+}
+
+impl fmt::Debug for ContainerSandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContainerSandbox").field("id", &self.raw.id).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Sandbox for ContainerSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.raw.id
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        &self.posture
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        request.validate()?;
+        self.open("start")?;
+        self.raw.guest.start(&request, self.spec.limits()).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        self.open("read_file")?;
+        self.raw.guest.read_file(path).await
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        self.open("write_file")?;
+        self.raw.guest.write_file(path, contents).await
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        self.open("list_dir")?;
+        self.raw.guest.list_dir(path).await
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.open("remove")?;
+        self.raw.guest.remove(path).await
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.take_snapshot("snapshot").await.map(Snapshot::from)
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        let snapshot = self.take_snapshot("fork").await?;
+        Ok(Arc::new(Self::restore(&self.raw.container.host, self.spec.clone(), &snapshot).await?))
+    }
+
+    async fn pause(&self) -> Result<()> {
+        let mut paused = self.paused.lock().await;
+        self.open("pause")?;
+        if paused.is_some() {
+            return Ok(());
+        }
+        // Nothing in it changes until it goes on.
+        let usage = self.raw.guest.usage().await?;
+        self.raw.guest.set_paused(true);
+        if let Err(error) = self.raw.container.pause().await {
+            self.raw.guest.set_paused(false);
+            return Err(error);
+        }
+        *paused = Some(usage);
+        Ok(())
+    }
+
+    async fn resume(&self) -> Result<()> {
+        let mut paused = self.paused.lock().await;
+        self.open("resume")?;
+        if paused.is_none() {
+            return Ok(());
+        }
+        self.raw.container.resume().await?;
+        self.raw.guest.set_paused(false);
+        *paused = None;
+        Ok(())
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.open("usage")?;
+        let paused = self.paused.lock().await;
+        match *paused {
+            Some(usage) => Ok(usage),
+            None => self.raw.guest.usage().await,
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        self.raw.close().await
+    }
+}

@@ -1,0 +1,343 @@
+//! A workspace at rest: an uncompressed tar of one layer, as OCI images have them, and its SHA-256.
+//!
+//! What is captured is the workspace; neither the memory of programs nor what lies in `/tmp`. While it is taken, nothing in
+//! the sandbox runs. The tar lies in a file without a name, and can be written to one that has one and read from there. A
+//! digest finds damage; it is no signature, and nothing in a file is believed: what is restored stands behind the same
+//! walls as anything else.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Snapshot};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use crate::backend::NAME;
+use crate::error;
+use crate::stream::PIECE;
+use crate::volume::hex;
+
+/// Bytes on their way from the file to the sandbox.
+const WAITING: usize = 4 * PIECE;
+
+/// A workspace at rest. Cheap to clone; any number of sandboxes can be made from it.
+#[derive(Clone)]
+pub struct ContainerSnapshot {
+    file: Arc<File>,
+    size: u64,
+    digest: String,
+}
+
+impl ContainerSnapshot {
+    /// What a snapshot of this backend holds.
+    pub fn of(snapshot: &Snapshot) -> Option<&Self> {
+        (snapshot.backend() == NAME).then(|| snapshot.payload())?
+    }
+
+    /// `sha256:` and the digest of the tar, as OCI writes it.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// The length of the tar, in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Writes it to a file, which appears whole or not at all, readable by this user alone.
+    pub async fn save(&self, path: &Path) -> Result<()> {
+        let (snapshot, path) = (self.clone(), path.to_owned());
+        let failed = error_at(&path);
+        let saved = tokio::task::spawn_blocking(move || snapshot.write_to(&path)).await;
+        saved
+            .unwrap_or_else(|_| Err(io::Error::other("interrupted")))
+            .map_err(|error| failed("cannot save the snapshot", error))
+    }
+
+    fn write_to(&self, path: &Path) -> io::Result<()> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        let mut piece = vec![0; PIECE];
+        let mut at = 0;
+        loop {
+            let count = self.file.read_at(&mut piece, at)?;
+            if count == 0 {
+                break;
+            }
+            file.write_all(&piece[..count])?;
+            at += count as u64;
+        }
+        file.as_file().sync_all()?;
+        file.persist(path).map(drop).map_err(|error| error.error)
+    }
+
+    /// Reads it from a file. With `digest`, one that has another is refused.
+    pub async fn load(path: &Path, digest: Option<&str>) -> Result<Self> {
+        let (from, failed) = (path.to_owned(), error_at(path));
+        let loaded = tokio::task::spawn_blocking(move || {
+            let mut from = File::open(from)?;
+            let mut taking = Taking::new(u64::MAX)?;
+            // A copy: the file may change later.
+            io::copy(&mut from, &mut taking)?;
+            taking.finish()
+        });
+        let loaded = loaded.await.unwrap_or_else(|_| Err(io::Error::other("interrupted")));
+        let loaded = loaded.map_err(|error| failed("cannot load the snapshot", error))?;
+        match digest {
+            Some(digest) if digest != loaded.digest => {
+                Err(Error::invalid("load", "the snapshot is damaged, or another one")
+                    .with_context("expected", digest.escape_debug().to_string())
+                    .with_context("found", loaded.digest))
+            }
+            _ => Ok(loaded),
+        }
+    }
+
+    /// The tar, from its beginning.
+    pub(crate) fn reader(&self) -> impl AsyncRead + Send + Unpin + use<> {
+        let (reader, mut writer) = tokio::io::duplex(WAITING);
+        let file = Arc::clone(&self.file);
+        tokio::spawn(async move {
+            let mut at = 0;
+            loop {
+                let file = Arc::clone(&file);
+                let read = tokio::task::spawn_blocking(move || {
+                    let mut piece = vec![0; PIECE];
+                    file.read_at(&mut piece, at).map(|count| {
+                        piece.truncate(count);
+                        piece
+                    })
+                });
+                // Who reads less than all finds the tar cut short, and says so.
+                let Ok(Ok(piece)) = read.await else { return };
+                if piece.is_empty() || writer.write_all(&piece).await.is_err() {
+                    return;
+                }
+                at += piece.len() as u64;
+            }
+        });
+        reader
+    }
+}
+
+impl From<ContainerSnapshot> for Snapshot {
+    fn from(snapshot: ContainerSnapshot) -> Self {
+        Self::new(NAME, snapshot)
+    }
+}
+
+impl fmt::Debug for ContainerSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContainerSnapshot")
+            .field("digest", &self.digest)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+fn error_at(path: &Path) -> impl FnOnce(&str, io::Error) -> Error + use<> {
+    let path = path.display().to_string();
+    move |what, error| error::os("snapshot", what, error).with_context("path", path)
+}
+
+/// A tar that is being taken in, no longer than a bound: what comes is the guest's.
+pub(crate) struct Taking {
+    file: File,
+    hash: Sha256,
+    size: u64,
+    most: u64,
+}
+
+impl Taking {
+    /// A file without a name, in the directory for temporary files.
+    pub(crate) fn new(most: u64) -> io::Result<Self> {
+        Ok(Self { file: tempfile::tempfile()?, hash: Sha256::new(), size: 0, most })
+    }
+
+    pub(crate) fn finish(self) -> io::Result<ContainerSnapshot> {
+        let digest = format!("sha256:{}", hex(&self.hash.finalize()));
+        Ok(ContainerSnapshot { file: Arc::new(self.file), size: self.size, digest })
+    }
+}
+
+impl Write for Taking {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if data.len() as u64 > self.most - self.size {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the workspace is larger than its disk limit"));
+        }
+        self.file.write_all(data)?;
+        self.hash.update(data);
+        self.size += data.len() as u64;
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Writing = tokio::task::JoinHandle<(Taking, io::Result<()>)>;
+
+/// The same for who writes asynchronously: pieces are written by another thread, one at a time.
+pub(crate) struct TakingAsync {
+    idle: Option<Taking>,
+    writing: Option<Writing>,
+    piece: Vec<u8>,
+}
+
+impl TakingAsync {
+    pub(crate) fn new(most: u64) -> Result<Self> {
+        let taking = Taking::new(most).map_err(|error| {
+            error::os("snapshot", "cannot make a file for the snapshot", error)
+                .with_remedy("is there room in the directory for temporary files (TMPDIR)?")
+        })?;
+        Ok(Self { idle: Some(taking), writing: None, piece: Vec::new() })
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<ContainerSnapshot> {
+        let finished = async {
+            self.shutdown().await?;
+            self.idle.take().ok_or_else(|| io::Error::other("interrupted"))?.finish()
+        };
+        finished.await.map_err(failed)
+    }
+
+    fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
+        let (taking, outcome) = ready!(Pin::new(writing).poll(context)).map_err(io::Error::other)?;
+        (self.writing, self.idle) = (None, Some(taking));
+        Poll::Ready(outcome)
+    }
+
+    fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_idle(context))?;
+        if self.piece.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut taking = self.idle.take().ok_or_else(|| io::Error::other("interrupted"))?;
+        let piece = std::mem::take(&mut self.piece);
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let outcome = taking.write_all(&piece);
+            (taking, outcome)
+        }));
+        self.poll_idle(context)
+    }
+}
+
+/// What went wrong while a snapshot was written down.
+pub(crate) fn failed(error: io::Error) -> Error {
+    let (kind, fault) = match error.kind() {
+        io::ErrorKind::FileTooLarge => (ErrorKind::ResourceExhausted, Fault::Guest),
+        io::ErrorKind::StorageFull => (ErrorKind::ResourceExhausted, Fault::Host),
+        _ => (ErrorKind::Io, Fault::Host),
+    };
+    Error::new(kind, "snapshot", "cannot keep the snapshot").with_fault(fault).with_source(error)
+}
+
+impl AsyncWrite for TakingAsync {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if self.piece.len() >= PIECE {
+            ready!(self.poll_written(context))?;
+        }
+        let count = data.len().min(PIECE);
+        self.piece.extend_from_slice(&data[..count]);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_written(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_written(context)
+    }
+}
+
+/// Copies a saved snapshot's bytes to whoever wants them.
+impl ContainerSnapshot {
+    /// The tar as a blocking reader, for who puts it into a registry's layout.
+    pub fn bytes(&self) -> impl Read + use<> {
+        Bytes { file: Arc::clone(&self.file), at: 0 }
+    }
+}
+
+struct Bytes {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for Bytes {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(into, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    async fn taken(data: &[u8], most: u64) -> Result<ContainerSnapshot> {
+        let mut taking = TakingAsync::new(most)?;
+        taking.write_all(data).await.map_err(failed)?;
+        taking.finish().await
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_in_is_given_again_and_hashed() {
+        let data: Vec<u8> = (0..3 * PIECE + 5).map(|n| (n * 7) as u8).collect();
+        let snapshot = taken(&data, 1 << 20).await.unwrap();
+        assert_eq!(snapshot.digest(), format!("sha256:{}", hex(&Sha256::digest(&data))));
+        assert_eq!(snapshot.size(), data.len() as u64);
+        for _ in 0..2 {
+            let mut seen = Vec::new();
+            snapshot.reader().read_to_end(&mut seen).await.unwrap();
+            assert!(seen == data);
+        }
+    }
+
+    #[tokio::test]
+    async fn more_than_the_bound_is_refused() {
+        for length in [PIECE * 4, PIECE + 1] {
+            let error = taken(&vec![0; length], PIECE as u64).await.unwrap_err();
+            assert_eq!((error.kind(), error.fault()), (ErrorKind::ResourceExhausted, Fault::Guest));
+        }
+        assert!(taken(&vec![0; PIECE], PIECE as u64).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_the_same_after_a_way_as_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("layer.tar");
+        let snapshot = taken(b"some tar", 100).await.unwrap();
+        snapshot.save(&path).await.unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"some tar");
+        let loaded = ContainerSnapshot::load(&path, Some(snapshot.digest())).await.unwrap();
+        assert_eq!(loaded.digest(), snapshot.digest());
+        // What becomes of the file later is of no interest.
+        std::fs::write(&path, "another").unwrap();
+        let mut seen = String::new();
+        loaded.reader().read_to_string(&mut seen).await.unwrap();
+        assert_eq!(seen, "some tar");
+        let error = ContainerSnapshot::load(&path, Some(snapshot.digest())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let missing = ContainerSnapshot::load(&directory.path().join("none"), None).await.unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_our_own_snapshots_are_taken() {
+        assert!(ContainerSnapshot::of(&Snapshot::new(NAME, "another")).is_none());
+        assert!(ContainerSnapshot::of(&Snapshot::new("wasm", ())).is_none());
+    }
+}

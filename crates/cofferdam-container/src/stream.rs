@@ -1,0 +1,124 @@
+//! Streams of bytes between an engine and files, bounded on the way.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use tokio::sync::mpsc;
+
+/// Pieces that wait between a reader and a writer.
+const WAITING: usize = 8;
+/// The largest piece that is read from a file.
+pub(crate) const PIECE: usize = 64 << 10;
+
+/// The next item of a stream.
+pub(crate) async fn next<S: Stream + Unpin + ?Sized>(stream: &mut S) -> Option<S::Item> {
+    poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
+}
+
+/// A bounded channel whose end is a stream.
+pub(crate) fn channel() -> (Pieces, Body) {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    (Pieces { sender, piece: Vec::with_capacity(PIECE) }, Body(receiver))
+}
+
+/// What comes out of [`channel`].
+#[derive(Debug)]
+pub(crate) struct Body(mpsc::Receiver<io::Result<Bytes>>);
+
+impl Stream for Body {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context)
+    }
+}
+
+/// Takes what a thread of its own writes, in pieces.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    piece: Vec<u8>,
+}
+
+impl Pieces {
+    fn send(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        self.sender.blocking_send(Ok(piece.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Ends the stream: with an error, the reader learns that it is not whole.
+    pub(crate) fn finish(mut self, outcome: io::Result<()>) -> io::Result<()> {
+        match outcome {
+            Ok(()) => self.send(),
+            Err(error) => {
+                let copy = io::Error::new(error.kind(), error.to_string());
+                let _ = self.sender.blocking_send(Err(copy));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl io::Write for Pieces {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let count = data.len().min(PIECE - self.piece.len());
+        self.piece.extend_from_slice(&data[..count]);
+        if self.piece.len() == PIECE {
+            self.send()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_arrives_whole_and_in_pieces() {
+        let (mut pieces, mut body) = channel();
+        let data: Vec<u8> = (0..3 * PIECE + 17).map(|n| n as u8).collect();
+        let copy = data.clone();
+        let writer = std::thread::spawn(move || {
+            pieces.write_all(&copy).unwrap();
+            pieces.finish(Ok(()))
+        });
+        let mut seen = Vec::new();
+        while let Some(piece) = next(&mut body).await {
+            let piece = piece.unwrap();
+            assert!(piece.len() <= PIECE);
+            seen.extend_from_slice(&piece);
+        }
+        writer.join().unwrap().unwrap();
+        assert_eq!(seen, data);
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_told_to_the_reader() {
+        let (pieces, mut body) = channel();
+        let writer = std::thread::spawn(move || pieces.finish(Err(io::ErrorKind::PermissionDenied.into())));
+        assert_eq!(next(&mut body).await.unwrap().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(next(&mut body).await.is_none());
+        assert!(writer.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn a_reader_that_goes_away_ends_the_writer() {
+        let (mut pieces, body) = channel();
+        drop(body);
+        assert_eq!(pieces.write_all(&vec![0; PIECE * 2]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}

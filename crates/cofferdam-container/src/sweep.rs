@@ -1,0 +1,37 @@
+//! Removes what a supervisor left behind that was killed: containers whose owner was of this host and is dead.
+//!
+//! The engine removes a container by itself once the attached connection is closed, so there is hardly ever anything to
+//! do. What is left is what was created and never started, and what an engine forgot that ended at the same time.
+
+use std::collections::HashMap;
+
+use bollard::query_parameters::{ListContainersOptionsBuilder, RemoveContainerOptionsBuilder};
+use cofferdam_contract::Result;
+
+use crate::engine::Engine;
+use crate::labels::{self, Owner, Standing};
+
+/// Removes leftovers; gives how many. What cannot be removed now is found by the next sweep.
+pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
+    let mut removed = 0;
+    for id in leftovers(engine, us).await? {
+        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+        if engine.change(engine.docker.remove_container(&id, Some(options))).await.is_ok() {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+async fn leftovers(engine: &Engine, us: &Owner) -> Result<Vec<String>> {
+    let filters = HashMap::from([("label".to_owned(), vec![labels::MARK.to_owned()])]);
+    let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+    let all = engine.ask(engine.docker.list_containers(Some(options))).await;
+    let all = all.map_err(|failed| engine.error("create", "list the containers of earlier runs", failed))?;
+    let dead = all.into_iter().filter(|container| {
+        let names = container.names.as_deref().unwrap_or_default();
+        let owner = container.labels.as_ref().and_then(|labels| labels::owner_of(names, labels));
+        owner.is_some_and(|owner| owner.standing(&us.host) == Standing::Dead)
+    });
+    Ok(dead.filter_map(|container| container.id).collect())
+}

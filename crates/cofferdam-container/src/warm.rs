@@ -1,0 +1,176 @@
+//! A container that waits for its request, its agent greeted, empty.
+//!
+//! What the supervisor keeps (wall time, CPU time where a control group counts it) is the claim's by itself. Bounds on
+//! memory, processes and processors are changed by the engine, where it can, and read back. Labels cannot be changed, and
+//! so a claim must have those of the template, its tenant included; what was mounted is fixed, too.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+
+use crate::create::check;
+use crate::host::Host;
+use crate::make::Raw;
+use crate::sandbox::ContainerSandbox;
+
+/// What can be changed of a container that was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Changeable {
+    /// Bounds that the engine keeps by control groups which are seen inside.
+    bounds: bool,
+    /// Whether CPU time is counted, rather than watched from inside.
+    cpu_time: bool,
+}
+
+/// A container without a request.
+#[derive(Debug)]
+pub(crate) struct ContainerWarm {
+    /// `None` once it was claimed or closed.
+    raw: Option<Raw>,
+    template: Spec,
+    changeable: Changeable,
+}
+
+impl ContainerWarm {
+    /// Has one made. Fails where a sandbox for the template itself would be refused.
+    pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
+        let raw = Raw::make(host, &template).await?;
+        raw.judge(&template).await?;
+        let bounds = raw.evidence.bounds.version > 0 && raw.container.engine.facts.can_update();
+        let changeable = Changeable { bounds, cpu_time: raw.evidence.counts_cpu };
+        Ok(Self { raw: Some(raw), template, changeable })
+    }
+}
+
+#[async_trait]
+impl Warm for ContainerWarm {
+    fn made_for(&self) -> &Spec {
+        &self.template
+    }
+
+    fn fits(&self, spec: &Spec) -> bool {
+        fits(&self.template, spec, self.changeable)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.raw.as_ref().is_some_and(|raw| raw.guest.is_alive())
+    }
+
+    async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        check(&spec)?;
+        if !self.fits(&spec) {
+            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+        }
+        let died = || {
+            Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
+        };
+        let mut raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
+        if !same_bounds(self.template.limits(), spec.limits())
+            && let Err(error) = raw.adapt(spec.limits()).await
+        {
+            raw.close().await?;
+            // A container that is made for these bounds may well have them where this one does not.
+            return Err(error.with_retry(Retry::MayHelp));
+        }
+        let posture = raw.judge(&spec).await?;
+        Ok(Arc::new(ContainerSandbox::new(raw, spec, posture)))
+    }
+
+    async fn close(mut self: Box<Self>) -> Result<()> {
+        match self.raw.take() {
+            Some(raw) => raw.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn same_bounds(made: &Limits, asked: &Limits) -> bool {
+    (made.memory, made.processes, made.cpus) == (asked.memory, asked.processes, asked.cpus)
+}
+
+/// Whether a container made for `template` can still become what `spec` asks for.
+fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    // Permissions: nothing was built from the template's.
+    let _ = allow_weaker;
+    // This backend has none of its own, and ignores those of others.
+    let _ = attributes;
+    matches!(workspace, Workspace::Private { .. })
+        && workspace == template.workspace()
+        && root == template.root()
+        && network == template.network()
+        && tenant == template.tenant()
+        && labels == template.labels()
+        && limits_fit(template.limits(), limits, changeable)
+}
+
+fn limits_fit(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
+    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    // The supervisor's own clock.
+    let _ = wall_time;
+    // A bound that is there can be changed, one that is not cannot be added, and none be taken away.
+    let bound = |same: bool, both: bool| same || (changeable.bounds && both);
+    disk == &template.disk
+        && (cpu_time == &template.cpu_time || changeable.cpu_time)
+        && bound(memory == &template.memory, memory.is_some() && template.memory.is_some())
+        && bound(processes == &template.processes, processes.is_some() && template.processes.is_some())
+        && bound(cpus == &template.cpus, cpus.is_some() && template.cpus.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cofferdam_contract::{Access, ByteSize, RootFs, TenantId};
+
+    use super::*;
+
+    const ALL: Changeable = Changeable { bounds: true, cpu_time: true };
+    const NOTHING: Changeable = Changeable { bounds: false, cpu_time: false };
+
+    fn with(change: impl FnOnce(&mut Limits)) -> Spec {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        Spec::builder().limits(limits).build().unwrap()
+    }
+
+    #[test]
+    fn what_the_supervisor_or_a_control_group_keeps_can_come_late() {
+        let template = Spec::default();
+        let late = [
+            with(|limits| limits.wall_time = Duration::from_secs(1)),
+            with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))),
+            with(|limits| limits.processes = Some(3)),
+            with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),
+            with(|limits| limits.cpu_time = None),
+        ];
+        let fit = |changeable| late.iter().map(|spec| fits(&template, spec, changeable)).collect::<Vec<_>>();
+        assert_eq!(fit(ALL), [true; 5]);
+        assert_eq!(fit(NOTHING), [true, false, false, false, false]);
+        assert!(fits(&template, &template, NOTHING));
+    }
+
+    #[test]
+    fn what_was_built_in_is_fixed() {
+        let template = Spec::default();
+        let fixed = [
+            with(|limits| limits.disk = Some(ByteSize::from_mebibytes(1))),
+            with(|limits| limits.disk = None),
+            with(|limits| limits.memory = None),
+            with(|limits| limits.processes = None),
+            with(|limits| limits.cpus = Some("1".parse().unwrap())),
+            Spec::builder().tenant(TenantId::new("other").unwrap()).build().unwrap(),
+            Spec::builder().label("a", "b").build().unwrap(),
+            Spec::builder().root(RootFs::Image { reference: "other".to_owned() }).build().unwrap(),
+            Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),
+            Spec::builder()
+                .workspace(Workspace::HostDir { path: "/tmp".into(), access: Access::ReadOnly })
+                .build()
+                .unwrap(),
+        ];
+        for spec in &fixed {
+            assert!(!fits(&template, spec, ALL), "{spec:?}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Engines that are not there, do not let one in, are too old, or say nothing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use cofferdam_container::{Deadlines, doctor};
+use cofferdam_contract::{Error, ErrorKind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+use crate::support::{self, backend_at};
+
+/// What a socket answers to each request; `None` never answers.
+type Answers = fn(&str) -> Option<String>;
+
+fn serve(socket: &Path, answers: Answers) {
+    let listener = UnixListener::bind(socket).expect("a socket");
+    tokio::spawn(async move {
+        loop {
+            let Ok((mut stream, _)) = listener.accept().await else { return };
+            tokio::spawn(async move {
+                let mut request = Vec::new();
+                let mut piece = [0; 1024];
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    match stream.read(&mut piece).await {
+                        Ok(0) | Err(_) => return,
+                        Ok(count) => request.extend_from_slice(&piece[..count]),
+                    }
+                }
+                let line = String::from_utf8_lossy(&request).lines().next().unwrap_or_default().to_owned();
+                match answers(&line) {
+                    Some(body) => {
+                        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                        let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+                    }
+                    None => std::future::pending().await,
+                }
+            });
+        }
+    });
+}
+
+fn quick() -> Deadlines {
+    let short = Duration::from_millis(300);
+    Deadlines { connect: short, call: short, change: short, stall: short }
+}
+
+async fn failure(socket: &Path) -> Error {
+    let backend = backend_at(socket, |config| config.deadlines = quick());
+    // Far longer than any deadline: what comes later is a hang.
+    let outcome = tokio::time::timeout(Duration::from_secs(20), backend.images()).await;
+    outcome.expect("an answer in time").expect_err("there is no engine")
+}
+
+async fn served(answers: Answers) -> Error {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("engine.sock");
+    serve(&socket, answers);
+    failure(&socket).await
+}
+
+fn check(error: &Error, says: &str, remedy: &str) {
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains(says), "{error}");
+    assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{:?}", error.remedy());
+}
+
+#[tokio::test]
+async fn a_missing_socket_says_how_to_get_an_engine() {
+    let directory = tempfile::tempdir().unwrap();
+    check(&failure(&directory.path().join("none")).await, "there is no socket", "install and start Docker");
+}
+
+#[tokio::test]
+async fn a_socket_without_a_listener_says_how_to_start_the_engine() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("engine.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    check(&failure(&socket).await, "nobody listens", "systemctl start docker");
+}
+
+#[tokio::test]
+async fn a_socket_of_others_says_how_to_be_let_in() {
+    use std::os::unix::fs::PermissionsExt;
+    if rustix::process::geteuid().is_root() {
+        println!("SKIP a_socket_of_others_says_how_to_be_let_in: root may open every socket");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("engine.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o000)).unwrap();
+    check(&failure(&socket).await, "this user may not open", "group `docker`");
+}
+
+#[tokio::test]
+async fn an_engine_that_accepts_and_says_nothing_is_no_hang() {
+    check(&served(|_| None).await, "gave no answer within 0.3 s", "hangs");
+}
+
+#[tokio::test]
+async fn an_engine_that_hangs_after_its_first_answer_is_no_hang() {
+    let answers: Answers =
+        |line| line.contains("/version").then(|| r#"{"ApiVersion":"1.41","Version":"1"}"#.to_owned());
+    check(&served(answers).await, "gave no answer within 0.3 s", "hangs");
+}
+
+#[tokio::test]
+async fn an_old_engine_is_refused_with_what_is_needed() {
+    let answers: Answers = |_| Some(r#"{"ApiVersion":"1.39","Version":"18.09.1"}"#.to_owned());
+    check(&served(answers).await, "speaks version 1.39 of the API, and 1.40 is needed", "Docker 19.03 or newer");
+}
+
+#[tokio::test]
+async fn what_is_no_engine_is_not_taken_for_one() {
+    check(&served(|_| Some("{}".to_owned())).await, "is no container engine", "DOCKER_HOST");
+    let error = served(|_| Some("<html>\u{1b}[2J</html>".to_owned())).await;
+    assert!(error.to_string().chars().all(|c| !c.is_control()), "{error}");
+}
+
+#[tokio::test]
+async fn doctor_says_what_an_engine_has_and_what_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = cofferdam_container::DockerConfig {
+        host: Some(format!("unix://{}", directory.path().join("none").display())),
+        ..Default::default()
+    };
+    let findings = doctor(&missing).await;
+    assert_eq!(findings.len(), 1);
+    assert!(findings[0].remedy.is_some(), "{findings:?}");
+    for engine in support::engines("doctor_says_what_an_engine_has_and_what_not") {
+        let findings = doctor(&engine.config()).await;
+        for name in ["engine", "api", "storage", "cgroups", "runtimes", "image"] {
+            let found = findings.iter().find(|finding| finding.name == name);
+            assert!(
+                found.is_some_and(|found| found.state == cofferdam_container::FindingState::Ok),
+                "{name}: {findings:?}"
+            );
+        }
+        let unknown = cofferdam_container::DockerConfig { image: "no/such:image".to_owned(), ..engine.config() };
+        let findings = doctor(&unknown).await;
+        let image = findings.iter().find(|finding| finding.name == "image").unwrap();
+        assert!(image.remedy.as_ref().is_some_and(|remedy| remedy.contains("build-base")), "{image:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_runtime_is_refused_with_those_that_there_are() {
+    let Some(engine) = support::docker("an_unknown_runtime_is_refused_with_those_that_there_are") else { return };
+    let backend = backend_at(&engine.socket, |config| config.runtime = Some("no-such-runtime".to_owned()));
+    let error = backend.images().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("runc"), "{error}");
+    assert!(error.remedy().is_some());
+}

@@ -1,0 +1,243 @@
+//! What happens when something goes wrong: a clear error, no hang, nothing left.
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bollard::query_parameters::{
+    KillContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
+};
+use cofferdam_container::{Deadlines, DockerBackend, DockerConfig};
+use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Limits, RootFs, Sandbox, Spec};
+use rustix::process::Signal;
+
+use crate::own::OwnEngine;
+use crate::support::{self, TestEngine, unique};
+
+/// Whatever takes longer is a hang.
+const NO_HANG: Duration = Duration::from_secs(90);
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+fn forever() -> ExecRequest {
+    ExecRequest::argv(["sleep", "1000000"]).timeout(Duration::from_secs(3600)).build().unwrap()
+}
+
+/// A sandbox with this label, and its container's id.
+async fn labelled(engine: &TestEngine, backend: &DockerBackend) -> (Arc<dyn Sandbox>, String) {
+    let mark = unique("mark");
+    let spec = Spec::builder().label("mark", &mark).build().unwrap();
+    let sandbox = backend.create(spec).await.expect("a sandbox");
+    let filters = HashMap::from([("label".to_owned(), vec![format!("dev.cofferdam.label.mark={mark}")])]);
+    let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+    let found = engine.negotiated().await.list_containers(Some(options)).await.unwrap();
+    assert_eq!(found.len(), 1, "{found:?}");
+    (sandbox, found[0].id.clone().unwrap())
+}
+
+fn ended(error: &Error, why: &str) {
+    assert!(error.to_string().contains(why), "{error}");
+    assert!(error.remedy().is_some(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
+    for engine in support::engines("a_container_removed_behind_our_back_ends_its_execs_with_the_reason") {
+        let backend = engine.backend();
+        for by_kill in [false, true] {
+            let (sandbox, id) = labelled(&engine, &backend).await;
+            let handle = sandbox.start(forever()).await.unwrap();
+            let docker = engine.negotiated().await;
+            if by_kill {
+                let options = KillContainerOptionsBuilder::default().signal("KILL").build();
+                // Podman may have removed what it killed before it has answered; what was killed is seen below.
+                match docker.kill_container(&id, Some(options)).await {
+                    Ok(()) => {}
+                    Err(error) => assert!(error.to_string().contains("no such container"), "{error}"),
+                }
+            } else {
+                let options = RemoveContainerOptionsBuilder::default().force(true).build();
+                docker.remove_container(&id, Some(options)).await.unwrap();
+            }
+            let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
+            ended(&error, "by somebody else");
+            let error = promptly(sandbox.start(forever())).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            promptly(sandbox.close()).await.expect("what is gone is closed");
+        }
+        assert_eq!(backend.leftovers(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
+    for engine in support::engines("an_image_that_is_deleted_is_an_error_that_says_what_to_do") {
+        let backend = engine.backend();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), "x").unwrap();
+        let name = format!("cofferdam-test/{}:v1", unique("deleted"));
+        backend.import_image(directory.path(), &name).await.unwrap();
+        let spec = Spec::builder().root(RootFs::Image { reference: name.clone() }).build().unwrap();
+        // An image without a single program is one, too.
+        let sandbox = backend.create(spec.clone()).await.expect("a sandbox of it");
+        let error = sandbox.start(ExecRequest::argv(["sh"]).build().unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        sandbox.close().await.unwrap();
+        let options = RemoveImageOptionsBuilder::default().force(true).build();
+        engine.negotiated().await.remove_image(&name, Some(options), None).await.unwrap();
+        let error = backend.create(spec).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("--pull missing")), "{error:?}");
+        let config = DockerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
+        let error = DockerBackend::new(&config).unwrap().create(Spec::default()).await.unwrap_err();
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("build-base")), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_at_once_all_run() {
+    let test = "a_hundred_at_once_all_run";
+    let Some(engine) = support::docker(test) else { return };
+    let before = engine.census().await;
+    let backend = engine.backend();
+    let limits = Limits { memory: Some(cofferdam_contract::ByteSize::from_mebibytes(32)), ..Limits::default() };
+    let spec = Spec::builder().limits(limits).build().unwrap();
+    let runs: Vec<_> = (0..100)
+        .map(|_| {
+            let (backend, spec) = (backend.clone(), spec.clone());
+            tokio::spawn(async move { backend.run(spec, ExecRequest::argv(["true"]).build().unwrap()).await })
+        })
+        .collect();
+    for run in runs {
+        let (done, _) =
+            tokio::time::timeout(Duration::from_secs(600), run).await.expect("no hang").unwrap().expect("it runs");
+        assert!(done.exit.success(), "{:?}", done.exit);
+    }
+    let left = support::left(&engine, &before).await;
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_is_given_up_leaves_nothing() {
+    for engine in support::engines("a_create_that_is_given_up_leaves_nothing") {
+        let backend = engine.backend();
+        backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+        let before = engine.census().await;
+        for after in [1, 10, 30, 60, 100, 150, 250] {
+            let making = backend.create(Spec::default());
+            let _ = tokio::time::timeout(Duration::from_millis(after), making).await;
+        }
+        let left = support::left(&engine, &before).await;
+        assert!(left.is_empty(), "{}: {left:?}", engine.name);
+    }
+}
+
+/// The other process of the next test: makes a sandbox, says so, and waits to be killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn makes_a_sandbox_and_waits() {
+    let Some(socket) = std::env::var_os("COFFERDAM_TEST_KILLED") else { return };
+    let engine = TestEngine { name: "killed", socket: socket.into(), runtime: None };
+    let sandbox = engine.backend().create(Spec::builder().label("mark", "killed").build().unwrap()).await.unwrap();
+    let _handle = sandbox.start(forever()).await.unwrap();
+    println!("MADE {}", sandbox.id());
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_supervisor_leaves_no_container() {
+    use std::io::{BufRead, BufReader};
+    for engine in support::engines("a_killed_supervisor_leaves_no_container") {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "faults::makes_a_sandbox_and_waits", "--nocapture"])
+            .env("COFFERDAM_TEST_KILLED", &engine.socket)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let made = lines.find_map(|line| Some(line.split_once("MADE ")?.1.to_owned())).expect("it makes one");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let docker = engine.negotiated().await;
+        let begun = Instant::now();
+        while docker.inspect_container(&made, None).await.is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{}: {made} is still there", engine.name);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back() {
+    let test = "a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back";
+    let Some(own) = OwnEngine::start(test, "2g").await else { return };
+    let backend = own.engine.backend();
+    backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+    let before = own.engine.census().await;
+    let sandbox = backend.create(Spec::default()).await.unwrap();
+    let handle = sandbox.start(forever()).await.unwrap();
+    own.signal(Signal::KILL);
+    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
+    ended(&error, "the container engine went away");
+    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    ended(&error, "engine");
+    let error = promptly(sandbox.close()).await.expect_err("nobody can remove it now");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(backend.leftovers(), 1);
+    own.start_again().await;
+    // The next create finds the engine again, and what could not be removed is.
+    let after = promptly(backend.create(Spec::default())).await.expect("the engine is back");
+    let done = after.exec(ExecRequest::argv(["true"]).build().unwrap()).await.unwrap();
+    assert!(done.exit.success());
+    after.close().await.unwrap();
+    let begun = Instant::now();
+    while backend.leftovers() > 0 {
+        assert!(begun.elapsed() < NO_HANG, "it is never removed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    promptly(sandbox.close()).await.expect("it is gone");
+    let left = support::left(&own.engine, &before).await;
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_stops_answering_is_no_hang() {
+    let test = "a_daemon_that_stops_answering_is_no_hang";
+    let Some(own) = OwnEngine::start(test, "2g").await else { return };
+    let short = Duration::from_secs(3);
+    let deadlines = Deadlines { connect: short, call: short, change: short, stall: short };
+    let backend = DockerBackend::new(&DockerConfig { deadlines, ..own.engine.config() }).unwrap();
+    let sandbox = backend.create(Spec::default()).await.unwrap();
+    own.signal(Signal::STOP);
+    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    ended(&error, "gave no answer within 3 s");
+    assert!(promptly(sandbox.pause()).await.is_err());
+    assert_eq!(promptly(sandbox.close()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    own.signal(Signal::CONT);
+    promptly(sandbox.close()).await.expect("it answers again");
+    assert_eq!(backend.leftovers(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_of_the_engine_is_said_to_be_full() {
+    let test = "a_full_disk_of_the_engine_is_said_to_be_full";
+    let Some(own) = OwnEngine::start(test, "1g").await else { return };
+    let backend = own.engine.backend();
+    backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+    let before = own.engine.census().await;
+    let filler = own.disk().join("filler");
+    let full =
+        Command::new("dd").args(["if=/dev/zero", "bs=1M"]).arg(format!("of={}", filler.display())).output().unwrap();
+    assert!(!full.status.success(), "the disk has an end");
+    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
+    ended(&error, "no space left");
+    std::fs::remove_file(&filler).unwrap();
+    backend.create(Spec::default()).await.expect("there is room again").close().await.unwrap();
+    let left = support::left(&own.engine, &before).await;
+    assert!(left.is_empty(), "{left:?}");
+}

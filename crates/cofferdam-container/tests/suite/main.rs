@@ -1,0 +1,12 @@
+//! The backend from outside, with real engines.
+#![forbid(unsafe_code)]
+
+mod conformance;
+mod connect;
+mod faults;
+mod images;
+mod life;
+mod own;
+mod support;
+mod sweep;
+mod volume;

@@ -1,0 +1,174 @@
+//! An engine that a test may kill: started by itself, in namespaces of its own, on a disk of its own.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bollard::Docker;
+use futures_core::Stream;
+use tempfile::TempDir;
+
+use crate::support::{self, TestEngine};
+
+/// Process 1 of its pid namespace: starts the engine again whenever told to, and ends with the test.
+const PROCESS_ONE: &str = r#"
+place=$1 size=$2
+mount --make-rprivate / && ip link set lo up || exit 1
+mount -t tmpfs tmpfs /run && mkdir -p "$place/data" && mount -t tmpfs -o size="$size" tmpfs "$place/data" || exit 1
+if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
+while :; do
+  rm -f "$place/engine.sock" "$place/engine.pid"
+  dockerd --host "unix://$place/engine.sock" --data-root "$place/data" --exec-root "$place/exec" \
+    --pidfile "$place/engine.pid" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
+    --ip-masq=false --log-level=warn --cgroup-parent=/cofferdam-test-own >>"$place/log" 2>&1
+  while [ ! -e "$place/again" ]; do sleep 0.1; done
+  rm -f "$place/again"
+done
+"#;
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct OwnEngine {
+    pub engine: TestEngine,
+    place: TempDir,
+    child: Child,
+}
+
+impl OwnEngine {
+    /// With this much room for images and containers. `None`, and a line that says why, where it cannot be had.
+    pub(crate) async fn start(test: &str, size: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIP {test}: only root can start an engine");
+            return None;
+        }
+        let donor = support::docker(test)?;
+        if Command::new("dockerd").arg("--version").stdout(Stdio::null()).status().is_err() {
+            println!("SKIP {test}: no dockerd here");
+            return None;
+        }
+        // A short path: that of a socket is.
+        let place = tempfile::Builder::new().prefix("cofferdam-own-").tempdir_in("/var/tmp").unwrap();
+        let child = Command::new("unshare")
+            .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"])
+            .args(["sh", "-c", PROCESS_ONE, "sh"])
+            .arg(place.path())
+            .arg(size)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("unshare starts");
+        let engine = TestEngine { name: "own docker", socket: place.path().join("engine.sock"), runtime: None };
+        let own = Self { engine, place, child };
+        own.wait().await;
+        own.take_image(&donor).await;
+        Some(own)
+    }
+
+    /// Waits until it answers.
+    pub(crate) async fn wait(&self) {
+        let begun = Instant::now();
+        loop {
+            if self.engine.socket.exists()
+                && let Ok(docker) =
+                    Docker::connect_with_unix(&self.engine.socket.to_string_lossy(), 5, bollard::API_DEFAULT_VERSION)
+                && docker.negotiate_version().await.is_ok()
+            {
+                return;
+            }
+            assert!(begun.elapsed() < START_LIMIT, "{}", std::fs::read_to_string(self.log()).unwrap_or_default());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.place.path().join("log")
+    }
+
+    /// Where its images and containers are, as seen from here.
+    pub(crate) fn disk(&self) -> PathBuf {
+        Path::new("/proc")
+            .join(self.process_one().to_string())
+            .join("root")
+            .join(self.place.path().join("data").strip_prefix("/").unwrap())
+    }
+
+    fn process_one(&self) -> u32 {
+        children(self.child.id())[0]
+    }
+
+    fn engine_process(&self) -> u32 {
+        let all = children(self.process_one());
+        let is_engine = |pid: &&u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "dockerd")
+        };
+        *all.iter().find(is_engine).expect("the engine runs")
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.engine_process()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// After it was killed.
+    pub(crate) async fn start_again(&self) {
+        std::fs::write(self.place.path().join("again"), "").unwrap();
+        self.wait().await;
+    }
+
+    /// Copies the image of tests from another engine.
+    async fn take_image(&self, donor: &TestEngine) {
+        let (from, to) = (donor.negotiated().await, self.engine.negotiated().await);
+        let (sender, receiver) = tokio::sync::mpsc::channel(8);
+        let image = support::image();
+        let giving = tokio::spawn(async move {
+            let mut giving = Box::pin(from.export_image(&image));
+            while let Some(piece) = next(&mut giving).await {
+                sender.send(piece.map_err(std::io::Error::other)).await.expect("it is taken");
+            }
+        });
+        let options = bollard::query_parameters::ImportImageOptionsBuilder::default().build();
+        let mut taking = Box::pin(to.import_image_stream(options, Given(receiver), None));
+        while let Some(said) = next(&mut taking).await {
+            said.expect("the image is loaded");
+        }
+        giving.await.expect("the image is given");
+    }
+}
+
+impl Drop for OwnEngine {
+    fn drop(&mut self) {
+        // Everything is in the pid namespace of its process 1.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        remove_groups();
+    }
+}
+
+struct Given(tokio::sync::mpsc::Receiver<std::io::Result<bytes::Bytes>>);
+
+impl Stream for Given {
+    type Item = std::io::Result<bytes::Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context)
+    }
+}
+
+async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    std::future::poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Control groups of ours outlive an engine.
+fn remove_groups() {
+    for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+        let group = controller.path().join("cofferdam-test-own");
+        let below = std::fs::read_dir(&group).into_iter().flatten().flatten();
+        below.filter(|entry| entry.path().is_dir()).for_each(|entry| drop(std::fs::remove_dir(entry.path())));
+        let _ = std::fs::remove_dir(group);
+    }
+}

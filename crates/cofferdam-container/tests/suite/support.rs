@@ -1,0 +1,145 @@
+//! The engines that tests run with, and what is on them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use bollard::Docker;
+use bollard::query_parameters::{ListContainersOptionsBuilder, ListVolumesOptionsBuilder};
+use cofferdam_container::{DockerBackend, DockerConfig};
+
+/// An engine to test with.
+#[derive(Debug, Clone)]
+pub(crate) struct TestEngine {
+    pub name: &'static str,
+    pub socket: PathBuf,
+    pub runtime: Option<&'static str>,
+}
+
+impl TestEngine {
+    pub(crate) fn config(&self) -> DockerConfig {
+        DockerConfig {
+            host: Some(format!("unix://{}", self.socket.display())),
+            runtime: self.runtime.map(str::to_owned),
+            image: image(),
+            ..DockerConfig::default()
+        }
+    }
+
+    pub(crate) fn backend(&self) -> DockerBackend {
+        DockerBackend::new(&self.config()).expect("the configuration is valid")
+    }
+
+    /// A way to look at the engine that is not the one under test.
+    pub(crate) fn client(&self) -> Docker {
+        let path = self.socket.to_string_lossy();
+        Docker::connect_with_unix(&path, 120, bollard::API_DEFAULT_VERSION).expect("the socket is there")
+    }
+
+    pub(crate) async fn negotiated(&self) -> Docker {
+        self.client().negotiate_version().await.expect("the engine answers")
+    }
+
+    /// Every container, and every volume but the agent's, which stays.
+    pub(crate) async fn census(&self) -> BTreeSet<String> {
+        let docker = self.negotiated().await;
+        let options = ListContainersOptionsBuilder::default().all(true).build();
+        let containers = docker.list_containers(Some(options)).await.expect("containers are listed");
+        let containers = containers
+            .into_iter()
+            .map(|container| format!("container {} {:?}", container.id.unwrap_or_default(), container.names));
+        let volumes = docker.list_volumes(Some(ListVolumesOptionsBuilder::default().build())).await;
+        let volumes = volumes.expect("volumes are listed").volumes.unwrap_or_default();
+        let volumes = volumes.into_iter().filter(|volume| !volume.name.starts_with("cofferdam-agent-"));
+        containers.chain(volumes.map(|volume| format!("volume {}", volume.name))).collect()
+    }
+}
+
+/// What is there that was not before, in every look for a while: what other tests make meanwhile comes and goes.
+pub(crate) async fn left(engine: &TestEngine, before: &BTreeSet<String>) -> BTreeSet<String> {
+    let begun = std::time::Instant::now();
+    let mut left: Option<BTreeSet<String>> = None;
+    loop {
+        let now: BTreeSet<String> = engine.census().await.difference(before).cloned().collect();
+        let still = left.map_or_else(|| now.clone(), |left| left.intersection(&now).cloned().collect());
+        if still.is_empty() || begun.elapsed() > LONGEST_LIFE {
+            return still;
+        }
+        left = Some(still);
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
+}
+
+/// No sandbox of a test lives longer.
+const LONGEST_LIFE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// The image that sandboxes of tests have.
+pub(crate) fn image() -> String {
+    std::env::var("COFFERDAM_TEST_IMAGE").unwrap_or_else(|_| cofferdam_container::DEFAULT_IMAGE.to_owned())
+}
+
+fn named(test: &str, name: &'static str, variable: &str, runtime: Option<&'static str>) -> Option<TestEngine> {
+    match std::env::var_os(variable) {
+        Some(socket) => Some(TestEngine { name, socket: socket.into(), runtime }),
+        None => {
+            println!("SKIP {test}: no {name} here ({variable} names none)");
+            None
+        }
+    }
+}
+
+/// Docker with its default runtime.
+pub(crate) fn docker(test: &str) -> Option<TestEngine> {
+    named(test, "docker", "COFFERDAM_TEST_DOCKER", None)
+}
+
+/// Podman.
+pub(crate) fn podman(test: &str) -> Option<TestEngine> {
+    named(test, "podman", "COFFERDAM_TEST_PODMAN", None)
+}
+
+/// Docker with gVisor, if it has it.
+pub(crate) async fn runsc(test: &str) -> Option<TestEngine> {
+    let engine = named(test, "docker:runsc", "COFFERDAM_TEST_DOCKER", Some("runsc"))?;
+    let runtimes = engine.client().info().await.ok()?.runtimes.unwrap_or_default();
+    if runtimes.contains_key("runsc") {
+        return Some(engine);
+    }
+    println!("SKIP {test}: this Docker has no runtime runsc");
+    None
+}
+
+/// Every engine that there is, with its default runtime.
+pub(crate) fn engines(test: &str) -> Vec<TestEngine> {
+    [docker(test), podman(test)].into_iter().flatten().collect()
+}
+
+/// A registry that the engines can reach, as `host:port`.
+pub(crate) fn registry(test: &str) -> Option<String> {
+    let registry = std::env::var("COFFERDAM_TEST_REGISTRY").ok();
+    if registry.is_none() {
+        println!("SKIP {test}: no registry here (COFFERDAM_TEST_REGISTRY names none)");
+    }
+    registry
+}
+
+/// A backend at a socket of the test's own.
+pub(crate) fn backend_at(socket: &Path, change: impl FnOnce(&mut DockerConfig)) -> DockerBackend {
+    let mut config = DockerConfig { host: Some(format!("unix://{}", socket.display())), ..DockerConfig::default() };
+    change(&mut config);
+    DockerBackend::new(&config).expect("the configuration is valid")
+}
+
+/// Labels as they are on a container of a process.
+pub(crate) fn labels(name: &str, host: &str, process: u32, start: u64) -> HashMap<String, String> {
+    let label = |key: &str, value: String| (format!("dev.cofferdam.{key}"), value);
+    HashMap::from([
+        label("sandbox", name.to_owned()),
+        label("owner.host", host.to_owned()),
+        label("owner.process", process.to_string()),
+        label("owner.start", start.to_string()),
+    ])
+}
+
+pub(crate) fn unique(prefix: &str) -> String {
+    format!("{prefix}-{:016x}", fastrand::u64(..))
+}

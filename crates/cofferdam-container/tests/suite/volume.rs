@@ -1,0 +1,102 @@
+//! The agent's volume: filled once, repaired, never believed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, ListVolumesOptionsBuilder, RemoveContainerOptionsBuilder,
+    RemoveVolumeOptionsBuilder, UploadToContainerOptionsBuilder,
+};
+use cofferdam_contract::{Backend, ErrorKind, ExecRequest, Spec};
+
+use crate::own::OwnEngine;
+use crate::support::TestEngine;
+
+async fn name(engine: &TestEngine) -> String {
+    let all = engine.negotiated().await.list_volumes(Some(ListVolumesOptionsBuilder::default().build())).await.unwrap();
+    let mut names = all.volumes.unwrap_or_default().into_iter().map(|volume| volume.name);
+    names.find(|name| name.starts_with("cofferdam-agent-")).expect("a volume with the agent")
+}
+
+/// Puts something else into the volume, as a killed filler or a bad disk would leave it.
+async fn spoil(engine: &TestEngine, volume: &str, contents: &[u8]) {
+    let docker = engine.negotiated().await;
+    let body = ContainerCreateBody {
+        image: Some(crate::support::image()),
+        cmd: Some(vec!["true".to_owned()]),
+        host_config: Some(HostConfig { binds: Some(vec![format!("{volume}:/v")]), ..HostConfig::default() }),
+        ..ContainerCreateBody::default()
+    };
+    let made = docker.create_container(Some(CreateContainerOptionsBuilder::default().build()), body).await.unwrap();
+    let mut header = tar::Header::new_gnu();
+    header.set_size(contents.len() as u64);
+    header.set_mode(0o555);
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.append_data(&mut header, "init", contents).unwrap();
+    let options = UploadToContainerOptionsBuilder::default().path("/v").build();
+    let body = bollard::body_full(tar.into_inner().unwrap().into());
+    docker.upload_to_container(&made.id, Some(options), body).await.unwrap();
+    docker
+        .remove_container(&made.id, Some(RemoveContainerOptionsBuilder::default().force(true).build()))
+        .await
+        .unwrap();
+}
+
+async fn works(engine: &TestEngine) {
+    let (done, _) =
+        engine.backend().run(Spec::default(), ExecRequest::argv(["true"]).build().unwrap()).await.expect("it runs");
+    assert!(done.exit.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
+    let test = "the_agents_volume_is_filled_once_repaired_and_never_believed";
+    let Some(own) = OwnEngine::start(test, "2g").await else { return };
+    let engine = own.engine.clone();
+    // Several at once, in backends that know nothing of each other.
+    let all: Vec<_> = (0..4)
+        .map(|_| {
+            let engine = engine.clone();
+            tokio::spawn(async move { works(&engine).await })
+        })
+        .collect();
+    for one in all {
+        one.await.expect("each works");
+    }
+    let volume = name(&engine).await;
+    let whole = std::fs::read(own.disk().join("volumes").join(&volume).join("_data/init")).unwrap();
+    // Cut off, something else, nothing, and the right length with one other byte.
+    let mut flipped = whole.clone();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    for contents in [&whole[..whole.len() / 2], b"#!/bin/sh\nsleep 1000\n", b"", &flipped] {
+        spoil(&engine, &volume, contents).await;
+        works(&engine).await;
+        let now = std::fs::read(own.disk().join("volumes").join(&volume).join("_data/init")).unwrap();
+        assert!(now == whole, "it was filled again");
+    }
+    // Spoiled while a backend believes that it is there: what does not greet is filled again.
+    let backend = Arc::new(engine.backend());
+    let request = || ExecRequest::argv(["true"]).build().unwrap();
+    backend.run(Spec::default(), request()).await.unwrap();
+    spoil(&engine, &volume, b"\x7fELF").await;
+    backend.run(Spec::default(), request()).await.expect("it was filled again");
+    // Deleted: made again.
+    let docker = engine.negotiated().await;
+    docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
+    works(&engine).await;
+    backend.run(Spec::default(), request()).await.expect("it is there again");
+    // Somebody's directory under its name: refused.
+    docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
+    let options = HashMap::from([("type", "none"), ("o", "bind"), ("device", "/tmp")]);
+    let request = VolumeCreateRequest {
+        name: Some(volume.clone()),
+        driver_opts: Some(options.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
+        ..VolumeCreateRequest::default()
+    };
+    docker.create_volume(request).await.unwrap();
+    let error = engine.backend().create(Spec::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains(&volume)), "{error:?}");
+}

@@ -1,0 +1,157 @@
+//! Builds in a process of their own, with an environment of their own, that can be killed part of the way.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use cofferdam_debian::{Cache, DebianError, Plan, Progress, Recipe, resolve};
+
+use crate::root::is_no_archive;
+
+const CACHE: &str = "COFFERDAM_DEBIAN_TEST_CACHE";
+const STOP: &str = "COFFERDAM_DEBIAN_TEST_STOP";
+const MARK: &str = "driven: ";
+
+/// A shell and what it depends on, about 8 MB.
+pub fn small() -> Recipe {
+    Recipe::new(["dash"])
+}
+
+/// Where a build halts for ever, to be killed there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    Never,
+    Fetching,
+    Writing,
+}
+
+/// A build in `cache` into `cache.tar`, in another process.
+pub struct Build {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The key, or the error's kind and message.
+    pub result: Result<String, String>,
+    pub notes: String,
+}
+
+pub fn tar_in(cache: &Path) -> PathBuf {
+    cache.with_extension("tar")
+}
+
+impl Build {
+    pub fn start(cache: &Path, stop: Stop, environment: &[(&str, &Path)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "driven::a_build_in_its_own_process", "--nocapture"]);
+        command.env(CACHE, cache).env(STOP, format!("{stop:?}")).stdout(Stdio::piped());
+        let mut child = command.envs(environment.iter().copied()).spawn().expect("this program again");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        Self { child, output }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.output.read_line(&mut line).expect("its output") == 0 {
+                return None;
+            }
+            // The harness may have begun the line.
+            if let Some((_, said)) = line.trim_end().split_once(MARK) {
+                return Some(said.to_owned());
+            }
+        }
+    }
+
+    /// Waits until it halts where it was told to, and kills it there.
+    pub fn kill_where_it_stops(mut self) -> Result<(), Ended> {
+        let said = self.line().unwrap_or_default();
+        if said != "stopped" {
+            return Err(Ended { result: Err(said), notes: String::new() });
+        }
+        self.child.kill().and_then(|()| self.child.wait()).expect("killed");
+        Ok(())
+    }
+
+    pub fn end(mut self) -> Ended {
+        let mut ended = Ended { result: Err("it said nothing".to_owned()), notes: String::new() };
+        while let Some(said) = self.line() {
+            match said.split_once(' ') {
+                Some(("note", note)) => ended.notes.push_str(note),
+                Some(("built", key)) => ended.result = Ok(key.to_owned()),
+                Some(("failed", error)) => ended.result = Err(error.to_owned()),
+                _ => panic!("it said {said}"),
+            }
+        }
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).expect("its output");
+        self.child.wait().expect("ended");
+        ended
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        // It has ended in most cases.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Alone, this is a build from nothing; other tests start it with orders.
+#[test]
+fn a_build_in_its_own_process() {
+    if let Some(cache) = std::env::var_os(CACHE) {
+        return obey(Path::new(&cache));
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let cache = place.path().join("cache");
+    let (plan, built) = build(&cache, &mut |_| ());
+    match built {
+        Ok(()) => assert!(tar_in(&cache).is_file() && plan.is_some_and(|plan| plan.packages().len() > 3)),
+        Err(error) if is_no_archive("a_build_in_its_own_process", &error) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn obey(cache: &Path) {
+    let stop = std::env::var(STOP).unwrap_or_default();
+    let mut progress = |step: Progress| {
+        let here = match step {
+            Progress::Fetching { done, .. } => stop == "Fetching" && done > 0,
+            Progress::Writing { done, .. } => stop == "Writing" && done > 0,
+            _ => false,
+        };
+        if here {
+            println!("{MARK}stopped");
+            std::thread::sleep(std::time::Duration::from_secs(600));
+        }
+    };
+    let (plan, built) = build(cache, &mut progress);
+    for note in plan.iter().flat_map(|plan| plan.notes().to_vec()) {
+        println!("{MARK}note {}", note.replace('\n', " "));
+    }
+    match (plan, built) {
+        (Some(plan), Ok(())) => println!("{MARK}built {}", plan.key()),
+        (_, Err(error)) => {
+            let kind = format!("{error:?}");
+            let kind = kind.split([' ', '{', '(']).next().unwrap_or_default();
+            println!("{MARK}failed {kind} {}", error.to_string().replace('\n', " "));
+        }
+        (None, Ok(())) => unreachable!("a build without a plan"),
+    }
+}
+
+fn build(cache: &Path, progress: &mut dyn FnMut(Progress)) -> (Option<Plan>, Result<(), DebianError>) {
+    match resolve(&small(), &Cache::new(cache), progress) {
+        Ok(plan) => {
+            let built = plan.write_file(&tar_in(cache), progress);
+            (Some(plan), built)
+        }
+        Err(error) => (None, Err(error)),
+    }
+}

@@ -1,0 +1,65 @@
+//! Runs a target for a time: `cofferdam-fuzz module|snapshot [--seconds N] [--seed S] [--cases N]`.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use cofferdam_fuzz::drive::{Bound, Outcome, drive};
+use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::snapshot::Snapshots;
+
+const USAGE: &str = "usage: cofferdam-fuzz module|snapshot [--seconds N] [--seed S] [--cases N]";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[String]) -> Result<()> {
+    let Some((target, options)) = words.split_first() else { bail!(USAGE) };
+    let mut check = checker(target)?;
+    let (mut seconds, mut cases, mut seed) = (60, u64::MAX, fastrand::u64(..));
+    for pair in options.chunks(2) {
+        let [name, value] = pair else { bail!(USAGE) };
+        let value: u64 = value.parse().with_context(|| format!("{name} takes a number"))?;
+        match name.as_str() {
+            "--seconds" => seconds = value,
+            "--cases" => cases = value,
+            "--seed" => seed = value,
+            _ => bail!(USAGE),
+        }
+    }
+    println!("seeds from {seed} on, for {seconds} s");
+    let bound = Bound { time: Duration::from_secs(seconds), cases };
+    let report = drive(seed, bound, &mut *check).with_context(|| {
+        format!(
+            "found something; `cargo xtask fuzz {target} --cases 1 --seed` with the seed of the case shows it again"
+        )
+    })?;
+    println!("{report}");
+    Ok(())
+}
+
+/// Checks the case of a seed.
+type Check = Box<dyn FnMut(u64) -> Result<Outcome>>;
+
+fn checker(target: &str) -> Result<Check> {
+    match target {
+        "module" => {
+            let mut modules = Modules::new()?;
+            Ok(Box::new(move |seed| modules.case(seed)))
+        }
+        "snapshot" => {
+            let mut snapshots = Snapshots::new()?;
+            Ok(Box::new(move |seed| snapshots.case(seed)))
+        }
+        _ => bail!(USAGE),
+    }
+}

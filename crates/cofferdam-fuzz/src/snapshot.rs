@@ -1,0 +1,152 @@
+//! A snapshot from a stranger: its bytes are read, restored and called, with little of everything. Its hash fits: that it
+//! must is known, and whoever changes a file can change that.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use cofferdam_contract::{Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Spec, Workspace};
+use cofferdam_wasm::{Session, SessionKind, SessionSnapshot, WasmBackend};
+use fastrand::Rng;
+use tokio::time::timeout;
+
+use crate::cases::{LIBRARY, damaged};
+use crate::drive::Outcome;
+use crate::host::{Host, LATE, OUTPUT, WALL_TIME, limits, within_limits};
+use crate::module::outcome;
+
+/// What a file may unpack to.
+const MOST: ByteSize = ByteSize::from_mebibytes(8);
+/// What every file begins with, before its length.
+const BEGINNING: usize = 20;
+const PREFIX: usize = 28;
+const HASH: usize = 32;
+
+/// Restores snapshots, and checks what must hold for every one.
+#[derive(Debug)]
+pub struct Snapshots {
+    host: Host,
+    /// What a whole file begins with, and what is packed in it.
+    beginning: Vec<u8>,
+    plain: Vec<u8>,
+}
+
+impl Snapshots {
+    /// With a runtime of its own, and a snapshot to change.
+    pub fn new() -> Result<Self> {
+        let host = Host::new()?;
+        let file = host.prepare(sample).context("no snapshot to begin with")?;
+        let plain = unpacked(&file).context("the snapshot does not unpack")?;
+        Ok(Self { host, beginning: file[..BEGINNING].to_vec(), plain })
+    }
+
+    /// Makes the case of a seed, and restores it.
+    pub fn case(&mut self, seed: u64) -> Result<Outcome> {
+        let mut rng = Rng::with_seed(seed);
+        let plain = changed(&mut rng, self.plain.clone());
+        let access = if rng.bool() { Access::ReadWrite } else { Access::ReadOnly };
+        self.check(&plain, access).with_context(|| format!("a snapshot of {} bytes, {access:?}", plain.len()))
+    }
+
+    /// Restores a file with this in it. An error is a finding.
+    pub fn check(&mut self, plain: &[u8], access: Access) -> Result<Outcome> {
+        let file = packed(&self.beginning, plain);
+        self.host.check(async |backend| check(backend, &file, access).await)
+    }
+}
+
+/// A file of a session that has changed all that it can.
+async fn sample(backend: &WasmBackend) -> Result<Vec<u8>> {
+    let module = LIBRARY.clone().context("the library does not assemble")?;
+    let session = backend.open_session(SessionKind::Module(module.into()), spec(Access::ReadWrite)?).await?;
+    let done = session.call("change", "").await?;
+    ensure!(done.exit.success(), "{:?}", done.exit);
+    Ok(session.snapshot()?.to_bytes()?)
+}
+
+fn unpacked(file: &[u8]) -> Option<Vec<u8>> {
+    let length = u64::from_le_bytes(file.get(BEGINNING..PREFIX)?.try_into().ok()?);
+    let packed = file.get(PREFIX..file.len().checked_sub(HASH)?)?;
+    lz4_flex::block::decompress(packed, usize::try_from(length).ok()?).ok()
+}
+
+fn packed(beginning: &[u8], plain: &[u8]) -> Vec<u8> {
+    let mut bytes = beginning.to_vec();
+    bytes.extend((plain.len() as u64).to_le_bytes());
+    bytes.extend(lz4_flex::block::compress(plain));
+    let hash = <sha2::Sha256 as sha2::Digest>::digest(&bytes);
+    bytes.extend(hash);
+    bytes
+}
+
+/// Mostly changed behind the module, which stands first and is the other target's to change.
+fn changed(rng: &mut Rng, plain: Vec<u8>) -> Vec<u8> {
+    let module = LIBRARY.as_ref().map_or(0, Vec::len).min(plain.len());
+    let from = if rng.u8(..8) == 0 { 0 } else { module };
+    // Memory takes most of it, and its bytes say nothing: the header ends long before.
+    let header = (module + 2048).min(plain.len());
+    let until = if rng.u8(..4) == 0 { plain.len() } else { header };
+    let (before, rest) = plain.split_at(from);
+    let (middle, after) = rest.split_at(until.saturating_sub(from));
+    [before, &damaged(rng, middle.to_vec()), after].concat()
+}
+
+fn spec(access: Access) -> Result<Spec> {
+    Ok(Spec::builder().limits(limits()).workspace(Workspace::Private { access }).build()?)
+}
+
+/// What may be said of a file that is not as it was. Anything else is a finding.
+fn refused(error: &Error) -> Result<Outcome> {
+    match error.kind() {
+        ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::NotExecutable => Ok(Outcome::Refused),
+        // Files of the snapshot that have no room, or a memory that has none.
+        ErrorKind::ResourceExhausted => Ok(Outcome::Refused),
+        // An interpreter that is not installed: the file may ask for one.
+        ErrorKind::Unavailable => Ok(Outcome::Refused),
+        kind => bail!("refused with an error of kind {kind:?}: {error}"),
+    }
+}
+
+async fn check(backend: &WasmBackend, file: &[u8], access: Access) -> Result<Outcome> {
+    let start = Instant::now();
+    let snapshot = match SessionSnapshot::from_bytes(file, MOST) {
+        Ok(snapshot) => snapshot,
+        Err(error) => return refused(&error),
+    };
+    let restored = timeout(WALL_TIME + LATE, backend.restore_session(&snapshot, spec(access)?)).await;
+    let Ok(restored) = restored else { bail!("still restores after {:?}", start.elapsed()) };
+    let session = match restored {
+        Ok(session) => session,
+        Err(error) => return refused(&error),
+    };
+    let outcome = call(&session).await;
+    let sandbox = session.sandbox();
+    within_limits(&sandbox).await?;
+    // What was restored can be frozen again, unless it has ended.
+    match session.snapshot() {
+        Ok(again) => drop(again.to_bytes().context("a snapshot of what was restored cannot be written")?),
+        Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unsupported) => {}
+        Err(error) => bail!("no snapshot of what was restored: {error}"),
+    }
+    session.close().await.context("the session does not close")?;
+    outcome
+}
+
+async fn call(session: &Session) -> Result<Outcome> {
+    let request = ExecRequest::builder(Command::Argv(vec!["tell".to_owned()])).timeout(WALL_TIME).max_output(OUTPUT);
+    let handle = match session.start(&request.output_buffer(OUTPUT).build()?) {
+        Ok(handle) => handle,
+        // A module that exports something else.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => {
+            return Ok(Outcome::Refused);
+        }
+        Err(error) => bail!("a call was refused with an error of kind {:?}: {error}", error.kind()),
+    };
+    let Ok(exit) = timeout(WALL_TIME + LATE, handle.exit()).await else {
+        bail!("still runs, {WALL_TIME:?} were allowed")
+    };
+    match exit {
+        Ok(exit) => outcome(&exit),
+        Err(error) if error.kind() == ErrorKind::ResourceExhausted => Ok(Outcome::Trapped),
+        Err(error) => bail!("a call ended with an error of kind {:?}: {error}", error.kind()),
+    }
+}

@@ -1,0 +1,89 @@
+//! What a case may have left in this process.
+
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long threads may take to be gone. A compiler whose time ran out goes on until it is done.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How the names of the backend's threads begin, except for the clock's, which lives a little longer than its guests.
+const GUESTS: [&str; 3] = ["wasm-guest", "wasm-session", "wasm-compiler"];
+
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static HOOK: Once = Once::new();
+
+/// From now on panics are kept, on whatever thread and whoever catches them.
+pub(crate) fn keep_panics() {
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(info.to_string());
+            before(info);
+        }));
+    });
+}
+
+/// Those that happened since the last call.
+pub(crate) fn panics() -> Vec<String> {
+    std::mem::take(&mut *PANICS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Waits until no thread runs a guest or compiles; gives the names of those that go on.
+pub(crate) fn threads_left() -> Vec<String> {
+    let start = Instant::now();
+    loop {
+        let left: Vec<String> =
+            threads().into_iter().filter(|name| GUESTS.iter().any(|guest| name.starts_with(guest))).collect();
+        if left.is_empty() || start.elapsed() > PATIENCE {
+            return left;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
+}
+
+/// Memory of this process that is in the machine's, in bytes; 0 where that is not known.
+pub(crate) fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok();
+    let pages = pages.and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or_default() * rustix::param::page_size() as u64
+}
+
+/// Held by tests that panic: whoever asks takes all panics of the process.
+#[cfg(test)]
+pub(crate) static ALONE: Mutex<()> = Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_that_is_caught_is_seen_all_the_same() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        keep_panics();
+        let caught = std::thread::spawn(|| panic!("seen")).join();
+        assert!(caught.is_err());
+        assert!(panics().iter().any(|text| text.contains("seen")));
+        assert!(panics().is_empty());
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_is_waited_for() {
+        let guest = std::thread::Builder::new().name("wasm-guest".to_owned());
+        let (named, ready) = std::sync::mpsc::channel();
+        let work = move || {
+            named.send("started").unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            named.send("done").unwrap();
+        };
+        let guest = guest.spawn(work).unwrap();
+        assert_eq!(ready.recv(), Ok("started"));
+        assert!(threads_left().is_empty());
+        assert_eq!(ready.try_recv(), Ok("done"));
+        guest.join().unwrap();
+    }
+}

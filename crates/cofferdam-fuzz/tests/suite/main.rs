@@ -1,0 +1,25 @@
+//! Each target for a short while; `cargo xtask fuzz` runs them for longer.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use cofferdam_fuzz::drive::{Bound, drive};
+use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::snapshot::Snapshots;
+
+#[test]
+fn modules_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
+    let mut modules = Modules::new().unwrap();
+    let report = drive(1, bound, |seed| modules.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    // A driver whose cases are all refused would show nothing.
+    assert!(report.ended + report.trapped + report.limited > 0, "{report}");
+}
+
+#[test]
+fn snapshots_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
+    let mut snapshots = Snapshots::new().unwrap();
+    let report = drive(1, bound, |seed| snapshots.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended + report.trapped + report.limited > 0, "{report}");
+}

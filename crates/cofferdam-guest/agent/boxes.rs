@@ -1,0 +1,209 @@
+//! What came and was not looked at yet, and what is to be sent.
+
+use super::sys::{self, Mapping, Res};
+use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_ORDER, Sink, Split};
+
+const INBOX: usize = 2 * (HEAD + MAX_BODY);
+const OUTBOX: usize = 512 * 1024;
+
+/// Frames that came.
+pub struct Inbox {
+    bytes: [u8; INBOX],
+    begin: usize,
+    end: usize,
+}
+
+impl Inbox {
+    /// Empty.
+    pub const NEW: Self = Self { bytes: [0; INBOX], begin: 0, end: 0 };
+
+    /// Reads once; `false` at the end.
+    pub fn fill(&mut self) -> Res<bool> {
+        if self.begin > 0 {
+            self.bytes.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        let Some(rest) = self.bytes.get_mut(self.end..).filter(|rest| !rest.is_empty()) else { return Ok(true) };
+        match sys::read(0, rest) {
+            Ok(0) => Ok(false),
+            Ok(length) => {
+                self.end += length;
+                Ok(true)
+            }
+            Err(sys::EAGAIN) => Ok(true),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Whether there is room for more.
+    pub fn has_room(&self) -> bool {
+        self.end - self.begin < INBOX
+    }
+
+    /// Takes the next frame, if it is there whole.
+    pub fn next(&mut self) -> Res<Option<Frame<'_>>> {
+        match wire::split(self.bytes.get(self.begin..self.end).unwrap_or_default()) {
+            Split::Frame(frame, length) => {
+                self.begin += length;
+                Ok(Some(frame))
+            }
+            Split::More => Ok(None),
+            Split::Rubbish => Err(sys::EBADMSG),
+        }
+    }
+
+    /// Whether a frame is there whole.
+    pub fn has_frame(&self) -> bool {
+        !matches!(wire::split(self.bytes.get(self.begin..self.end).unwrap_or_default()), Split::More)
+    }
+}
+
+/// An order that comes in parts.
+pub struct Assembly {
+    parts: Option<Mapping>,
+    length: usize,
+}
+
+impl Assembly {
+    /// Nothing yet.
+    pub const NEW: Self = Self { parts: None, length: 0 };
+
+    /// Takes one more part.
+    pub fn add(&mut self, part: &[u8]) -> Res<()> {
+        if self.parts.is_none() {
+            self.parts = Some(Mapping::anonymous(MAX_ORDER)?);
+            self.length = 0;
+        }
+        let end = self.length + part.len();
+        let parts = self.parts.as_mut().ok_or(sys::EBADMSG)?;
+        parts.bytes_mut().get_mut(self.length..end).ok_or(sys::EBADMSG)?.copy_from_slice(part);
+        self.length = end;
+        Ok(())
+    }
+
+    /// Whether something was added.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_none()
+    }
+
+    /// What was added.
+    pub fn bytes(&self) -> &[u8] {
+        self.parts.as_ref().and_then(|parts| parts.bytes().get(..self.length)).unwrap_or_default()
+    }
+}
+
+/// Frames to be sent.
+pub struct Outbox {
+    bytes: [u8; OUTBOX],
+    begin: usize,
+    end: usize,
+    overflowed: bool,
+}
+
+impl Outbox {
+    /// Empty.
+    pub const NEW: Self = Self { bytes: [0; OUTBOX], begin: 0, end: 0, overflowed: false };
+
+    /// Bytes that it can take.
+    pub fn room(&self) -> usize {
+        OUTBOX - (self.end - self.begin)
+    }
+
+    /// Whether nothing is left to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.begin == self.end
+    }
+
+    /// Whether something was lost for want of room. Nobody lets it come to that.
+    pub fn is_broken(&self) -> bool {
+        self.overflowed
+    }
+
+    /// Makes room at the end.
+    fn space(&mut self, length: usize) -> Option<&mut [u8]> {
+        if self.is_empty() {
+            (self.begin, self.end) = (0, 0);
+        } else if self.end + length > OUTBOX {
+            self.bytes.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        self.bytes.get_mut(self.end..self.end + length)
+    }
+
+    /// Adds an answer.
+    pub fn answer(&mut self, id: u64, answer: &Answer<'_>) {
+        let mut length = Length(0);
+        answer.encode(&mut length);
+        let body = length.0;
+        match self.space(HEAD + body) {
+            Some(space) => {
+                let mut cursor = Cursor { space, length: 0 };
+                cursor.put(&wire::head(answer.kind(), id, body));
+                answer.encode(&mut cursor);
+                self.end += HEAD + body;
+            }
+            None => self.overflowed = true,
+        }
+    }
+
+    /// Adds a frame of this kind whose body begins with `before` and goes on with what `fill` puts into at most `most`
+    /// bytes; no frame if it puts nothing there.
+    pub fn fill(
+        &mut self,
+        kind: u8,
+        id: u64,
+        before: &[u8],
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> Res<usize>,
+    ) -> Res<usize> {
+        let start = HEAD + before.len();
+        let space = self.space(start + most).ok_or(sys::EAGAIN)?;
+        let length = fill(space.get_mut(start..).unwrap_or_default())?;
+        if length > 0 {
+            let mut cursor = Cursor { space, length: 0 };
+            cursor.put(&wire::head(kind, id, before.len() + length));
+            cursor.put(before);
+            self.end += start + length;
+        }
+        Ok(length)
+    }
+
+    /// Sends what can be sent.
+    pub fn flush(&mut self) -> Res<()> {
+        while !self.is_empty() {
+            match sys::write(1, self.bytes.get(self.begin..self.end).unwrap_or_default()) {
+                Ok(length) => self.begin += length,
+                Err(sys::EAGAIN) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Length(usize);
+
+impl Sink for Length {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0 += bytes.len();
+    }
+}
+
+/// Writes into what it has, and no further.
+pub struct Cursor<'a> {
+    /// Where to.
+    pub space: &'a mut [u8],
+    /// How much was put there.
+    pub length: usize,
+}
+
+impl Sink for Cursor<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        if let Some(slot) = self.space.get_mut(self.length..self.length + bytes.len()) {
+            slot.copy_from_slice(bytes);
+            self.length += bytes.len();
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Execs that run: their descriptors, and what goes through these.
+//!
+//! ```text
+//! free --Start--> running --program reaped--> ended --what it wrote is sent--> free
+//! ```
+
+use super::boxes::Outbox;
+use super::count::Counters;
+use super::launch;
+use super::sys::{self, Fd, Mapping, PollFd, Ready, Reaped, Res};
+use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WINDOW};
+
+/// Output read at once.
+const CHUNK: usize = 32 * 1024;
+/// Room in the outbox that output leaves to answers.
+const RESERVE: usize = 4 * (HEAD + MAX_DATA);
+/// What is taken from a program's pipes at most after it ended: what one can hold by default at most.
+const DRAIN_LIMIT: usize = 1 << 20;
+/// The character that ends input on a terminal in its usual mode.
+const END_OF_TRANSMISSION: u8 = 4;
+/// Descriptors that the loop waits for, for each exec.
+pub const POLLED: usize = 3;
+
+/// One exec.
+pub struct Exec {
+    /// 0 when the place is free.
+    pub id: u64,
+    /// 0 once it was reaped.
+    pub pid: i32,
+    out: [Option<Fd>; 2],
+    input: Option<Fd>,
+    /// Input that the program did not take yet.
+    pending: Option<Mapping>,
+    begin: usize,
+    end: usize,
+    input_ended: bool,
+    terminal: bool,
+    ended: Option<Reaped>,
+    taken: usize,
+}
+
+impl Exec {
+    const NEW: Self = Self {
+        id: 0,
+        pid: 0,
+        out: [const { None }; 2],
+        input: None,
+        pending: None,
+        begin: 0,
+        end: 0,
+        input_ended: false,
+        terminal: false,
+        ended: None,
+        taken: 0,
+    };
+
+    fn is_used(&self) -> bool {
+        self.id != 0
+    }
+
+    fn pending(&self) -> &[u8] {
+        self.pending.as_ref().and_then(|all| all.bytes().get(self.begin..self.end)).unwrap_or_default()
+    }
+
+    /// Takes input in. More than was asked for is an error.
+    fn take(&mut self, data: &[u8], out: &mut Outbox) -> Res<()> {
+        if self.input.is_none() {
+            // Nobody reads it any more.
+            out.answer(self.id, &Answer::Credit { bytes: data.len() as u32 });
+            return Ok(());
+        }
+        if self.pending.is_none() {
+            self.pending = Some(Mapping::anonymous(2 * WINDOW)?);
+        }
+        let length = self.end - self.begin;
+        if length + data.len() > WINDOW {
+            return Err(sys::EBADMSG);
+        }
+        let Some(pending) = &mut self.pending else { return Err(sys::EBADMSG) };
+        let pending = pending.bytes_mut();
+        if self.end + data.len() > pending.len() {
+            pending.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, length);
+        }
+        let space = pending.get_mut(self.end..self.end + data.len()).ok_or(sys::EBADMSG)?;
+        space.copy_from_slice(data);
+        self.end += data.len();
+        self.feed(out);
+        Ok(())
+    }
+
+    /// Gives the program what it takes of its input.
+    fn feed(&mut self, out: &mut Outbox) {
+        let mut fed = 0;
+        while let Some(input) = &self.input {
+            let pending = self.pending();
+            if pending.is_empty() {
+                break;
+            }
+            match sys::write(input.number(), pending) {
+                Ok(length) => {
+                    self.begin += length;
+                    fed += length;
+                }
+                Err(sys::EAGAIN) => break,
+                Err(_) => {
+                    // Nobody reads it any more.
+                    fed += self.end - self.begin;
+                    self.begin = self.end;
+                    self.input = None;
+                }
+            }
+        }
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+            self.pending = None;
+            if self.input_ended {
+                self.end_input();
+            }
+        }
+        if fed > 0 {
+            out.answer(self.id, &Answer::Credit { bytes: fed as u32 });
+        }
+    }
+
+    fn end_input(&mut self) {
+        if let Some(input) = self.input.take().filter(|_| self.terminal) {
+            let _ = sys::write(input.number(), &[END_OF_TRANSMISSION]);
+        }
+    }
+
+    /// Sends what the program wrote, once. `false` when there is nothing now.
+    fn send(&mut self, stream: usize, out: &mut Outbox) -> bool {
+        let kind = Answer::Output { second: false, data: &[] }.kind();
+        let Some(Some(fd)) = self.out.get(stream) else { return false };
+        match out.fill(kind, self.id, &[stream as u8], CHUNK, |space| sys::read(fd.number(), space)) {
+            Err(sys::EAGAIN) => false,
+            Ok(length) if length > 0 => {
+                self.taken += length;
+                true
+            }
+            // A terminal's controlling end gives EIO when nobody holds the other.
+            Ok(_) | Err(_) => {
+                if let Some(slot) = self.out.get_mut(stream) {
+                    *slot = None;
+                }
+                false
+            }
+        }
+    }
+
+    /// Sends what the program wrote before it ended, and then that it ended. What others still write is not waited for.
+    fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
+        for stream in 0..2 {
+            while self.taken < DRAIN_LIMIT {
+                if out.room() < RESERVE {
+                    return;
+                }
+                if !self.send(stream, out) {
+                    break;
+                }
+            }
+        }
+        let Some(ended) = self.ended.take() else { return };
+        let (status, peak_bytes, cpu_micros) = (ended.status, ended.peak_bytes, ended.cpu_micros);
+        out.answer(self.id, &Answer::Ended { status, peak_bytes, cpu_micros, counts: counters.read() });
+        *self = Self::NEW;
+    }
+}
+
+/// All of them.
+pub struct Execs {
+    list: [Exec; MAX_EXECS],
+    /// With whom a round begins.
+    first: usize,
+}
+
+/// The program's ends of its descriptors, until it has them.
+struct Ends {
+    theirs: [i32; 3],
+    /// Held open until then.
+    _held: [Option<Fd>; 3],
+}
+
+impl Execs {
+    /// None.
+    pub const NEW: Self = Self { list: [Exec::NEW; MAX_EXECS], first: 0 };
+
+    fn find(&mut self, id: u64) -> Option<&mut Exec> {
+        self.list.iter_mut().find(|exec| exec.is_used() && exec.id == id)
+    }
+
+    /// Those that run.
+    pub fn iter(&self) -> impl Iterator<Item = &Exec> {
+        self.list.iter().filter(|exec| exec.is_used())
+    }
+
+    /// Starts a program through `launch`, with descriptors of its own.
+    pub fn start(
+        &mut self,
+        start: &Start<'_>,
+        launch: impl FnOnce([i32; 3]) -> Result<i32, NotStarted>,
+    ) -> Result<(), NotStarted> {
+        let prepare = |errno| NotStarted { step: Step::Prepare, errno };
+        let full = NotStarted { step: Step::Fork, errno: sys::EAGAIN };
+        let slot = self.list.iter_mut().find(|exec| !exec.is_used()).ok_or(full)?;
+        let mut exec = Exec { id: start.exec, terminal: start.terminal.is_some(), ..Exec::NEW };
+        let ends = match start.terminal {
+            Some(size) => terminal(&mut exec, start, size),
+            None => pipes(&mut exec, start),
+        }
+        .map_err(prepare)?;
+        exec.pid = launch(ends.theirs)?;
+        *slot = exec;
+        Ok(())
+    }
+
+    /// Takes input in for an exec. What nobody waits for any more is no error.
+    pub fn input(&mut self, id: u64, data: &[u8], out: &mut Outbox) -> Res<()> {
+        self.find(id).map_or(Ok(()), |exec| exec.take(data, out))
+    }
+
+    /// No more input will come.
+    pub fn end_input(&mut self, id: u64, out: &mut Outbox) {
+        if let Some(exec) = self.find(id) {
+            exec.input_ended = true;
+            exec.feed(out);
+        }
+    }
+
+    /// Another size of a terminal.
+    pub fn resize(&mut self, id: u64, size: (u16, u16)) {
+        let terminal = self.find(id).filter(|exec| exec.terminal);
+        if let Some(Some(master)) = terminal.map(|exec| &exec.out[0]) {
+            // One that cannot be resized stays as it is.
+            let _ = sys::set_size(master, size);
+        }
+    }
+
+    /// A process has ended; `used` gives the CPU time of all that an exec used, from what was reaped.
+    pub fn reaped(&mut self, mut reaped: Reaped, used: impl FnOnce(u64) -> u64) {
+        let own = |exec: &&mut Exec| exec.is_used() && exec.pid == reaped.pid;
+        let Some(exec) = self.list.iter_mut().find(own) else { return };
+        reaped.cpu_micros = used(reaped.cpu_micros);
+        exec.pid = 0;
+        exec.taken = 0;
+        exec.ended = Some(reaped);
+    }
+
+    /// Sends the ends of those that have ended, as far as there is room.
+    pub fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
+        for exec in self.list.iter_mut().filter(|exec| exec.is_used() && exec.ended.is_some()) {
+            if out.room() >= RESERVE {
+                exec.settle(counters, out);
+            }
+        }
+    }
+
+    /// Puts what is waited for into a list. Gives how much of it is used.
+    pub fn wait_for(&self, polls: &mut [PollFd], out: &Outbox) -> usize {
+        let mut used = 0;
+        let reading = out.room() >= RESERVE;
+        for (exec, polls) in self.list.iter().zip(polls.chunks_exact_mut(POLLED)) {
+            used += POLLED;
+            let fds = [(&exec.out[0], reading, Ready::Read), (&exec.out[1], reading, Ready::Read)];
+            let input = (&exec.input, !exec.pending().is_empty(), Ready::Write);
+            for (poll, (fd, wanted, ready)) in polls.iter_mut().zip(fds.into_iter().chain([input])) {
+                *poll = match fd {
+                    Some(fd) if wanted && exec.ended.is_none() => PollFd::new(fd.number(), ready),
+                    _ => PollFd::NONE,
+                };
+            }
+        }
+        used
+    }
+
+    /// Moves what is ready. Each round begins with another exec, so that none is served last for ever.
+    pub fn serve(&mut self, polls: &[PollFd], out: &mut Outbox) {
+        self.first = (self.first + 1) % MAX_EXECS;
+        let ready = |place: usize, at: usize| polls.get(place * POLLED + at).is_some_and(PollFd::is_ready);
+        for place in (self.first..MAX_EXECS).chain(0..self.first) {
+            let Some(exec) = self.list.get_mut(place).filter(|exec| exec.is_used()) else { continue };
+            for stream in 0..2 {
+                if ready(place, stream) && out.room() >= RESERVE {
+                    exec.send(stream, out);
+                }
+            }
+            if ready(place, 2) {
+                exec.feed(out);
+            }
+        }
+    }
+}
+
+fn pipes(exec: &mut Exec, start: &Start<'_>) -> Res<Ends> {
+    let (reader, writer) = sys::pipe()?;
+    if start.input {
+        sys::set_nonblocking(writer.number())?;
+        exec.input = Some(writer);
+    }
+    let mut held = [Some(reader), None, None];
+    for (slot, theirs) in exec.out.iter_mut().zip(held.iter_mut().skip(1)) {
+        let (reader, writer) = sys::pipe()?;
+        sys::set_nonblocking(reader.number())?;
+        (*slot, *theirs) = (Some(reader), Some(writer));
+    }
+    let number = |end: &Option<Fd>| end.as_ref().map_or(-1, Fd::number);
+    let [input, output, error] = &held;
+    Ok(Ends { theirs: [number(input), number(output), number(error)], _held: held })
+}
+
+fn terminal(exec: &mut Exec, start: &Start<'_>, size: (u16, u16)) -> Res<Ends> {
+    let (master, slave) = launch::make_terminal(size)?;
+    sys::set_nonblocking(master.number())?;
+    if start.input {
+        exec.input = Some(sys::duplicate(&master)?);
+    }
+    exec.out[0] = Some(master);
+    Ok(Ends { theirs: [slave.number(); 3], _held: [Some(slave), None, None] })
+}

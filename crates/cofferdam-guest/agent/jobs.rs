@@ -1,0 +1,345 @@
+//! Orders about files that are not done at once.
+//!
+//! ```text
+//! free --Read--> reading --end, failure, Forget--> free
+//! free --Write--> writing --Finish, failure, Forget--> free
+//! free --List, Remove--> at it --end, failure, Forget--> free
+//! ```
+//!
+//! Each job goes on only while there is room for what it has to say.
+
+use super::boxes::{Cursor, Outbox};
+use super::remove::{Removal, aside};
+use super::sys::{self, Fd, Res, Stat};
+use super::walk::{ELOOP, Links, Name, Parents, walk};
+use super::watch;
+use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, Make, WINDOW};
+
+const ENOENT: i32 = 2;
+const EEXIST: i32 = 17;
+const EMFILE: i32 = 24;
+/// Room that is left for the answers to other orders.
+const RESERVE: usize = 3 * (HEAD + MAX_DATA);
+/// Tries to open what is changed at the same time.
+const TRIES: usize = 32;
+/// Bytes of a directory that are read at once.
+const ENTRIES: usize = 2048;
+/// The longest entry: its numbers, a name and a target.
+const LONGEST_ENTRY: usize = 44 + 256 + MAX_PATH;
+
+enum Job {
+    Free,
+    Read { file: Fd, left: u64 },
+    Write { dir: Fd, name: Name, draft: Name, file: Fd, credit: usize },
+    List { dir: Fd },
+    Remove(Removal),
+}
+
+struct Slot {
+    id: u64,
+    job: Job,
+}
+
+/// All that goes on.
+pub struct Jobs {
+    slots: [Slot; MAX_JOBS],
+}
+
+/// A failure, and of a file that is not a plain one what it is.
+pub struct Failure {
+    pub errno: i32,
+    pub kind: u32,
+}
+
+impl From<i32> for Failure {
+    fn from(errno: i32) -> Self {
+        Self { errno, kind: 0 }
+    }
+}
+
+type Done<T> = Result<T, Failure>;
+
+fn plain(stat: &Stat) -> Done<()> {
+    let kind = stat.mode & sys::S_IFMT;
+    if kind == sys::S_IFREG { Ok(()) } else { Err(Failure { errno: EEXIST, kind }) }
+}
+
+impl Jobs {
+    /// Nothing goes on.
+    pub const NEW: Self = Self { slots: [const { Slot { id: 0, job: Job::Free } }; MAX_JOBS] };
+
+    fn add(&mut self, id: u64, job: Job) -> Done<()> {
+        let slot = self.slots.iter_mut().find(|slot| matches!(slot.job, Job::Free)).ok_or(EMFILE)?;
+        *slot = Slot { id, job };
+        Ok(())
+    }
+
+    fn find(&mut self, id: u64) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.id == id && !matches!(slot.job, Job::Free))
+    }
+
+    /// Opens a file to read. What is there is said with the answer.
+    pub fn read(&mut self, id: u64, root: &Fd, path: &[u8], window: u32, out: &mut Outbox) -> Done<()> {
+        for _ in 0..TRIES {
+            let (dir, name) = walk(root, path, Links::Follow, Parents::Expect)?;
+            // Looked at before it is opened, so that a fifo never waits and a device is never touched.
+            plain(&sys::stat_at(dir.number(), name.bytes())?)?;
+            let file = match sys::open_at(dir.number(), name.bytes(), sys::O_NOFOLLOW | sys::O_NONBLOCK, 0) {
+                Err(ELOOP) => continue,
+                other => other?,
+            };
+            let stat = sys::stat_at(file.number(), b"\0")?;
+            plain(&stat)?;
+            self.add(id, Job::Read { file, left: window.into() })?;
+            out.answer(id, &Answer::Opened { size: stat.size, mode: stat.mode });
+            return Ok(());
+        }
+        Err(ELOOP.into())
+    }
+
+    /// More of a file may be sent.
+    pub fn more(&mut self, id: u64, bytes: u32) {
+        if let Some(Slot { job: Job::Read { left, .. }, .. }) = self.find(id) {
+            *left = left.saturating_add(bytes.into());
+        }
+    }
+
+    /// Begins a file beside the one that it is to become.
+    pub fn write(&mut self, id: u64, root: &Fd, path: &[u8], strict: bool) -> Done<()> {
+        let links = if strict { Links::Refuse } else { Links::Follow };
+        let (dir, name) = walk(root, path, links, Parents::Make)?;
+        match sys::stat_at(dir.number(), name.bytes()) {
+            // A link in the last place is replaced, not followed.
+            Ok(stat) if strict && stat.mode & sys::S_IFMT == sys::S_IFLNK => {}
+            Ok(stat) => plain(&stat)?,
+            Err(ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let draft = aside(b".cofferdam-draft-", id)?;
+        let flags = sys::O_CREAT | sys::O_EXCL | sys::O_WRONLY | sys::O_NOFOLLOW;
+        let file = sys::open_at(dir.number(), draft.bytes(), flags, 0o644)?;
+        self.add(id, Job::Write { dir, name, draft, file, credit: WINDOW })
+    }
+
+    /// Takes in what a file is to hold. What nobody waits for any more is no error.
+    pub fn data(&mut self, id: u64, mut data: &[u8], out: &mut Outbox) -> Res<()> {
+        let Some(slot) = self.find(id) else { return Ok(()) };
+        let Job::Write { file, credit, .. } = &mut slot.job else { return Err(sys::EBADMSG) };
+        *credit = credit.checked_sub(data.len()).ok_or(sys::EBADMSG)?;
+        let length = data.len();
+        while !data.is_empty() {
+            match sys::write(file.number(), data) {
+                Ok(written) => data = data.get(written..).unwrap_or_default(),
+                Err(errno) => {
+                    slot.give_up();
+                    out.answer(id, &Answer::Done { errno, kind: 0 });
+                    return Ok(());
+                }
+            }
+        }
+        *credit += length;
+        out.answer(id, &Answer::Credit { bytes: length as u32 });
+        Ok(())
+    }
+
+    /// Gives a file that is whole its name.
+    pub fn finish(&mut self, id: u64, mode: u32, modified: Option<(i64, u32)>, out: &mut Outbox) {
+        let Some(slot) = self.find(id) else { return };
+        let Job::Write { dir, name, draft, file, .. } = &mut slot.job else { return };
+        let finished = sys::set_mode(file, mode & 0o7777)
+            .and_then(|()| match modified {
+                Some((seconds, nanoseconds)) => {
+                    sys::set_time_at(dir.number(), draft.bytes(), seconds, nanoseconds)
+                }
+                None => Ok(()),
+            })
+            .and_then(|()| sys::rename(dir.number(), draft.bytes(), dir.number(), name.bytes()));
+        match finished {
+            Ok(()) => slot.job = Job::Free,
+            Err(_) => slot.give_up(),
+        }
+        out.answer(id, &Answer::Done { errno: finished.err().unwrap_or(0), kind: 0 });
+    }
+
+    /// Gives something up.
+    pub fn forget(&mut self, id: u64) {
+        if let Some(slot) = self.find(id) {
+            slot.give_up();
+        }
+    }
+
+    /// Begins to list a directory.
+    pub fn list(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<()> {
+        let dir = open_directory(root, path, Links::Follow)?;
+        self.add(id, Job::List { dir })
+    }
+
+    /// Begins to remove something; `true` when that was all.
+    pub fn remove(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<bool> {
+        let (dir, name) = walk(root, path, Links::KeepLast, Parents::Expect)?;
+        match Removal::begin(dir, name)? {
+            None => Ok(true),
+            Some(removal) => self.add(id, Job::Remove(removal)).map(|()| false),
+        }
+    }
+
+    /// Whether something goes on by itself.
+    pub fn is_busy(&self, out: &Outbox) -> bool {
+        let room = out.room() > RESERVE;
+        self.slots.iter().any(|slot| match &slot.job {
+            Job::Free | Job::Write { .. } => false,
+            Job::Read { left, .. } => *left > 0 && room,
+            Job::List { .. } => room,
+            Job::Remove(_) => true,
+        })
+    }
+
+    /// Everything goes on a little.
+    pub fn go_on(&mut self, out: &mut Outbox) {
+        for slot in &mut self.slots {
+            let room = out.room() > RESERVE;
+            let done = match &mut slot.job {
+                Job::Read { file, left } if *left > 0 && room => send(slot.id, file, left, out),
+                Job::List { dir } if room => list(slot.id, dir, out),
+                Job::Remove(removal) if room => removal.step(),
+                _ => continue,
+            };
+            let errno = match done {
+                Ok(false) => continue,
+                Ok(true) => 0,
+                Err(errno) => errno,
+            };
+            slot.job = Job::Free;
+            out.answer(slot.id, &Answer::Done { errno, kind: 0 });
+        }
+    }
+}
+
+impl Slot {
+    fn give_up(&mut self) {
+        if let Job::Write { dir, draft, .. } = &self.job {
+            let _ = sys::unlink(dir.number(), draft.bytes());
+        }
+        self.job = Job::Free;
+    }
+}
+
+/// Opens the directory that a path means.
+fn open_directory(root: &Fd, path: &[u8], links: Links) -> Res<Fd> {
+    for _ in 0..TRIES {
+        let (dir, name) = walk(root, path, links, Parents::Expect)?;
+        match sys::open_at(dir.number(), name.bytes(), sys::O_DIRECTORY | sys::O_NOFOLLOW, 0) {
+            Err(ELOOP) => {}
+            Err(sys::ENOTDIR) if is_link(&dir, &name) => {}
+            other => return other,
+        }
+    }
+    Err(ELOOP)
+}
+
+fn is_link(dir: &Fd, name: &Name) -> bool {
+    sys::stat_at(dir.number(), name.bytes()).is_ok_and(|stat| stat.mode & sys::S_IFMT == sys::S_IFLNK)
+}
+
+/// Sends some of a file; `true` at its end.
+fn send(id: u64, file: &Fd, left: &mut u64, out: &mut Outbox) -> Res<bool> {
+    let most = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
+    let kind = Answer::Data { data: &[] }.kind();
+    let length = out.fill(kind, id, &[], most, |space| sys::read(file.number(), space))?;
+    *left -= length as u64;
+    Ok(length == 0)
+}
+
+/// Sends some entries; `true` at the end.
+fn list(id: u64, dir: &Fd, out: &mut Outbox) -> Res<bool> {
+    let kind = Answer::Entries { entries: &[] }.kind();
+    let mut ended = false;
+    out.fill(kind, id, &[], MAX_DATA, |space| {
+        let mut cursor = Cursor { space, length: 0 };
+        while cursor.space.len() - cursor.length > LONGEST_ENTRY && !ended {
+            ended = list_some(dir, &mut cursor)?;
+        }
+        Ok(cursor.length)
+    })?;
+    Ok(ended)
+}
+
+/// Puts as many entries as there is room for; `true` at the end.
+fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
+    let mut buffer = [0; ENTRIES];
+    let entries = sys::entries(dir, &mut buffer)?;
+    if entries.is_empty() {
+        return Ok(true);
+    }
+    let mut back = None;
+    let mut before = None;
+    watch::each_entry(entries, |entry| {
+        if back.is_some() {
+            return;
+        }
+        if cursor.space.len() - cursor.length < LONGEST_ENTRY {
+            // To be read once more, next time.
+            back = before;
+            return;
+        }
+        before = Some(entry.next);
+        if entry.name == b"." || entry.name == b".." {
+            return;
+        }
+        let Ok(name) = Name::new(entry.name) else { return };
+        // What was removed meanwhile is left out.
+        let Ok(stat) = sys::stat_at(dir.number(), name.bytes()) else { return };
+        let mut target = [0; MAX_PATH];
+        let target = match stat.mode & sys::S_IFMT {
+            sys::S_IFLNK => sys::read_link(dir.number(), name.bytes(), &mut target).unwrap_or_default(),
+            _ => &[],
+        };
+        let modified = (stat.seconds, stat.nanoseconds);
+        let Stat { mode, links, inode, size, .. } = stat;
+        Entry { mode, links, inode, size, modified, name: entry.name, target }.encode(cursor);
+    });
+    if let Some(place) = back {
+        sys::seek(dir, place)?;
+    }
+    Ok(false)
+}
+
+/// Makes something.
+pub fn make(root: &Fd, path: &[u8], make: Make<'_>) -> Res<()> {
+    let (dir, name) = walk(root, path, Links::Refuse, Parents::Make)?;
+    let dir = dir.number();
+    match make {
+        Make::Directory { mode } => match sys::make_directory(dir, name.bytes(), mode & 0o7777) {
+            Err(EEXIST) => match sys::stat_at(dir, name.bytes())?.mode & sys::S_IFMT {
+                sys::S_IFDIR => Ok(()),
+                _ => Err(EEXIST),
+            },
+            other => other,
+        },
+        Make::Symlink { target } => {
+            let mut text = [0; MAX_PATH + 1];
+            let space = text.get_mut(..target.len()).filter(|_| target.len() <= MAX_PATH && !target.contains(&0));
+            space.ok_or(sys::EINVAL)?.copy_from_slice(target);
+            sys::make_symlink(text.get(..=target.len()).unwrap_or_default(), dir, name.bytes())
+        }
+        Make::Link { target } => {
+            let (from, old) = walk(root, target, Links::Refuse, Parents::Expect)?;
+            sys::make_link(from.number(), old.bytes(), dir, name.bytes())
+        }
+    }
+}
+
+/// Sets permissions and time.
+pub fn adjust(root: &Fd, path: &[u8], mode: Option<u32>, modified: Option<(i64, u32)>) -> Res<()> {
+    let (dir, name) = walk(root, path, Links::Refuse, Parents::Expect)?;
+    if let Some(mode) = mode {
+        if is_link(&dir, &name) {
+            return Err(ELOOP);
+        }
+        sys::set_mode_at(dir.number(), name.bytes(), mode & 0o7777)?;
+    }
+    match modified {
+        Some((seconds, nanoseconds)) => sys::set_time_at(dir.number(), name.bytes(), seconds, nanoseconds),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,168 @@
+//! Looking around on order. What to look at, and what it means, is the host's business.
+
+use super::boxes::{Cursor, Outbox};
+use super::sys::{self, Fd, Res, Stack};
+use super::walk::Name;
+use super::watch;
+use super::wire::{Answer, MAX_DATA, MAX_PATH, Probe, Sink};
+
+/// Entries of a directory that are counted.
+const MOST_ENTRIES: u64 = 64;
+/// The exec that a trial of marks pretends to be.
+const TRIAL: u64 = 0x7e57;
+/// Bytes of a link's target that are told.
+const LONGEST_TARGET: usize = 48;
+/// Landlock's right to open a file for reading.
+const READ_FILE: u64 = 1 << 2;
+
+/// A path with a NUL behind it.
+pub struct Path([u8; MAX_PATH + 1], usize);
+
+impl Path {
+    /// Takes a path without NUL.
+    pub fn new(path: &[u8]) -> Res<Self> {
+        if path.contains(&0) {
+            return Err(sys::EINVAL);
+        }
+        let mut made = Self([0; MAX_PATH + 1], path.len());
+        made.0.get_mut(..MAX_PATH).and_then(|all| all.get_mut(..path.len())).ok_or(sys::EINVAL)?.copy_from_slice(path);
+        Ok(made)
+    }
+
+    /// With its NUL.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.get(..=self.1).unwrap_or(b"\0")
+    }
+}
+
+/// Looks, and answers.
+pub fn probe(id: u64, probe: &Probe<'_>, stack: &mut Stack, rules: Option<&Fd>, out: &mut Outbox) {
+    if let Probe::File { path, from } = *probe {
+        return file(id, path, from, out);
+    }
+    let mut data = [0; 64];
+    let mut cursor = Cursor { space: &mut data, length: 0 };
+    let found = look(probe, stack, rules, &mut cursor);
+    let length = cursor.length;
+    let (errno, value) = match found {
+        Ok(value) => (0, value),
+        Err(errno) => (errno, 0),
+    };
+    out.answer(id, &Answer::Probed { errno, value, data: data.get(..length).unwrap_or_default() });
+}
+
+fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
+    let kind = Answer::Probed { errno: 0, value: 0, data: &[] }.kind();
+    let file = Path::new(path).and_then(|path| sys::open_at(sys::AT_FDCWD, path.bytes(), sys::O_NONBLOCK, 0));
+    let read = file.and_then(|file| {
+        if from > 0 {
+            sys::seek(&file, from.into())?;
+        }
+        // The numbers before the contents: no error, and nothing else to tell.
+        out.fill(kind, id, &[0; 12], MAX_DATA, |space| sys::read_all(file.number(), space))
+    });
+    match read {
+        Ok(0) => out.answer(id, &Answer::Probed { errno: 0, value: 0, data: &[] }),
+        Ok(_) => {}
+        Err(errno) => out.answer(id, &Answer::Probed { errno, value: 0, data: &[] }),
+    }
+}
+
+fn look(probe: &Probe<'_>, stack: &mut Stack, rules: Option<&Fd>, more: &mut Cursor<'_>) -> Res<u64> {
+    match *probe {
+        Probe::File { .. } => Err(sys::EINVAL),
+        Probe::Open { path, flags, confined: false } => open(path, flags),
+        Probe::Open { path, flags, confined: true } => {
+            let rules = rules.ok_or(sys::EINVAL)?.number();
+            in_child(stack, &mut || sys::landlock_restrict(rules).and_then(|()| open(path, flags)))
+        }
+        Probe::Stat { path } => {
+            let path = Path::new(path)?;
+            let stat = sys::stat_at(sys::AT_FDCWD, path.bytes())?;
+            more.put(&stat.mode.to_le_bytes());
+            let mut target = [0; LONGEST_TARGET];
+            more.put(sys::read_link(sys::AT_FDCWD, path.bytes(), &mut target).unwrap_or_default());
+            Ok(stat.inode)
+        }
+        Probe::Space { path } => {
+            let room = sys::room(Path::new(path)?.bytes())?;
+            for number in [room.bytes, room.free, room.files, room.files_free] {
+                more.put(&number.to_le_bytes());
+            }
+            Ok(room.kind)
+        }
+        Probe::Entries { path } => entries(path),
+        Probe::Call { number, arguments: [a, b, c, d, e] } => {
+            let arguments = [a as usize, b as usize, c as usize, d as usize, e as usize, 0];
+            in_child(stack, &mut || sys::attempt(number as usize, arguments).map(|_| 0))
+        }
+        Probe::Landlock => Ok(sys::landlock_abi().into()),
+        Probe::Mark { key } => mark(stack, key),
+        Probe::Confinement => {
+            let (no_new_privileges, filtered) = sys::confinement();
+            for set in sys::capabilities()? {
+                more.put(&set.to_le_bytes());
+            }
+            more.put(&sys::processors().to_le_bytes());
+            Ok(u64::from(no_new_privileges) | u64::from(filtered) << 1)
+        }
+        Probe::Denial => {
+            let rules = sys::landlock_rules(sys::landlock_abi(), READ_FILE, 0)?;
+            in_child(stack, &mut || {
+                sys::landlock_restrict(rules.number())?;
+                match open(b"/proc/self/stat", 0) {
+                    Err(sys::EACCES) => Ok(0),
+                    Err(errno) => Err(errno),
+                    Ok(_) => Err(sys::EINVAL),
+                }
+            })
+        }
+    }
+}
+
+/// Opens a path. What was made by that is removed again.
+fn open(path: &[u8], flags: u32) -> Res<u64> {
+    let path = Path::new(path)?;
+    let flags = flags as usize | sys::O_NONBLOCK;
+    let file = sys::open_at(sys::AT_FDCWD, path.bytes(), flags, 0o600)?;
+    let stat = sys::stat_at(file.number(), b"\0")?;
+    if flags & (sys::O_CREAT | sys::O_EXCL) == sys::O_CREAT | sys::O_EXCL {
+        sys::unlink(sys::AT_FDCWD, path.bytes())?;
+    }
+    Ok(stat.mode.into())
+}
+
+fn entries(path: &[u8]) -> Res<u64> {
+    let dir = sys::open_at(sys::AT_FDCWD, Path::new(path)?.bytes(), sys::O_DIRECTORY, 0)?;
+    let mut count = 0;
+    let mut buffer = [0; 4096];
+    loop {
+        let some = sys::entries(&dir, &mut buffer)?;
+        if some.is_empty() || count >= MOST_ENTRIES {
+            return Ok(count);
+        }
+        watch::each_entry(some, |entry| {
+            count += u64::from(Name::new(entry.name).is_ok() && entry.name != b"." && entry.name != b"..");
+        });
+    }
+}
+
+/// Whether a child can be marked, and whether the mark is seen from here.
+fn mark(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
+    in_child(stack, &mut || {
+        sys::set_mark(key, TRIAL)?;
+        // The child itself is asked for its mark as any process is.
+        let (pid, _, _) = sys::identity();
+        if sys::mark_of(pid) == Some(TRIAL) { Ok(0) } else { Err(sys::EINVAL) }
+    })
+}
+
+/// Runs something in a process of its own, which ends right after it.
+fn in_child(stack: &mut Stack, work: &mut dyn FnMut() -> Res<u64>) -> Res<u64> {
+    let mut found = Err(sys::EINVAL);
+    // The child borrows this process's memory, and leaves there what it found. It has ended by then, and is reaped at
+    // once: what has ended counts as a process, too.
+    let child = sys::spawn(stack, &mut || found = work())?;
+    sys::reap_ended(child);
+    found
+}

@@ -1,0 +1,447 @@
+//! The life of the agent.
+//!
+//! ```text
+//! begun --Hello--> greeted --probes--> --Configure--> ready --orders--> End, silence, end of the stream --> everything ends
+//! ```
+
+use super::boxes::{Assembly, Inbox, Outbox};
+use super::count::Counters;
+use super::execs::{Execs, POLLED};
+use super::jobs::{self, Failure, Jobs};
+use super::launch::Desk;
+use super::probe::{self, Path};
+use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
+use super::texts;
+use super::tree;
+use super::watch::{self, Passed, Watch};
+use super::wire::{
+    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, Order, PART, Root, Start, Step,
+    VERSION,
+};
+
+/// It is not process 1 of its pid namespace: to kill would reach too far.
+const MISPLACED: i32 = 77;
+/// A system call failed that must not.
+const FAILED: i32 = 76;
+/// The host said something that it never says.
+const RUBBISH: i32 = 74;
+/// Silence after which to end, until the host says otherwise.
+const FIRST_SILENCE: u64 = 60_000_000;
+/// Room in the outbox without which no order is taken.
+const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
+/// Descriptors that are waited for besides those of execs.
+const OWN: usize = 3;
+/// Processes that are reaped in one go: who makes them must not keep the agent from all else.
+const MOST_REAPED: usize = 1024;
+/// Looks whether everything has stopped.
+const FREEZE_SCANS: usize = 2000;
+/// Looks after which who waits uninterrupted is not waited for.
+const UNINTERRUPTED_SCANS: usize = 50;
+/// What guests are put at when the kernel has to kill for memory: they go before the agent.
+const GUEST_SCORE: &[u8] = b"500";
+const EBUSY: i32 = 16;
+const EPROTO: i32 = 71;
+
+/// Memory that is there from the start.
+pub struct Room {
+    inbox: Inbox,
+    assembly: Assembly,
+    polls: [PollFd; OWN + MAX_EXECS * POLLED],
+    table: Table,
+}
+
+/// What orders are carried out with.
+struct Table {
+    outbox: Outbox,
+    desk: Desk,
+    stack: Stack,
+    execs: Execs,
+    jobs: Jobs,
+    counters: Counters,
+}
+
+impl Room {
+    /// Unused.
+    pub const NEW: Self = Self {
+        inbox: Inbox::NEW,
+        assembly: Assembly::NEW,
+        polls: [PollFd::UNSET; OWN + MAX_EXECS * POLLED],
+        table: Table {
+            outbox: Outbox::NEW,
+            desk: Desk::NEW,
+            stack: Stack::NEW,
+            execs: Execs::NEW,
+            jobs: Jobs::NEW,
+            counters: Counters::NEW,
+        },
+    };
+}
+
+/// Serves until there is nobody to serve. Gives the exit code.
+pub fn run(room: &mut Room) -> i32 {
+    if sys::identity().0 != 1 {
+        return MISPLACED;
+    }
+    let Ok(mut agent) = Agent::begin() else { return FAILED };
+    match agent.serve(room) {
+        Ok(()) => 0,
+        Err(sys::EBADMSG) => RUBBISH,
+        Err(_) => FAILED,
+    }
+}
+
+struct Agent {
+    children: Fd,
+    /// To say whom the kernel should kill first, and what stood there.
+    score: Option<(Fd, [u8; 8], usize)>,
+    greeted: bool,
+    configured: bool,
+    ending: bool,
+    /// Whether there may be more to reap.
+    reaping: bool,
+    mark: Option<(u64, u64)>,
+    silence: u64,
+    heard: u64,
+    watch: Option<Watch>,
+    rules: Option<Fd>,
+    workspace: Option<Fd>,
+    code: Option<Fd>,
+    started: u64,
+    first: u64,
+}
+
+impl Agent {
+    fn begin() -> Res<Self> {
+        let children = sys::child_signal()?;
+        // Opened while this process still owns its files in `/proc`.
+        let score = open_score();
+        sys::renounce(c"cofferdam-agent")?;
+        sys::set_nonblocking(0)?;
+        sys::set_nonblocking(1)?;
+        Ok(Self {
+            children,
+            score,
+            greeted: false,
+            configured: false,
+            ending: false,
+            reaping: false,
+            mark: None,
+            silence: FIRST_SILENCE,
+            heard: sys::now_micros(),
+            watch: None,
+            rules: None,
+            workspace: None,
+            code: None,
+            started: 0,
+            first: 0,
+        })
+    }
+
+    fn root(&self, root: Root) -> Res<&Fd> {
+        let found = match root {
+            Root::Workspace => &self.workspace,
+            Root::Code => &self.code,
+        };
+        found.as_ref().ok_or(EPROTO)
+    }
+
+    /// Puts itself and its guests behind the walls that are its own to build.
+    fn configure(&mut self, it: &Configure<'_>, counters: &mut Counters) -> Res<()> {
+        if self.configured {
+            return Err(EPROTO);
+        }
+        self.configured = true;
+        self.workspace = Some(open_directory(it.workspace)?);
+        self.code = Some(match open_directory(it.code) {
+            Ok(code) => code,
+            Err(_) => {
+                sys::make_directory(sys::AT_FDCWD, Path::new(it.code)?.bytes(), 0o755)?;
+                open_directory(it.code)?
+            }
+        });
+        self.rules = make_rules(it)?;
+        counters.configure(it.groups, &it.stores);
+        self.watch = Watch::new(it.watch_memory, it.watch_cpu, it.mark.map_or(0, |mark| mark.0 ^ mark.1));
+        self.mark = it.mark;
+        self.silence = it.silence;
+        if it.filter.is_empty() { Ok(()) } else { sys::install_filter(it.filter) }
+    }
+
+    fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
+        if !self.configured {
+            return Err(NotStarted { step: Step::Prepare, errno: EPROTO });
+        }
+        if let Some(watch) = &mut self.watch {
+            watch.begin();
+        }
+        let rules = self.rules.as_ref().map(Fd::number);
+        let confine = || rules.map_or(Ok(()), sys::landlock_restrict);
+        let mark = self.mark;
+        self.set_score(true);
+        let started = execs.start(start, |theirs| desk.launch(start, theirs, mark, &confine));
+        self.set_score(false);
+        started?;
+        self.started += 1;
+        if self.started == 1 {
+            self.first = start.exec;
+        }
+        Ok(())
+    }
+
+    /// A child begins with its parent's score.
+    fn set_score(&self, for_guest: bool) {
+        if let Some((file, text, length)) = &self.score {
+            let own = text.get(..*length).unwrap_or_default();
+            // Where it cannot be set, the kernel chooses by size alone.
+            let _ = sys::write(file.number(), if for_guest { GUEST_SCORE } else { own });
+        }
+    }
+
+    /// Signals everything that an exec started. The mark in a resource limit says what belongs to it, wherever it has
+    /// gone: children inherit it, and the filter lets nobody change it. Where the kernel has no such limit, it is what is
+    /// in the exec's session, and what is in nobody's: rather too much than too little.
+    fn signal(&self, exec: u64, signal: i32, execs: &Execs) {
+        let alone = self.started == 1 && self.first == exec;
+        match self.mark {
+            Some(_) => tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec)),
+            None => tree::signal(signal, alone, &|pid| {
+                let session = session_of(pid);
+                !execs.iter().any(|other| other.id != exec && other.pid != 0 && other.pid == session)
+            }),
+        }
+    }
+
+    fn freeze(on: bool) -> Res<()> {
+        if !on {
+            sys::kill(-1, sys::SIGCONT);
+            return Ok(());
+        }
+        let mut buffer = [0; 4096];
+        for scan in 0..FREEZE_SCANS {
+            sys::kill(-1, sys::SIGSTOP);
+            let mut moving = false;
+            watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
+            if !moving {
+                return Ok(());
+            }
+            tree::pause();
+        }
+        sys::kill(-1, sys::SIGCONT);
+        Err(EBUSY)
+    }
+}
+
+fn open_directory(path: &[u8]) -> Res<Fd> {
+    sys::open_at(sys::AT_FDCWD, Path::new(path)?.bytes(), sys::O_PATH | sys::O_DIRECTORY | sys::O_NOFOLLOW, 0)
+}
+
+fn open_score() -> Option<(Fd, [u8; 8], usize)> {
+    const PATH: &[u8] = b"/proc/self/oom_score_adj\0";
+    let mut text = [0; 8];
+    let length = sys::read_file(PATH, &mut text).trim_ascii().len();
+    let own = texts::number(text.get(..length)?)?;
+    let file = sys::open_at(sys::AT_FDCWD, PATH, sys::O_WRONLY, 0).ok()?;
+    (own < 500).then_some((file, text, length))
+}
+
+/// Rules for guests, if there are to be any. A place that does not exist needs none: what no rule allows is forbidden.
+fn make_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
+    if it.rights == 0 && it.scopes == 0 {
+        return Ok(None);
+    }
+    let rules = sys::landlock_rules(sys::landlock_abi(), it.rights, it.scopes)?;
+    let mut texts = it.rules.iter();
+    while let (Some(path), Some(rights)) = (texts.next(), texts.next()) {
+        let rights = u64::from_le_bytes(rights.try_into().map_err(|_| sys::EBADMSG)?);
+        match sys::open_at(sys::AT_FDCWD, Path::new(path)?.bytes(), sys::O_PATH, 0) {
+            Ok(place) => sys::landlock_allow(&rules, &place, rights)?,
+            Err(sys::ENOENT | sys::EACCES) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(Some(rules))
+}
+
+fn session_of(pid: i32) -> i32 {
+    let mut stat = [0; 512];
+    texts::session(sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat)).unwrap_or(-1)
+}
+
+/// Whether a process runs no code any more. One that waits in the kernel, for a disk or for a child that borrows its
+/// memory and is stopped itself, stops before it runs again; `waiting` counts it as stopped.
+fn is_stopped(pid: i32, waiting: bool) -> bool {
+    let mut stat = [0; 512];
+    let stat = sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat);
+    texts::state(stat).is_none_or(|state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D'))
+}
+
+/// Reaps; `true` when there may be more.
+fn collect(agent: &Agent, execs: &mut Execs) -> bool {
+    let mut told = [0; 512];
+    while sys::read(agent.children.number(), &mut told).is_ok() {}
+    for _ in 0..MOST_REAPED {
+        let Some(reaped) = sys::reap() else { return false };
+        // Summing up takes long: only for an exec's own program, and not for every orphan.
+        execs.reaped(reaped, |micros| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros)));
+    }
+    true
+}
+
+impl Agent {
+    fn serve(&mut self, room: &mut Room) -> Res<()> {
+        while !self.ending {
+            self.turn(room)?;
+        }
+        // What was said last should be heard.
+        room.table.outbox.flush()
+    }
+
+    /// Waits, and does what there is to do.
+    fn turn(&mut self, room: &mut Room) -> Res<()> {
+        let Room { inbox, assembly, polls, table } = room;
+        let [orders, ended] = self.wait(inbox, polls, table)?;
+        if orders && !inbox.fill()? {
+            self.ending = true;
+            return Ok(());
+        }
+        let now = sys::now_micros();
+        if orders {
+            self.heard = now;
+        } else if now > self.heard.saturating_add(self.silence) {
+            self.ending = true;
+            return Ok(());
+        }
+        table.execs.serve(polls.get(OWN..).unwrap_or_default(), &mut table.outbox);
+        if ended || self.reaping {
+            self.reaping = collect(self, &mut table.execs);
+        }
+        table.execs.settle(&table.counters, &mut table.outbox);
+        table.jobs.go_on(&mut table.outbox);
+        self.take_orders(inbox, assembly, table)?;
+        if let Some(passed) = self.watch.as_mut().filter(|_| sys::has_children()).and_then(Watch::look) {
+            sys::kill(-1, sys::SIGKILL);
+            table.outbox.answer(0, &Answer::LimitPassed { memory: matches!(passed, Passed::Memory) });
+        }
+        table.outbox.flush()?;
+        if table.outbox.is_broken() { Err(EPROTO) } else { Ok(()) }
+    }
+
+    /// Waits until something is ready or due. Says whether there are orders, and whether a child has ended.
+    fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 2]> {
+        let taking = table.outbox.room() >= ORDER_ROOM;
+        let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
+        let used = table.execs.wait_for(theirs, &table.outbox);
+        let wanted = [
+            (0, taking && inbox.has_room(), Ready::Read),
+            (1, !table.outbox.is_empty(), Ready::Write),
+            (self.children.number(), true, Ready::Read),
+        ];
+        for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted) {
+            *poll = if wanted { PollFd::new(fd, ready) } else { PollFd::NONE };
+        }
+        let busy = self.reaping || table.jobs.is_busy(&table.outbox) || (taking && inbox.has_frame());
+        let silent = self.heard.saturating_add(self.silence).saturating_sub(sys::now_micros());
+        let watched = self.watch.as_ref().filter(|_| sys::has_children()).map_or(u64::MAX, Watch::left);
+        let due = if busy { 0 } else { silent.min(watched).saturating_add(1) };
+        sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), Some(due))?;
+        Ok([0, 2].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
+    }
+
+    fn take_orders(&mut self, inbox: &mut Inbox, assembly: &mut Assembly, table: &mut Table) -> Res<()> {
+        while table.outbox.room() >= ORDER_ROOM && !self.ending {
+            let Some(frame) = inbox.next()? else { return Ok(()) };
+            if frame.kind == PART {
+                assembly.add(frame.body)?;
+            } else if assembly.is_empty() {
+                self.obey(&frame, table)?;
+            } else {
+                assembly.add(frame.body)?;
+                let whole = core::mem::replace(assembly, Assembly::NEW);
+                self.obey(&Frame { body: whole.bytes(), ..frame }, table)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, frame: &Frame<'_>, table: &mut Table) -> Res<()> {
+        let id = frame.id;
+        let order = Order::decode(frame).ok_or(sys::EBADMSG)?;
+        if let Order::Hello { magic, version } = order {
+            let pid = sys::identity().0 as u32;
+            table.outbox.answer(id, &Answer::Hello { magic: MAGIC, version: VERSION, pid });
+            self.greeted = magic == MAGIC && version == VERSION;
+            self.ending = !self.greeted;
+            return Ok(());
+        }
+        if !self.greeted {
+            return Err(sys::EBADMSG);
+        }
+        let Table { outbox: out, desk, stack, execs, jobs, counters } = table;
+        match order {
+            Order::Configure(it) => done(id, self.configure(&it, counters), out),
+            Order::Probe(it) => probe::probe(id, &it, stack, self.rules.as_ref(), out),
+            Order::Start(it) => {
+                let counts = counters.read();
+                match self.start(&it, desk, execs) {
+                    Ok(()) => out.answer(id, &Answer::Started { counts }),
+                    Err(failure) => out.answer(id, &Answer::NotStarted { failure }),
+                }
+            }
+            Order::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
+            Order::Input { data } => execs.input(id, data, out)?,
+            Order::InputEnd => execs.end_input(id, out),
+            Order::Resize { rows, columns } => execs.resize(id, (rows, columns)),
+            Order::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
+            Order::Freeze { on } => done(id, Self::freeze(on), out),
+            Order::Ping => out.answer(id, &Answer::Pong),
+            Order::End => self.ending = true,
+            _ => self.obey_about_files(id, &order, jobs, out)?,
+        }
+        Ok(())
+    }
+
+    fn obey_about_files(&self, id: u64, order: &Order<'_>, jobs: &mut Jobs, out: &mut Outbox) -> Res<()> {
+        let begun = |begun: Result<(), Failure>, out: &mut Outbox| {
+            if let Err(Failure { errno, kind }) = begun {
+                out.answer(id, &Answer::Done { errno, kind });
+            }
+        };
+        match *order {
+            Order::Read { root, path, window } => {
+                let read = self.root(root).map_err(Failure::from).and_then(|root| jobs.read(id, root, path, window, out));
+                begun(read, out);
+            }
+            Order::More { bytes } => jobs.more(id, bytes),
+            Order::Write { root, path, strict } => {
+                let write = self.root(root).map_err(Failure::from).and_then(|root| jobs.write(id, root, path, strict));
+                begun(write, out);
+            }
+            Order::Data { data } => jobs.data(id, data, out)?,
+            Order::Finish { mode, modified } => jobs.finish(id, mode, modified, out),
+            Order::Forget => jobs.forget(id),
+            Order::List { root, path } => {
+                let list = self.root(root).map_err(Failure::from).and_then(|root| jobs.list(id, root, path));
+                begun(list, out);
+            }
+            Order::Remove { root, path } => {
+                match self.root(root).map_err(Failure::from).and_then(|root| jobs.remove(id, root, path)) {
+                    Ok(false) => {}
+                    Ok(true) => done(id, Ok(()), out),
+                    Err(failure) => begun(Err(failure), out),
+                }
+            }
+            Order::Make { root, path, make } => {
+                done(id, self.root(root).and_then(|root| jobs::make(root, path, make)), out);
+            }
+            Order::Adjust { root, path, mode, modified } => {
+                done(id, self.root(root).and_then(|root| jobs::adjust(root, path, mode, modified)), out);
+            }
+            _ => return Err(sys::EBADMSG),
+        }
+        Ok(())
+    }
+}
+
+fn done(id: u64, result: Res<()>, out: &mut Outbox) {
+    out.answer(id, &Answer::Done { errno: result.err().unwrap_or(0), kind: 0 });
+}

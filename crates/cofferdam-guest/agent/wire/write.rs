@@ -1,0 +1,285 @@
+//! Writing.
+
+use super::{Answer, Configure, Counts, Entry, Make, NONE, Order, Probe, Root, Sink, Start, Texts};
+
+/// Encodes one text.
+pub fn put_text(sink: &mut impl Sink, text: &[u8]) {
+    sink.put(&(text.len() as u32).to_le_bytes());
+    sink.put(text);
+}
+
+fn put_texts(sink: &mut impl Sink, texts: &Texts<'_>) {
+    sink.put(&(texts.count as u32).to_le_bytes());
+    sink.put(texts.encoded);
+}
+
+fn put_number(sink: &mut impl Sink, number: Option<u64>) {
+    sink.put(&number.unwrap_or(NONE).to_le_bytes());
+}
+
+/// Says whether there is something; what there is follows.
+fn put_some<T>(sink: &mut impl Sink, value: Option<T>) -> Option<T> {
+    sink.put(&[value.is_some().into()]);
+    value
+}
+
+fn put_modified(sink: &mut impl Sink, modified: Option<(i64, u32)>) {
+    if let Some((seconds, nanoseconds)) = put_some(sink, modified) {
+        sink.put(&seconds.to_le_bytes());
+        sink.put(&nanoseconds.to_le_bytes());
+    }
+}
+
+fn put_place(sink: &mut impl Sink, root: Root, path: &[u8]) {
+    sink.put(&[root as u8]);
+    put_text(sink, path);
+}
+
+impl Probe<'_> {
+    fn encode(&self, sink: &mut impl Sink) {
+        let mut about = |kind: u8, path: &[u8]| {
+            sink.put(&[kind]);
+            put_text(sink, path);
+        };
+        match *self {
+            Self::File { path, from } => {
+                about(0, path);
+                sink.put(&from.to_le_bytes());
+            }
+            Self::Open { path, flags, confined } => {
+                about(1, path);
+                sink.put(&flags.to_le_bytes());
+                sink.put(&[confined.into()]);
+            }
+            Self::Stat { path } => about(2, path),
+            Self::Space { path } => about(3, path),
+            Self::Entries { path } => about(4, path),
+            Self::Call { number, arguments } => {
+                sink.put(&[5]);
+                sink.put(&number.to_le_bytes());
+                arguments.iter().for_each(|argument| sink.put(&argument.to_le_bytes()));
+            }
+            Self::Landlock => sink.put(&[6]),
+            Self::Mark { key } => {
+                sink.put(&[7]);
+                sink.put(&key.0.to_le_bytes());
+                sink.put(&key.1.to_le_bytes());
+            }
+            Self::Confinement => sink.put(&[8]),
+            Self::Denial => sink.put(&[9]),
+        }
+    }
+}
+
+impl Configure<'_> {
+    fn encode(&self, sink: &mut impl Sink) {
+        put_text(sink, self.workspace);
+        put_text(sink, self.code);
+        put_texts(sink, &self.stores);
+        sink.put(&[self.groups]);
+        put_number(sink, self.watch_memory);
+        put_number(sink, self.watch_cpu);
+        if let Some((process, resource)) = put_some(sink, self.mark) {
+            sink.put(&process.to_le_bytes());
+            sink.put(&resource.to_le_bytes());
+        }
+        sink.put(&self.silence.to_le_bytes());
+        put_text(sink, self.filter);
+        sink.put(&self.rights.to_le_bytes());
+        sink.put(&self.scopes.to_le_bytes());
+        put_texts(sink, &self.rules);
+    }
+}
+
+impl Start<'_> {
+    fn encode(&self, sink: &mut impl Sink) {
+        put_texts(sink, &self.argv);
+        put_texts(sink, &self.env);
+        put_text(sink, self.directory);
+        if let Some((rows, columns)) = put_some(sink, self.terminal) {
+            sink.put(&rows.to_le_bytes());
+            sink.put(&columns.to_le_bytes());
+        }
+        sink.put(&[self.input.into()]);
+    }
+}
+
+impl Counts {
+    fn encode(&self, sink: &mut impl Sink) {
+        let Self { cpu_micros, memory, peak, kills, refused, tasks, stored, full } = *self;
+        for number in [cpu_micros, memory, peak, kills, refused, tasks, stored, full] {
+            put_number(sink, number);
+        }
+    }
+}
+
+impl Entry<'_> {
+    /// Bytes that it takes.
+    pub fn encoded_len(&self) -> usize {
+        44 + self.name.len() + self.target.len()
+    }
+
+    /// Writes it.
+    pub fn encode(&self, sink: &mut impl Sink) {
+        sink.put(&self.mode.to_le_bytes());
+        sink.put(&self.links.to_le_bytes());
+        sink.put(&self.inode.to_le_bytes());
+        sink.put(&self.size.to_le_bytes());
+        sink.put(&self.modified.0.to_le_bytes());
+        sink.put(&self.modified.1.to_le_bytes());
+        put_text(sink, self.name);
+        put_text(sink, self.target);
+    }
+}
+
+impl Order<'_> {
+    /// The kind of its frame.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::Hello { .. } => 1,
+            Self::Configure(_) => 2,
+            Self::Probe(_) => 3,
+            Self::Start(_) => 4,
+            Self::Signal { .. } => 5,
+            Self::Input { .. } => 6,
+            Self::InputEnd => 7,
+            Self::Resize { .. } => 8,
+            Self::Read { .. } => 9,
+            Self::More { .. } => 10,
+            Self::Write { .. } => 11,
+            Self::Data { .. } => 12,
+            Self::Finish { .. } => 13,
+            Self::Forget => 14,
+            Self::List { .. } => 15,
+            Self::Remove { .. } => 16,
+            Self::Make { .. } => 17,
+            Self::Adjust { .. } => 18,
+            Self::Count => 19,
+            Self::Freeze { .. } => 20,
+            Self::Ping => 21,
+            Self::End => 22,
+        }
+    }
+
+    /// Writes its body.
+    pub fn encode(&self, sink: &mut impl Sink) {
+        match *self {
+            Self::Hello { magic, version } => {
+                sink.put(&magic.to_le_bytes());
+                sink.put(&version.to_le_bytes());
+            }
+            Self::Configure(ref it) => it.encode(sink),
+            Self::Probe(ref it) => it.encode(sink),
+            Self::Start(ref it) => it.encode(sink),
+            Self::Signal { kill: on } | Self::Freeze { on } => sink.put(&[on.into()]),
+            Self::Input { data } | Self::Data { data } => sink.put(data),
+            Self::Resize { rows, columns } => {
+                sink.put(&rows.to_le_bytes());
+                sink.put(&columns.to_le_bytes());
+            }
+            Self::Read { root, path, window } => {
+                put_place(sink, root, path);
+                sink.put(&window.to_le_bytes());
+            }
+            Self::More { bytes } => sink.put(&bytes.to_le_bytes()),
+            Self::Write { root, path, strict } => {
+                put_place(sink, root, path);
+                sink.put(&[strict.into()]);
+            }
+            Self::Finish { mode, modified } => {
+                sink.put(&mode.to_le_bytes());
+                put_modified(sink, modified);
+            }
+            Self::List { root, path } | Self::Remove { root, path } => put_place(sink, root, path),
+            Self::Make { root, path, make } => {
+                put_place(sink, root, path);
+                match make {
+                    Make::Directory { mode } => {
+                        sink.put(&[0]);
+                        sink.put(&mode.to_le_bytes());
+                    }
+                    Make::Symlink { target } => {
+                        sink.put(&[1]);
+                        put_text(sink, target);
+                    }
+                    Make::Link { target } => {
+                        sink.put(&[2]);
+                        put_text(sink, target);
+                    }
+                }
+            }
+            Self::Adjust { root, path, mode, modified } => {
+                put_place(sink, root, path);
+                if let Some(mode) = put_some(sink, mode) {
+                    sink.put(&mode.to_le_bytes());
+                }
+                put_modified(sink, modified);
+            }
+            Self::InputEnd | Self::Forget | Self::Count | Self::Ping | Self::End => {}
+        }
+    }
+}
+
+impl Answer<'_> {
+    /// The kind of its frame.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::Hello { .. } => 1,
+            Self::Done { .. } => 2,
+            Self::Probed { .. } => 3,
+            Self::Started { .. } => 4,
+            Self::NotStarted { .. } => 5,
+            Self::Output { .. } => 6,
+            Self::Ended { .. } => 7,
+            Self::Credit { .. } => 8,
+            Self::LimitPassed { .. } => 9,
+            Self::Opened { .. } => 10,
+            Self::Data { .. } => 11,
+            Self::Entries { .. } => 12,
+            Self::Counted { .. } => 13,
+            Self::Pong => 14,
+        }
+    }
+
+    /// Writes its body.
+    pub fn encode(&self, sink: &mut impl Sink) {
+        match *self {
+            Self::Hello { magic, version, pid } => {
+                [magic, version, pid].iter().for_each(|number| sink.put(&number.to_le_bytes()));
+            }
+            Self::Done { errno, kind } => {
+                sink.put(&errno.to_le_bytes());
+                sink.put(&kind.to_le_bytes());
+            }
+            Self::Probed { errno, value, data } => {
+                sink.put(&errno.to_le_bytes());
+                sink.put(&value.to_le_bytes());
+                sink.put(data);
+            }
+            Self::Started { ref counts } | Self::Counted { ref counts } => counts.encode(sink),
+            Self::NotStarted { failure } => {
+                sink.put(&[failure.step as u8]);
+                sink.put(&failure.errno.to_le_bytes());
+            }
+            Self::Output { second, data } => {
+                sink.put(&[second.into()]);
+                sink.put(data);
+            }
+            Self::Ended { status, peak_bytes, cpu_micros, ref counts } => {
+                sink.put(&status.to_le_bytes());
+                sink.put(&peak_bytes.to_le_bytes());
+                sink.put(&cpu_micros.to_le_bytes());
+                counts.encode(sink);
+            }
+            Self::Credit { bytes } => sink.put(&bytes.to_le_bytes()),
+            Self::LimitPassed { memory } => sink.put(&[memory.into()]),
+            Self::Opened { size, mode } => {
+                sink.put(&size.to_le_bytes());
+                sink.put(&mode.to_le_bytes());
+            }
+            Self::Data { data } => sink.put(data),
+            Self::Entries { entries } => sink.put(entries),
+            Self::Pong => {}
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! A workspace as an archive of one layer, and back.
+
+mod export;
+mod import;
+mod pax;
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use cofferdam_contract::{Error, ErrorKind};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+pub use export::export;
+pub use import::import;
+
+/// Directory of an archive that holds everything.
+const TOP: &str = "workspace";
+/// An archive is made of these.
+const BLOCK: usize = 512;
+/// What a path in an archive may have.
+const MOST_PATH: usize = crate::wire::MAX_PATH;
+/// Entries of one archive.
+const MOST_ENTRIES: u64 = 4_000_000;
+/// What a mode keeps: permissions, and who may remove from a directory.
+const PERMISSIONS: u32 = 0o1777;
+
+/// An archive that was written or read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Archive {
+    /// Its length.
+    pub bytes: u64,
+    /// Files, directories and links in it.
+    pub entries: u64,
+    /// Its SHA-256: of an uncompressed layer, the `diff_id`.
+    pub sha256: [u8; 32],
+}
+
+/// Hashes and counts what goes through.
+struct Hashing<T> {
+    inner: T,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<T> Hashing<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, hash: Sha256::new(), bytes: 0 }
+    }
+
+    fn finish(self, entries: u64) -> Archive {
+        Archive { bytes: self.bytes, entries, sha256: self.hash.finalize().into() }
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Hashing<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<std::io::Result<usize>> {
+        let count = ready!(Pin::new(&mut self.inner).poll_write(context, data))?;
+        self.hash.update(&data[..count]);
+        self.bytes += count as u64;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Hashing<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(context, into))?;
+        let this = &mut *self;
+        this.hash.update(&into.filled()[before..]);
+        this.bytes += (into.filled().len() - before) as u64;
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn too_large(operation: &'static str) -> Error {
+    Error::new(ErrorKind::ResourceExhausted, operation, "the archive has too many entries")
+}

@@ -1,0 +1,349 @@
+//! One exec, from its request to its exit.
+//!
+//! ```text
+//! asked --Started--> running --Ended--> finished
+//!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
+//!                       |  no Ended after a kill: the connection is closed, and everything ends with the agent
+//! ```
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Supervision, Wish};
+use cofferdam_contract::{
+    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script, Stdin,
+    StdinWriter, TerminalSize,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::flow::{Input, Window};
+use crate::guest::Inner;
+use crate::link::Link;
+use crate::slots::{ExecEnd, ExecSlot, Reply, Slot, Telling};
+use crate::wire::{Counts, MAX_ORDER, Make, NotStarted, Order, Root, Start, Texts};
+use crate::{error, files};
+
+struct Control {
+    link: Arc<Link>,
+    exec: u64,
+    wishes: mpsc::UnboundedSender<Wish>,
+    terminal: bool,
+}
+
+impl ExecControl for Control {
+    fn cancel(&self, grace: Duration) {
+        let _ = self.wishes.send(Wish::Cancel(grace));
+    }
+
+    fn kill(&self) {
+        let _ = self.wishes.send(Wish::Kill);
+    }
+
+    fn resize(&self, size: TerminalSize) -> Result<()> {
+        if !self.terminal {
+            return Err(Error::unsupported("resize", "the exec has no terminal"));
+        }
+        self.link.check("resize")?;
+        self.link.send(self.exec, &Order::Resize { rows: size.rows, columns: size.columns });
+        Ok(())
+    }
+}
+
+/// Starts an exec and gives its handle once its program runs.
+pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
+    let begun = Instant::now();
+    let link = &inner.link;
+    let (started, on_start) = Telling::new();
+    let (ended, on_end) = Telling::new();
+    let (wishes, on_wish) = mpsc::unbounded_channel();
+    let window = Window::new();
+    let terminal = request.terminal();
+    let mut handle = None;
+    let exec = link.enroll("start", |exec| {
+        let control = Control { link: Arc::clone(link), exec, wishes, terminal: terminal.is_some() };
+        let stdin = matches!(request.stdin(), Stdin::Stream)
+            .then(|| StdinWriter::new(Input::new(link, exec, Arc::clone(&window))));
+        let (made, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
+        handle = Some(made);
+        let window = Arc::clone(&window);
+        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some() })
+    })?;
+    let handle = handle.ok_or_else(|| Error::closed("start"))?;
+    let unordered = Unordered { link, exec: Some(exec) };
+    let script = match request.command() {
+        Command::Script(script) => Some(put_script(inner, exec, script).await?),
+        Command::Argv(_) | Command::Shell(_) => None,
+    };
+    let words = words(request.command(), script.as_deref());
+    let allowance = Allowance {
+        wall: request.timeout().unwrap_or(limits.wall_time),
+        cpu: limits.cpu_time,
+        counted: inner.counts_cpu,
+        processors: inner.processors,
+    };
+    let run = Run {
+        inner: Arc::clone(inner),
+        exec,
+        supervision: Supervision::new(begun, Instant::now(), allowance),
+        base: Counts::default(),
+        limits: limits.clone(),
+        script: script.is_some(),
+    };
+    order(inner, exec, request, &words).await?;
+    // From here on the exec is its task's to end.
+    let mut unordered = unordered;
+    unordered.exec = None;
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(run.drive(on_start, on_end, on_wish, tell));
+    if let Stdin::Bytes(data) = request.stdin() {
+        feed(Input::new(link, exec, window), data.clone());
+    }
+    let directory = request.working_dir().inside();
+    match link.wait("start", told).await? {
+        Ok(()) => Ok(handle),
+        Err(Some(failure)) => Err(error::not_started(failure, words.first().map_or("", String::as_str), &directory)),
+        Err(None) => {
+            let ending = link.closed().await;
+            Err(error::ended("start", ending.as_ref()))
+        }
+    }
+}
+
+/// Frees what was enrolled for an exec that is not ordered after all.
+struct Unordered<'a> {
+    link: &'a Link,
+    exec: Option<u64>,
+}
+
+impl Drop for Unordered<'_> {
+    fn drop(&mut self) {
+        if let Some(exec) = self.exec {
+            self.link.withdraw(exec);
+        }
+    }
+}
+
+/// A program that does not read its input is no error.
+fn feed(mut input: Input, data: Bytes) {
+    tokio::spawn(async move {
+        let _ = input.write_all(&data).await;
+        let _ = input.shutdown().await;
+    });
+}
+
+fn words(command: &Command, script: Option<&str>) -> Vec<String> {
+    match command {
+        Command::Argv(argv) => argv.clone(),
+        Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Command::Script(it) => {
+            let path = script.map(str::to_owned);
+            it.interpreter.iter().cloned().chain(path).chain(it.args.iter().cloned()).collect()
+        }
+    }
+}
+
+struct Encoded(Vec<u8>);
+
+impl crate::wire::Sink for Encoded {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+fn encoded<'t>(texts: impl Iterator<Item = &'t str>) -> (usize, Vec<u8>) {
+    let mut bytes = Encoded(Vec::new());
+    let count = texts.map(|text| crate::wire::put_text(&mut bytes, text.as_bytes())).count();
+    (count, bytes.0)
+}
+
+async fn order(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]) -> Result<()> {
+    let terminal = request.terminal();
+    let base = [("PATH", inner.path.as_str())].into_iter();
+    let base = base.chain(inner.env.iter().map(|(key, value)| (key.as_str(), value.as_str())));
+    let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
+    let env = request.env().apply(base);
+    let (argc, argv) = encoded(words.iter().map(String::as_str));
+    let (envc, env) = encoded(env.iter().flat_map(|(key, value)| [*key, *value]));
+    let directory = inner.inside(request.working_dir());
+    let start = Start {
+        exec,
+        argv: Texts::new(argc, &argv),
+        env: Texts::new(envc, &env),
+        directory: directory.as_bytes(),
+        terminal: terminal.map(|size| (size.rows, size.columns)),
+        input: !matches!(request.stdin(), Stdin::Empty),
+    };
+    if argv.len() + env.len() > MAX_ORDER - (64 << 10) {
+        return Err(Error::invalid("start", "arguments and environment are too long together"));
+    }
+    inner.link.send_long("start", exec, &Order::Start(start)).await
+}
+
+/// Puts a script into a directory of its own, and gives its path inside.
+async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<String> {
+    let directory = exec.to_string();
+    let path = format!("{directory}/{}", script.name);
+    let make = Make::Directory { mode: 0o755 };
+    files::simple(inner, "start", &directory, &Order::Make { root: Root::Code, path: directory.as_bytes(), make })
+        .await?;
+    let contents = Box::new(std::io::Cursor::new(script.contents.clone()));
+    let target = files::Target { root: Root::Code, path: path.as_bytes(), strict: true, mode: 0o444, modified: None };
+    files::write(inner, "start", &target, contents).await?;
+    let adjust = Order::Adjust { root: Root::Code, path: directory.as_bytes(), mode: Some(0o555), modified: None };
+    files::simple(inner, "start", &directory, &adjust).await?;
+    Ok(format!("{}/{path}", inner.code))
+}
+
+async fn remove_script(inner: &Arc<Inner>, exec: u64) {
+    let directory = exec.to_string();
+    let path = directory.as_bytes();
+    let adjust = Order::Adjust { root: Root::Code, path, mode: Some(0o755), modified: None };
+    // What is left there goes with the sandbox.
+    let _ = files::simple(inner, "start", &directory, &adjust).await;
+    let _ = files::simple(inner, "start", &directory, &Order::Remove { root: Root::Code, path }).await;
+}
+
+/// One exec that runs.
+struct Run {
+    inner: Arc<Inner>,
+    exec: u64,
+    supervision: Supervision,
+    base: Counts,
+    limits: Limits,
+    script: bool,
+}
+
+type Look = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
+type StartResult = std::result::Result<(), Option<NotStarted>>;
+
+impl Run {
+    async fn drive(
+        mut self,
+        on_start: oneshot::Receiver<std::result::Result<Counts, NotStarted>>,
+        mut on_end: oneshot::Receiver<ExecEnd>,
+        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+        tell: oneshot::Sender<StartResult>,
+    ) {
+        match on_start.await {
+            Ok(Ok(counts)) => {
+                self.base = counts;
+                let _ = tell.send(Ok(()));
+            }
+            not_started => {
+                if self.script {
+                    remove_script(&self.inner, self.exec).await;
+                }
+                let _ = tell.send(Err(not_started.ok().and_then(std::result::Result::err)));
+                return;
+            }
+        }
+        let mut wishing = true;
+        let mut look: Option<Look> = None;
+        let mut pauses = self.inner.link.pauses();
+        let end = loop {
+            if *pauses.borrow_and_update() {
+                let since = Instant::now();
+                // Wishes wait until it goes on, and time does not count.
+                tokio::select! {
+                    end = &mut on_end => break end.ok(),
+                    _ = pauses.wait_for(|paused| !paused) => self.supervision.postpone(since.elapsed()),
+                }
+                continue;
+            }
+            tokio::select! {
+                end = &mut on_end => break end.ok(),
+                wish = on_wish.recv(), if wishing => match wish {
+                    Some(wish) => if self.supervision.wish(wish, Instant::now()) {
+                        self.signal(false);
+                    },
+                    None => wishing = false,
+                },
+                used = look_at(&mut look) => {
+                    look = None;
+                    self.supervision.looked(used.unwrap_or(0), Instant::now());
+                }
+                _ = pauses.changed() => {}
+                () = sleep_until(self.supervision.next()) => self.attend(&mut look),
+            }
+        };
+        if self.supervision.kills_the_rest() {
+            // What outlived the program itself.
+            self.signal(true);
+        }
+        if self.script {
+            remove_script(&self.inner, self.exec).await;
+        }
+        if let Some(ExecEnd { ended, driver }) = end {
+            driver.finish(self.exit(ended));
+        }
+    }
+
+    /// Does what is due.
+    fn attend(&mut self, look: &mut Option<Look>) {
+        let now = Instant::now();
+        let due = self.supervision.due(now);
+        if due.end_sandbox {
+            // The agent did not do it: end everything instead.
+            self.inner.link.close();
+        }
+        if due.look {
+            let inner = Arc::clone(&self.inner);
+            let base = self.base.cpu_micros.unwrap_or(0);
+            *look = Some(Box::pin(async move {
+                match inner.link.call("exit", &Order::Count).await {
+                    Ok(Reply::Counted(counts)) => Some(counts.cpu_micros?.saturating_sub(base)),
+                    _ => None,
+                }
+            }));
+        }
+        if self.supervision.kill_now(Instant::now()) {
+            self.signal(true);
+        }
+    }
+
+    fn signal(&self, kill: bool) {
+        self.inner.link.send(self.exec, &Order::Signal { kill });
+    }
+
+    fn exit(&self, end: Option<(Ended, Counts)>) -> Result<Exit> {
+        let link = &self.inner.link;
+        let (watched_memory, watched_cpu) = link.passed();
+        let counts = end.map_or(self.base, |(_, counts)| counts);
+        let more = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
+        let used = counts.cpu_micros.zip(self.base.cpu_micros).map(|(now, before)| now.saturating_sub(before));
+        let accounts = Accounts {
+            cpu_micros: used,
+            peak_bytes: counts.peak,
+            memory_kills: more(counts.kills, self.base.kills) || link.is_out_of_memory(),
+            forks_refused: more(counts.refused, self.base.refused),
+            disk_full: self.limits.disk.is_some() && counts.full.is_some_and(|full| full > 0),
+            watched_memory,
+            watched_cpu,
+            closed_by_owner: link.is_closed_by_owner(),
+        };
+        let ended = end.map(|(ended, _)| ended);
+        self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| link.error("exit"))
+    }
+}
+
+async fn look_at(look: &mut Option<Look>) -> Option<u64> {
+    match look {
+        Some(look) => look.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The error for starting in a sandbox that was stopped.
+pub fn paused(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
+}

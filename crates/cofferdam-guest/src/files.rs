@@ -1,0 +1,212 @@
+//! The file API: each operation is an order to the agent, which resolves the path inside, beneath the workspace.
+
+use std::sync::Arc;
+
+use cofferdam_contract::{DirEntry, EntryKind, Error, ErrorKind, FileReader, Result, SandboxPath};
+use tokio::io::AsyncReadExt;
+use tokio::sync::oneshot;
+
+use crate::error;
+use crate::flow::{Inflow, READ_WINDOW, Reader, Window};
+use crate::guest::Inner;
+use crate::link::Link;
+use crate::slots::{Listed, MOST_ENTRIES, Reply, Slot, Telling};
+use crate::wire::{MAX_DATA, Order, Root};
+
+const S_IFMT: u32 = 0o170_000;
+const S_IFREG: u32 = 0o100_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFLNK: u32 = 0o120_000;
+
+/// Gives up what an id is about when whoever waits goes away.
+struct Forgotten<'a> {
+    link: &'a Link,
+    id: u64,
+}
+
+impl Drop for Forgotten<'_> {
+    fn drop(&mut self) {
+        self.link.forget(self.id);
+    }
+}
+
+fn unexpected(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Internal, operation, "the agent answered another question")
+}
+
+fn shown(path: &[u8]) -> String {
+    format!("/workspace/{}", String::from_utf8_lossy(path)).escape_debug().to_string()
+}
+
+/// An order that is carried out or not.
+pub async fn simple(inner: &Inner, operation: &'static str, path: &str, order: &Order<'_>) -> Result<()> {
+    inner.ready(operation)?;
+    match inner.link.call(operation, order).await? {
+        Reply::Done { errno: 0, .. } => Ok(()),
+        Reply::Done { errno, kind } => Err(error::file(operation, path.escape_debug().to_string(), errno, kind)),
+        _ => Err(unexpected(operation)),
+    }
+}
+
+/// Opens a plain file for reading.
+pub async fn read(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<(Reader, u64)> {
+    inner.ready(operation)?;
+    let (telling, opened) = Telling::new();
+    let flow = Inflow::new();
+    let link = &inner.link;
+    let id = link.enroll(operation, |_| Slot::Read { opened: telling, flow: Arc::clone(&flow) })?;
+    // Forgets the file when it is dropped.
+    let reader = Reader::new(link, id, flow);
+    let order = Order::Read { root: Root::Workspace, path, window: READ_WINDOW as u32 };
+    link.send_long(operation, id, &order).await?;
+    match link.wait(operation, opened).await? {
+        Reply::Opened { size } => Ok((reader, size)),
+        Reply::Done { errno, kind } => Err(error::file(operation, shown(path), errno, kind)),
+        _ => Err(unexpected(operation)),
+    }
+}
+
+/// A file that is to be written.
+pub struct Target<'a> {
+    pub root: Root,
+    pub path: &'a [u8],
+    /// Whether no link is followed.
+    pub strict: bool,
+    pub mode: u32,
+    pub modified: Option<(i64, u32)>,
+}
+
+/// Makes or replaces a plain file.
+pub async fn write(
+    inner: &Inner,
+    operation: &'static str,
+    target: &Target<'_>,
+    mut contents: FileReader,
+) -> Result<u64> {
+    let mut writing = Writing::begin(inner, operation, target).await?;
+    let mut written = 0;
+    let mut buffer = vec![0; MAX_DATA];
+    while let Some(room) = writing.room(MAX_DATA).await? {
+        let read = tokio::select! {
+            read = contents.read(&mut buffer[..room]) => read,
+            // It has failed already; whatever is still to be read does not matter.
+            () = writing.failed() => break,
+        };
+        let count = read
+            .map_err(|error| Error::new(ErrorKind::Io, operation, "cannot read the new contents").with_source(error))?;
+        writing.window.put_back(room - count);
+        if count == 0 {
+            break;
+        }
+        writing.data(&buffer[..count]).await?;
+        written += count as u64;
+    }
+    writing.finish().await.map(|()| written)
+}
+
+/// A file that is being written, and vanishes unless it is finished.
+pub struct Writing<'a> {
+    inner: &'a Inner,
+    operation: &'static str,
+    target: &'a Target<'a>,
+    forgotten: Forgotten<'a>,
+    window: Arc<Window>,
+    done: oneshot::Receiver<Reply>,
+    /// The answer, once it came; nothing inside if there will be none.
+    reply: Option<Option<Reply>>,
+}
+
+impl<'a> Writing<'a> {
+    /// Asks for it. Whether it can be made turns out later.
+    pub async fn begin(inner: &'a Inner, operation: &'static str, target: &'a Target<'a>) -> Result<Self> {
+        inner.ready(operation)?;
+        let link: &Link = &inner.link;
+        let (telling, done) = Telling::new();
+        let window = Window::new();
+        let id = link.enroll(operation, |_| Slot::Write { done: telling, window: Arc::clone(&window) })?;
+        let forgotten = Forgotten { link, id };
+        let Target { root, path, strict, .. } = *target;
+        link.send_long(operation, id, &Order::Write { root, path, strict }).await?;
+        Ok(Self { inner, operation, target, forgotten, window, done, reply: None })
+    }
+
+    /// How many bytes can be sent now; `None` when it has failed.
+    pub async fn room(&self, most: usize) -> Result<Option<usize>> {
+        timed(self.inner, self.operation, self.window.take(most)).await
+    }
+
+    /// Waits until it has failed.
+    async fn failed(&mut self) {
+        self.reply = Some((&mut self.done).await.ok());
+    }
+
+    /// Sends what there was room for.
+    pub async fn data(&self, data: &[u8]) -> Result<()> {
+        self.inner.link.send_long(self.operation, self.forgotten.id, &Order::Data { data }).await
+    }
+
+    /// Gives the file its name, unless it has failed.
+    pub async fn finish(mut self) -> Result<()> {
+        let (link, id) = (self.forgotten.link, self.forgotten.id);
+        let Target { mode, modified, path, .. } = *self.target;
+        if self.reply.is_none() {
+            link.send(id, &Order::Finish { mode, modified });
+            self.reply = Some(timed(self.inner, self.operation, &mut self.done).await?.ok());
+        }
+        match self.reply.flatten() {
+            Some(Reply::Done { errno: 0, .. }) => Ok(()),
+            Some(Reply::Done { errno, kind }) => Err(error::file(self.operation, shown(path), errno, kind)),
+            Some(_) => Err(unexpected(self.operation)),
+            None => {
+                let ending = link.closed().await;
+                Err(error::ended(self.operation, ending.as_ref()))
+            }
+        }
+    }
+}
+
+async fn timed<T>(inner: &Inner, operation: &'static str, work: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(inner.patience, work).await.map_err(|_| error::silent(operation))
+}
+
+/// Lists a directory as it comes.
+pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<Vec<Listed>> {
+    inner.ready(operation)?;
+    let link = &inner.link;
+    let (telling, done) = Telling::new();
+    let id = link.enroll(operation, |_| Slot::List { done: telling, found: Vec::new(), bytes: 0 })?;
+    let forgotten = Forgotten { link, id };
+    link.send_long(operation, id, &Order::List { root: Root::Workspace, path }).await?;
+    let reply = link.wait(operation, done).await;
+    drop(forgotten);
+    match reply? {
+        Reply::Listed(found) => Ok(found),
+        Reply::Done { errno, kind } => Err(error::file(operation, shown(path), errno, kind)),
+        Reply::TooMany => Err(Error::new(
+            ErrorKind::ResourceExhausted,
+            operation,
+            format!("the directory has more than {MOST_ENTRIES} entries"),
+        )
+        .with_context("path", shown(path))),
+        _ => Err(unexpected(operation)),
+    }
+}
+
+/// Lists a directory, sorted by name.
+pub async fn list(inner: &Inner, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+    let mut found: Vec<DirEntry> =
+        entries(inner, "list_dir", path.as_str().as_bytes()).await?.iter().map(entry).collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn entry(listed: &Listed) -> DirEntry {
+    let kind = match listed.mode & S_IFMT {
+        S_IFREG => EntryKind::File,
+        S_IFDIR => EntryKind::Directory,
+        S_IFLNK => EntryKind::Symlink,
+        _ => EntryKind::Other,
+    };
+    let size = if kind == EntryKind::File { listed.size } else { 0 };
+    DirEntry { name: String::from_utf8_lossy(&listed.name).into_owned(), kind, size }
+}

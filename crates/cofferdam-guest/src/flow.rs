@@ -1,0 +1,231 @@
+//! Bytes on their way: windows that bound them, in both directions.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Buf, BytesMut};
+use cofferdam_contract::Error;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::link::Link;
+use crate::wire::{MAX_DATA, Order, WINDOW};
+
+/// Bytes of a file that may be on their way to the host.
+pub const READ_WINDOW: usize = 256 * 1024;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many bytes may still be sent for one id.
+#[derive(Debug)]
+pub struct Window(Mutex<WindowState>);
+
+#[derive(Debug)]
+struct WindowState {
+    credit: usize,
+    /// Nobody takes more.
+    closed: bool,
+    waker: Option<Waker>,
+}
+
+impl Window {
+    /// All of it.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(WindowState { credit: WINDOW, closed: false, waker: None })))
+    }
+
+    /// The other side took so many; `false` if it never had them.
+    pub fn grant(&self, bytes: usize) -> bool {
+        let mut state = lock(&self.0);
+        if bytes > WINDOW - state.credit {
+            return false;
+        }
+        state.credit += bytes;
+        state.waker.take().into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// Nobody takes more.
+    pub fn close(&self) {
+        let mut state = lock(&self.0);
+        state.closed = true;
+        state.waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes as many as there are, at most `most`; `None` when it is closed.
+    pub fn poll_take(&self, context: &Context<'_>, most: usize) -> Poll<Option<usize>> {
+        let mut state = lock(&self.0);
+        if state.closed {
+            return Poll::Ready(None);
+        }
+        let count = most.min(state.credit).min(MAX_DATA);
+        if count == 0 && most > 0 {
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        state.credit -= count;
+        Poll::Ready(Some(count))
+    }
+
+    /// As [`Self::poll_take`].
+    pub async fn take(&self, most: usize) -> Option<usize> {
+        std::future::poll_fn(|context| self.poll_take(context, most)).await
+    }
+
+    /// Gives back what was taken and not used.
+    pub fn put_back(&self, bytes: usize) {
+        lock(&self.0).credit += bytes;
+    }
+}
+
+/// An exec's standard input.
+pub struct Input {
+    link: Weak<Link>,
+    id: u64,
+    window: Arc<Window>,
+    ended: bool,
+}
+
+impl Input {
+    /// The input of an exec.
+    pub fn new(link: &Arc<Link>, id: u64, window: Arc<Window>) -> Self {
+        Self { link: Arc::downgrade(link), id, window, ended: false }
+    }
+
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true)
+            && let Some(link) = self.link.upgrade()
+        {
+            link.send(self.id, &Order::InputEnd);
+        }
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl AsyncWrite for Input {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if self.ended || data.is_empty() {
+            let result = if self.ended { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(0) };
+            return Poll::Ready(result);
+        }
+        let Poll::Ready(taken) = self.window.poll_take(context, data.len()) else { return Poll::Pending };
+        let sent = taken.zip(self.link.upgrade()).filter(|(count, link)| {
+            link.send(self.id, &Order::Input { data: &data[..*count] });
+            link.is_open()
+        });
+        Poll::Ready(sent.map(|(count, _)| count).ok_or_else(|| io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.end();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A file's bytes as they come.
+#[derive(Debug)]
+pub struct Inflow(Mutex<InflowState>);
+
+#[derive(Debug)]
+struct InflowState {
+    buffer: BytesMut,
+    /// Bytes asked for that have not come yet.
+    granted: usize,
+    end: Option<Result<(), Error>>,
+    waker: Option<Waker>,
+}
+
+impl Inflow {
+    /// A window of bytes was asked for.
+    pub fn new() -> Arc<Self> {
+        let state = InflowState { buffer: BytesMut::new(), granted: READ_WINDOW, end: None, waker: None };
+        Arc::new(Self(Mutex::new(state)))
+    }
+
+    /// Some came; `false` if they were not asked for.
+    pub fn put(&self, data: &[u8]) -> bool {
+        let mut state = lock(&self.0);
+        if data.is_empty() || data.len() > state.granted {
+            return false;
+        }
+        state.granted -= data.len();
+        state.buffer.extend_from_slice(data);
+        state.waker.take().into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// No more will come.
+    pub fn end(&self, result: Result<(), Error>) {
+        let mut state = lock(&self.0);
+        state.end.get_or_insert(result);
+        state.waker.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Reads a file from a guest. Dropping it forgets the file.
+pub struct Reader {
+    link: Weak<Link>,
+    id: u64,
+    flow: Arc<Inflow>,
+    /// Bytes taken since more were asked for.
+    taken: usize,
+}
+
+impl Reader {
+    /// Reads what comes under this id.
+    pub fn new(link: &Arc<Link>, id: u64, flow: Arc<Inflow>) -> Self {
+        Self { link: Arc::downgrade(link), id, flow, taken: 0 }
+    }
+}
+
+impl AsyncRead for Reader {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let flow = Arc::clone(&self.flow);
+        let mut state = lock(&flow.0);
+        if into.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        if state.buffer.is_empty() {
+            return match &state.end {
+                Some(Ok(())) => Poll::Ready(Ok(())),
+                Some(Err(error)) => Poll::Ready(Err(io::Error::other(error.clone()))),
+                None => {
+                    state.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            };
+        }
+        let count = into.remaining().min(state.buffer.len());
+        into.put_slice(&state.buffer[..count]);
+        state.buffer.advance(count);
+        self.taken += count;
+        if self.taken >= READ_WINDOW / 2 && state.end.is_none() {
+            state.granted += self.taken;
+            if let Some(link) = self.link.upgrade() {
+                link.send(self.id, &Order::More { bytes: self.taken as u32 });
+            }
+            self.taken = 0;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.forget(self.id);
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! The connection: it reads, writes, keeps time, and ends.
+//!
+//! ```text
+//! open --close, drop--> ended by the owner
+//!   '--stream ends, rubbish, silence--> ended by itself; the owner is asked why --> everybody who waits is told
+//! ```
+//!
+//! One task reads, one writes, one keeps time. The reader never waits for anybody but the stream.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, BytesMut};
+use cofferdam_contract::{Error, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+
+use crate::error;
+use crate::settings::{Ending, Reason};
+use crate::slots::{After, Reply, Slot, Telling, take_in};
+use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, Order, PART, Split};
+
+/// How often the agent is asked for a sign.
+const PING: Duration = Duration::from_secs(10);
+/// Time that the owner has to say why.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
+/// Bytes of long orders and contents that may wait to be written.
+const BUDGET: usize = 8 << 20;
+const READ_BUFFER: usize = 256 * 1024;
+
+struct Table {
+    slots: HashMap<u64, Slot>,
+    last: u64,
+    /// Limits that the agent's own watch found passed: memory, CPU time.
+    passed: (bool, bool),
+    ponged: bool,
+}
+
+struct Outgoing {
+    bytes: Vec<u8>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// How the connection ended; `None` inside when its owner ended it.
+type Closed = Option<Arc<Option<Ending>>>;
+
+/// The connection to one agent.
+pub struct Link {
+    table: Mutex<Table>,
+    out: mpsc::UnboundedSender<Outgoing>,
+    budget: Arc<Semaphore>,
+    /// Set at once when the connection is over.
+    over: watch::Sender<bool>,
+    /// Set when it is known why.
+    ended: watch::Sender<Closed>,
+    paused: watch::Sender<bool>,
+    /// Whether the agent was asked to end.
+    closing: AtomicBool,
+    patience: Duration,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("open", &self.is_open()).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Begins to read and to write.
+    pub fn begin(
+        reader: impl AsyncRead + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+        patience: Duration,
+        reason: Option<Reason>,
+    ) -> Arc<Self> {
+        let (out, outgoing) = mpsc::unbounded_channel();
+        let link = Arc::new(Self {
+            table: Mutex::new(Table { slots: HashMap::new(), last: 0, passed: (false, false), ponged: true }),
+            out,
+            budget: Arc::new(Semaphore::new(BUDGET)),
+            over: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
+            paused: watch::Sender::new(false),
+            closing: AtomicBool::new(false),
+            patience,
+        });
+        let (reading, writing) = (Arc::clone(&link), Arc::clone(&link));
+        tokio::spawn(async move {
+            let over = reading.over.subscribe();
+            let ending = tokio::select! {
+                ending = reading.read(reader) => Some(ending),
+                ending = reading.write(writer, outgoing) => Some(ending),
+                ending = reading.keep_time() => Some(ending),
+                () = until(over) => None,
+            };
+            reading.finish(ending, reason).await;
+        });
+        writing
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has not ended.
+    pub fn is_open(&self) -> bool {
+        !*self.over.borrow()
+    }
+
+    /// Waits until it is over and known why.
+    pub async fn closed(&self) -> Option<Ending> {
+        let mut ended = self.ended.subscribe();
+        match ended.wait_for(Option::is_some).await {
+            Ok(ended) => ended.as_ref().and_then(|ending| (**ending).clone()),
+            Err(_) => None,
+        }
+    }
+
+    /// Ends it, as its owner's wish.
+    pub fn close(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Asks the agent to end, and ends the connection when it did or the time is over.
+    pub async fn end(&self, limit: Duration) {
+        if self.is_open() && !self.closing.swap(true, Ordering::AcqRel) {
+            self.send(0, &Order::End);
+            let _ = tokio::time::timeout(limit, until(self.over.subscribe())).await;
+        }
+        self.close();
+        self.closed().await;
+    }
+
+    /// Frees an exec that was enrolled and not ordered.
+    pub fn withdraw(&self, exec: u64) {
+        self.table().slots.remove(&exec);
+    }
+
+    /// Whether the agent cannot answer because its owner stopped it.
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.send_replace(paused);
+    }
+
+    /// Whether [`Self::set_paused`] holds.
+    pub fn is_paused(&self) -> bool {
+        *self.paused.borrow()
+    }
+
+    /// Tells of pauses as they begin and end.
+    pub fn pauses(&self) -> watch::Receiver<bool> {
+        self.paused.subscribe()
+    }
+
+    /// Whether the agent's own watch found a limit passed: memory, CPU time.
+    pub fn passed(&self) -> (bool, bool) {
+        self.table().passed
+    }
+
+    /// Whether its owner ended it.
+    pub fn is_closed_by_owner(&self) -> bool {
+        matches!(&*self.ended.borrow(), Some(ending) if ending.is_none())
+    }
+
+    /// Whether the memory limit ended it.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(&*self.ended.borrow(), Some(ending) if ending.as_ref().as_ref().is_some_and(|it| it.out_of_memory))
+    }
+
+    /// The error for an operation after the end.
+    pub fn error(&self, operation: &'static str) -> Error {
+        let ended = self.ended.borrow();
+        error::ended(operation, ended.as_ref().and_then(|ending| (**ending).as_ref()))
+    }
+
+    /// The error, if the connection has ended or the agent cannot answer.
+    pub fn check(&self, operation: &'static str) -> Result<()> {
+        if self.is_open() { Ok(()) } else { Err(self.error(operation)) }
+    }
+
+    /// An id for something new, which `slot` makes.
+    pub fn enroll(&self, operation: &'static str, slot: impl FnOnce(u64) -> Slot) -> Result<u64> {
+        let mut table = self.table();
+        // Looked at under the lock, so that nothing is enrolled that nobody will ever clear.
+        self.check(operation)?;
+        table.last += 1;
+        let id = table.last;
+        let slot = slot(id);
+        table.slots.insert(id, slot);
+        Ok(id)
+    }
+
+    /// Nobody waits for this any more.
+    pub fn forget(&self, id: u64) {
+        let known = self.table().slots.remove(&id).is_some();
+        if known {
+            self.send(id, &Order::Forget);
+        }
+    }
+
+    /// Sends a short order. It is lost if the connection has ended.
+    pub fn send(&self, id: u64, order: &Order<'_>) {
+        let _ = self.out.send(Outgoing { bytes: encode(id, order), _permit: None });
+    }
+
+    /// Sends an order that may be long, when there is room for it.
+    pub async fn send_long(&self, operation: &'static str, id: u64, order: &Order<'_>) -> Result<()> {
+        let bytes = encode(id, order);
+        let count = u32::try_from(bytes.len().min(BUDGET)).unwrap_or(u32::MAX);
+        let acquired = Arc::clone(&self.budget).acquire_many_owned(count);
+        let permit = tokio::select! {
+            permit = acquired => permit.map_err(|_| self.error(operation))?,
+            ending = self.closed() => return Err(error::ended(operation, ending.as_ref())),
+        };
+        let _ = self.out.send(Outgoing { bytes, _permit: Some(permit) });
+        Ok(())
+    }
+
+    /// Sends a short order that has one answer, and does not wait for it.
+    pub fn ask(&self, operation: &'static str, order: &Order<'_>) -> Result<oneshot::Receiver<Reply>> {
+        let (call, receiver) = Telling::new();
+        let id = self.enroll(operation, |_| Slot::Call(call))?;
+        self.send(id, order);
+        Ok(receiver)
+    }
+
+    /// Sends an order and waits for its one answer.
+    pub async fn call(self: &Arc<Self>, operation: &'static str, order: &Order<'_>) -> Result<Reply> {
+        let (call, receiver) = Telling::new();
+        let id = self.enroll(operation, |_| Slot::Call(call))?;
+        let waiting = Waiting { link: Arc::clone(self), id };
+        self.send_long(operation, id, order).await?;
+        let reply = self.wait(operation, receiver).await;
+        drop(waiting);
+        reply
+    }
+
+    /// Waits for an answer, but not for ever.
+    pub async fn wait<T>(&self, operation: &'static str, receiver: oneshot::Receiver<T>) -> Result<T> {
+        match tokio::time::timeout(self.patience, receiver).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(_)) => {
+                // Dropped with all that waited: it is over, and soon known why.
+                let ending = self.closed().await;
+                Err(error::ended(operation, ending.as_ref()))
+            }
+            Err(_) => Err(error::silent(operation)),
+        }
+    }
+
+    async fn read(&self, mut reader: impl AsyncRead + Unpin) -> Ending {
+        let mut buffer = BytesMut::with_capacity(READ_BUFFER);
+        loop {
+            match reader.read_buf(&mut buffer).await {
+                Ok(0) => return Ending::new("its connection was closed"),
+                Ok(_) => {}
+                Err(error) => return Ending::new(format!("its connection broke: {error}")),
+            }
+            loop {
+                let length = match wire::split(&buffer) {
+                    Split::More => break,
+                    Split::Rubbish => return rubbish("a frame of an impossible length"),
+                    Split::Frame(frame, length) => {
+                        if let Err(what) = self.hear(&frame) {
+                            return rubbish(what);
+                        }
+                        length
+                    }
+                };
+                buffer.advance(length);
+            }
+            buffer.reserve(HEAD + MAX_BODY);
+        }
+    }
+
+    async fn write(
+        &self,
+        mut writer: impl AsyncWrite + Unpin,
+        mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    ) -> Ending {
+        while let Some(out) = outgoing.recv().await {
+            let written = async {
+                writer.write_all(&out.bytes).await?;
+                if outgoing.is_empty() { writer.flush().await } else { Ok(()) }
+            };
+            tokio::pin!(written);
+            loop {
+                match tokio::time::timeout(self.patience, &mut written).await {
+                    Ok(Ok(())) => break,
+                    // That it ended is for the reader to tell, who may know more.
+                    Ok(Err(_)) => {
+                        tokio::time::sleep(REASON_LIMIT).await;
+                        return Ending::new("its connection broke");
+                    }
+                    Err(_) if self.is_paused() => {}
+                    Err(_) => return Ending::new("its agent takes no orders"),
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn keep_time(&self) -> Ending {
+        let mut asked: Option<Instant> = None;
+        loop {
+            tokio::time::sleep(PING.min(self.patience / 3)).await;
+            let ponged = self.table().ponged;
+            match asked {
+                _ if self.is_paused() => asked = asked.map(|_| Instant::now()),
+                Some(since) if !ponged => {
+                    if since.elapsed() > self.patience {
+                        return Ending::new("its agent does not answer");
+                    }
+                }
+                _ => {
+                    self.table().ponged = false;
+                    asked = Some(Instant::now());
+                    self.send(0, &Order::Ping);
+                }
+            }
+        }
+    }
+
+    async fn finish(&self, ending: Option<Ending>, reason: Option<Reason>) {
+        self.over.send_replace(true);
+        // That it ends when it was asked to is nobody's fault.
+        let ending = ending.filter(|_| !self.closing.load(Ordering::Acquire));
+        let ending = match (ending, reason) {
+            (Some(ending), Some(reason)) => {
+                let asked = tokio::time::timeout(REASON_LIMIT, reason()).await;
+                Some(asked.ok().flatten().unwrap_or(ending))
+            }
+            (ending, _) => ending,
+        };
+        self.ended.send_replace(Some(Arc::new(ending)));
+        let slots = std::mem::take(&mut self.table().slots);
+        for slot in slots.into_values() {
+            match slot {
+                Slot::Exec(exec) => exec.end(None),
+                Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
+                Slot::Write { window, .. } => window.close(),
+                Slot::Call(_) | Slot::List { .. } => {}
+            }
+        }
+        self.budget.close();
+    }
+
+    /// Takes one answer in; an error says what no agent says.
+    fn hear(&self, frame: &Frame<'_>) -> Result<(), &'static str> {
+        let answer = Answer::decode(frame).ok_or("a frame that cannot be read")?;
+        let mut table = self.table();
+        if frame.id > table.last {
+            return Err("an answer to what was never asked");
+        }
+        match answer {
+            Answer::Pong if !table.ponged && frame.id == 0 => {
+                table.ponged = true;
+                return Ok(());
+            }
+            Answer::LimitPassed { memory } if frame.id == 0 => {
+                if memory {
+                    table.passed.0 = true;
+                } else {
+                    table.passed.1 = true;
+                }
+                return Ok(());
+            }
+            _ => {}
+        }
+        if frame.id == 0 {
+            return Err("an answer to nothing");
+        }
+        // What is not known any more was given up, and the answer was on its way.
+        let Some(slot) = table.slots.get_mut(&frame.id) else { return Ok(()) };
+        // Where the answer is none, whoever waits is told of the end with all others.
+        let after = take_in(slot, &answer)?;
+        if after == After::Go {
+            return Ok(());
+        }
+        let slot = table.slots.remove(&frame.id);
+        drop(table);
+        match (slot, after) {
+            (Some(Slot::Exec(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
+            (Some(Slot::Exec(exec)), _) => exec.end(None),
+            (_, After::GiveUp) => self.send(frame.id, &Order::Forget),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn rubbish(what: &str) -> Ending {
+    Ending {
+        why: format!("its agent sent {what}"),
+        remedy: Some("what ran in the sandbox took its agent over, or the agent is another version's".to_owned()),
+        out_of_memory: false,
+    }
+}
+
+async fn until(mut flag: watch::Receiver<bool>) {
+    let _ = flag.wait_for(|over| *over).await;
+}
+
+/// Forgets a call when whoever waited for it goes away.
+struct Waiting {
+    link: Arc<Link>,
+    id: u64,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.link.table().slots.remove(&self.id);
+    }
+}
+
+struct Growing(Vec<u8>);
+
+impl wire::Sink for Growing {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+/// An order as frames: several if it is long.
+fn encode(id: u64, order: &Order<'_>) -> Vec<u8> {
+    let mut body = Growing(vec![0; HEAD]);
+    order.encode(&mut body);
+    let mut bytes = body.0;
+    if bytes.len() <= HEAD + MAX_BODY {
+        let length = bytes.len() - HEAD;
+        bytes[..HEAD].copy_from_slice(&wire::head(order.kind(), id, length));
+        return bytes;
+    }
+    let mut frames = Vec::with_capacity(bytes.len() + 64 * HEAD);
+    let mut rest = &bytes[HEAD..];
+    while let Some((part, more)) = rest.split_at_checked(MAX_BODY).filter(|(_, more)| !more.is_empty()) {
+        frames.extend_from_slice(&wire::head(PART, id, part.len()));
+        frames.extend_from_slice(part);
+        rest = more;
+    }
+    frames.extend_from_slice(&wire::head(order.kind(), id, rest.len()));
+    frames.extend_from_slice(rest);
+    frames
+}

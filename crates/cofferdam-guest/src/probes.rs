@@ -1,0 +1,451 @@
+//! What an agent is asked before it serves, and what is made of the answers.
+
+use bytes::Bytes;
+use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_linux::landlock::{self, access};
+use cofferdam_linux::probe::forbidden_calls;
+use cofferdam_linux::process;
+use cofferdam_linux::seccomp::{self, Arch, MarkKey};
+use tokio::sync::oneshot;
+
+use crate::error;
+use crate::evidence::{self, Bounds, Evidence, ForbiddenCall, Space, Trial};
+use crate::link::Link;
+use crate::settings::{Groups, Rule, Settings};
+use crate::slots::Reply;
+use crate::wire::{Configure, MAGIC, MAX_DATA, Order, Probe, Sink, Texts, VERSION, put_text};
+
+const CREATE: &str = "create";
+/// What the kernel writes where it bounds nothing: the most pages that fit into a signed number.
+const UNBOUNDED: u64 = 1 << 60;
+const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+/// Places where nothing inside may make a file.
+const NOT_WRITABLE: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
+/// Files of the kernel's that nothing inside may write to.
+const NOT_TO_BE_CHANGED: [&str; 4] = [
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sysrq-trigger",
+    "/sys/kernel/uevent_helper",
+];
+/// Files that tell of the host, and that engines mask.
+const MASKED_FILES: [&str; 5] =
+    ["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug"];
+/// Directories that do.
+const MASKED_DIRECTORIES: [&str; 3] = ["/proc/acpi", "/proc/scsi", "/sys/firmware"];
+/// Sockets through which the host can be reached.
+const SOCKETS: [&str; 8] = [
+    "/var/run/docker.sock",
+    "/run/docker.sock",
+    "/run/podman/podman.sock",
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/systemd/private",
+    "/run/dbus/system_bus_socket",
+    "/run/user",
+];
+const O_WRONLY: u32 = 1;
+const O_CREAT_EXCL: u32 = 0o300;
+const S_IFMT: u64 = 0o170_000;
+const S_IFREG: u64 = 0o100_000;
+const EPERM: i32 = 1;
+const EAFNOSUPPORT: i32 = 97;
+
+fn odd() -> Error {
+    Error::new(ErrorKind::Internal, CREATE, "the agent answered another question")
+}
+
+/// Exchanges greetings.
+pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
+    let greeted = link.call(CREATE, &Order::Hello { magic: MAGIC, version: VERSION }).await;
+    let reply = greeted.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, CREATE, "the agent did not greet")
+            .with_remedy("the agent's program may be missing or broken inside")
+            .with_source(error)
+    })?;
+    match reply {
+        Reply::Hello { magic: MAGIC, version: VERSION, pid: 1 } => Ok(()),
+        Reply::Hello { magic: MAGIC, version, .. } => Err(Error::new(
+            ErrorKind::Unavailable,
+            CREATE,
+            format!("the agent speaks version {version} of the protocol, and this program version {VERSION}"),
+        )),
+        _ => Err(odd()),
+    }
+}
+
+/// An answer to a probe.
+struct Found {
+    errno: i32,
+    value: u64,
+    data: Bytes,
+}
+
+impl Found {
+    fn ok(&self) -> Option<&Self> {
+        (self.errno == 0).then_some(self)
+    }
+
+    fn text(&self) -> Option<String> {
+        // As long as a frame takes: cut off, and so not to be relied upon.
+        (self.errno == 0 && self.data.len() < MAX_DATA).then(|| String::from_utf8_lossy(&self.data).into_owned())
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.text()?.trim().parse().ok()
+    }
+
+    fn words(&self) -> Vec<u64> {
+        self.data.chunks_exact(8).filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect()
+    }
+}
+
+/// A probe on its way.
+struct Asked<'a> {
+    link: &'a Link,
+    answer: oneshot::Receiver<Reply>,
+}
+
+impl Asked<'_> {
+    async fn found(self) -> Result<Found> {
+        match self.link.wait(CREATE, self.answer).await? {
+            Reply::Probed { errno, value, data } => Ok(Found { errno, value, data }),
+            _ => Err(odd()),
+        }
+    }
+}
+
+fn ask<'a>(link: &'a Link, probe: Probe<'_>) -> Result<Asked<'a>> {
+    Ok(Asked { link, answer: link.ask(CREATE, &Order::Probe(probe))? })
+}
+
+fn file<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+    ask(link, Probe::File { path: path.as_bytes(), from: 0 })
+}
+
+/// Whether a file inside is this program, to the byte. What holds it may be damaged or half written: nobody else than
+/// the engine's owner writes there.
+pub async fn is_program(link: &Link, path: &str, program: &[u8]) -> Result<bool> {
+    let piece = |from: usize| Probe::File { path: path.as_bytes(), from: u32::try_from(from).unwrap_or(u32::MAX) };
+    // Nothing may follow the last one.
+    let starts = (0..=program.len()).step_by(MAX_DATA);
+    let asked = starts.map(|from| Ok((from, ask(link, piece(from))?))).collect::<Result<Vec<_>>>()?;
+    let mut same = true;
+    for (from, asked) in asked {
+        let found = asked.found().await?;
+        let expected = &program[from..program.len().min(from + MAX_DATA)];
+        same &= found.errno == 0 && found.data == expected;
+    }
+    Ok(same)
+}
+
+struct Encoded(Vec<u8>);
+
+impl Sink for Encoded {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+/// Has the agent build its walls, and measures.
+pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Result<Evidence> {
+    let random = process::random()
+        .map_err(|error| Error::new(ErrorKind::Io, CREATE, "the kernel gives no random number").with_source(error))?;
+    let key = MarkKey::new(random);
+    let abi = ask(link, Probe::Landlock)?;
+    let marks = ask(link, Probe::Mark { key: key.arguments() })?;
+    let groups = match settings.groups {
+        Groups::Look => find_groups(link).await?,
+        Groups::Never => GroupsFound::default(),
+    };
+    let marks = marks.found().await?.ok().is_some();
+    let abi = u32::try_from(abi.found().await?.value).unwrap_or(0);
+    let mut evidence = Evidence {
+        bounds: groups.bounds,
+        counts_cpu: groups.cpu,
+        counts_memory: groups.memory,
+        landlock_abi: abi,
+        marks,
+        ..Evidence::default()
+    };
+    order(link, settings, &evidence, key).await?;
+    measure(link, settings, &mut evidence).await?;
+    Ok(evidence)
+}
+
+async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evidence, key: MarkKey) -> Result<()> {
+    let limits = &settings.limits;
+    let filter = settings.filter.map(|options| {
+        let options = seccomp::Options { mark_key: Some(key), ..options };
+        seccomp::compile(Arch::native(), &options).to_bytes()
+    });
+    let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;
+    let handled = if governed { landlock::handled(evidence.landlock_abi) } else { 0 };
+    let rules = encoded_rules(&settings.rules, handled);
+    let mut stores = Encoded(Vec::new());
+    settings.stores.iter().for_each(|store| put_text(&mut stores, store.as_bytes()));
+    let configure = Configure {
+        workspace: settings.workspace.as_bytes(),
+        code: settings.code.as_bytes(),
+        stores: Texts::new(settings.stores.len(), &stores.0),
+        groups: evidence.bounds.version,
+        watch_memory: limits.memory.filter(|_| !evidence.counts_memory).map(|bytes| bytes.as_bytes()),
+        watch_cpu: limits.cpu_time.filter(|_| !evidence.counts_cpu).map(|time| time.as_micros() as u64),
+        mark: evidence.marks.then(|| key.arguments()),
+        silence: settings.silence.as_micros() as u64,
+        filter: filter.as_deref().unwrap_or_default(),
+        rights: handled,
+        scopes: if governed { landlock::scopes(evidence.landlock_abi) } else { 0 },
+        rules: Texts::new(if governed { settings.rules.len() * 2 } else { 0 }, &rules),
+    };
+    match link.call(CREATE, &Order::Configure(configure)).await? {
+        Reply::Done { errno: 0, .. } => Ok(()),
+        Reply::Done { errno, kind } => {
+            let source = error::file(CREATE, settings.workspace.as_str(), errno, kind);
+            Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot build its walls").with_source(source))
+        }
+        _ => Err(odd()),
+    }
+}
+
+fn encoded_rules(rules: &[Rule], handled: u64) -> Vec<u8> {
+    let mut encoded = Encoded(Vec::new());
+    for rule in rules.iter().filter(|_| handled != 0) {
+        put_text(&mut encoded, rule.path.as_bytes());
+        put_text(&mut encoded, &(rule.rights & handled).to_le_bytes());
+    }
+    encoded.0
+}
+
+/// What was found of control groups.
+#[derive(Default)]
+struct GroupsFound {
+    bounds: Bounds,
+    cpu: bool,
+    memory: bool,
+}
+
+/// What control groups bound now.
+pub async fn bounds(link: &Link) -> Result<Bounds> {
+    find_groups(link).await.map(|found| found.bounds)
+}
+
+/// Looks for control groups that are the enclosure's own: the root of a hierarchy bounds nothing and counts everybody.
+async fn find_groups(link: &Link) -> Result<GroupsFound> {
+    let read = |name: &str| file(link, &format!("/sys/fs/cgroup/{name}"));
+    let second =
+        [read("memory.max")?, read("memory.swap.max")?, read("pids.max")?, read("cpu.max")?, read("cpu.stat")?];
+    let first = [
+        read("memory/memory.limit_in_bytes")?,
+        read("memory/memory.memsw.limit_in_bytes")?,
+        read("pids/pids.max")?,
+        read("cpu/cpu.cfs_quota_us")?,
+        read("cpu/cpu.cfs_period_us")?,
+        read("cpuacct/cpuacct.usage")?,
+    ];
+    let [mut two, mut one] = [Vec::new(), Vec::new()];
+    for asked in second {
+        two.push(asked.found().await?);
+    }
+    for asked in first {
+        one.push(asked.found().await?);
+    }
+    if let [memory, swap, tasks, cpu, stat] = &two[..]
+        && (memory.ok().is_some() || tasks.ok().is_some())
+    {
+        let cpu_millis = cpu.text().and_then(|text| share(&text));
+        return Ok(GroupsFound {
+            bounds: Bounds {
+                version: 2,
+                memory: memory.number(),
+                swap: swap.number(),
+                tasks: tasks.number(),
+                cpu_millis,
+            },
+            // Counted at the root, too, but the root has no bounds.
+            cpu: stat.ok().is_some(),
+            memory: memory.ok().is_some(),
+        });
+    }
+    let [memory, both, tasks, quota, period, usage] = &one[..] else { return Ok(GroupsFound::default()) };
+    let bound = |found: &Found| found.number().filter(|&bytes| bytes < UNBOUNDED);
+    // The root of this hierarchy has no such file.
+    if tasks.ok().is_none() && bound(memory).is_none() {
+        return Ok(GroupsFound::default());
+    }
+    let cpu_millis = quota.number().zip(period.number()).map(|(quota, period)| quota * 1000 / period.max(1));
+    let swap = bound(both).zip(bound(memory)).map(|(both, memory)| both.saturating_sub(memory));
+    Ok(GroupsFound {
+        bounds: Bounds { version: 1, memory: bound(memory), swap, tasks: tasks.number(), cpu_millis },
+        cpu: usage.number().is_some(),
+        memory: memory.ok().is_some(),
+    })
+}
+
+/// Thousandths of a processor, from quota and period.
+fn share(text: &str) -> Option<u64> {
+    let mut words = text.split_whitespace().map(str::parse::<u64>);
+    let quota = words.next()?.ok()?;
+    Some(quota.saturating_mul(1000) / words.next()?.ok()?.max(1))
+}
+
+/// Looks around once the walls are up.
+async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> Result<()> {
+    let [status, uids, gids, mounts, net] =
+        ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
+    let kernel = file(link, "/proc/version")?;
+    let boot = file(link, "/proc/sys/kernel/random/boot_id")?;
+    let directory = look(link, &settings.workspace)?;
+    let namespaces = NAMESPACES.map(|name| (name, look(link, &format!("/proc/self/ns/{name}"))));
+    let confinement = ask(link, Probe::Confinement)?;
+    let denial = ask(link, Probe::Denial)?;
+    let writes = write_trials(link)?;
+    let masked = mask_trials(link)?;
+    let sockets = SOCKETS.map(|path| (path, look(link, path)));
+    let calls = call_trials(link)?;
+    let workspace = workspace_trial(link, settings, evidence)?;
+
+    read_status(evidence, &status?.found().await?);
+    evidence.uid_map = uids?.found().await?.text().map(|text| evidence::map(&text)).unwrap_or_default();
+    evidence.gid_map = gids?.found().await?.text().map(|text| evidence::map(&text)).unwrap_or_default();
+    evidence.mounts = mounts?.found().await?.text().and_then(|text| evidence::mounts(&text));
+    evidence.kernel =
+        kernel.found().await?.text().and_then(|text| evidence::kernel(&text).map(str::to_owned)).unwrap_or_default();
+    evidence.boot = boot.found().await?.text().map(|text| text.trim().to_owned()).unwrap_or_default();
+    evidence.workspace_inode = directory.found().await?.ok().map(|found| found.value);
+    evidence.interfaces = net?.found().await?.text().map(|text| evidence::interfaces(&text));
+    for (name, asked) in namespaces {
+        if let Some(inode) = namespace(&asked?.found().await?) {
+            evidence.namespaces.insert(name.to_owned(), inode);
+        }
+    }
+    read_confinement(evidence, &confinement.found().await?);
+    let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;
+    evidence.landlock = denial.found().await?.ok().is_some() && governed;
+    for (path, asked) in writes {
+        let found = asked.found().await?;
+        evidence.writes.push(Trial { path, worked: found.errno == 0, errno: found.errno });
+    }
+    for (path, asked, directory) in masked {
+        let found = asked.found().await?;
+        let shows = if directory { found.value > 0 } else { found.value & S_IFMT == S_IFREG };
+        evidence.masked.push(Trial { path, worked: found.errno == 0 && shows, errno: found.errno });
+    }
+    for (path, asked) in sockets {
+        if asked?.found().await?.errno == 0 {
+            evidence.sockets.push(path.to_owned());
+        }
+    }
+    for (name, asked) in calls {
+        let errno = asked.found().await?.errno;
+        // Vsock is refused as well where the kernel has none.
+        let errno = if name == VSOCK && errno == EAFNOSUPPORT { EPERM } else { errno };
+        evidence.calls.push(ForbiddenCall { name, errno });
+    }
+    if let Some(asked) = workspace {
+        evidence.workspace_writable = Some(asked.found().await?.errno == 0);
+    }
+    evidence.pid = 1;
+    measure_room(link, evidence).await
+}
+
+fn look<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+    ask(link, Probe::Stat { path: path.as_bytes() })
+}
+
+type Trials<'a> = Vec<(String, Asked<'a>)>;
+
+fn write_trials(link: &Link) -> Result<Trials<'_>> {
+    let made =
+        NOT_WRITABLE.iter().map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
+    let changed = NOT_TO_BE_CHANGED.iter().map(|path| ((*path).to_owned(), O_WRONLY));
+    made.chain(changed)
+        .map(|(path, flags)| {
+            let asked = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
+            Ok((path, asked))
+        })
+        .collect()
+}
+
+fn mask_trials(link: &Link) -> Result<Vec<(String, Asked<'_>, bool)>> {
+    let files = MASKED_FILES.iter().map(|path| {
+        let probe = Probe::Open { path: path.as_bytes(), flags: 0, confined: false };
+        Ok(((*path).to_owned(), ask(link, probe)?, false))
+    });
+    let directories = MASKED_DIRECTORIES
+        .iter()
+        .map(|path| Ok(((*path).to_owned(), ask(link, Probe::Entries { path: path.as_bytes() })?, true)));
+    files.chain(directories).collect()
+}
+
+const VSOCK: &str = "socket(AF_VSOCK)";
+
+fn call_trials(link: &Link) -> Result<Vec<(&'static str, Asked<'_>)>> {
+    let (family, kind) = vsock();
+    let vsock = (VSOCK, socket_number(), [family, kind, 0, 0, 0]);
+    forbidden_calls()
+        .chain([vsock])
+        .map(|(name, number, arguments)| Ok((name, ask(link, Probe::Call { number, arguments })?)))
+        .collect()
+}
+
+/// The family of sockets to the host of a virtual machine, and a kind of these.
+fn vsock() -> (u64, u64) {
+    (40, 1)
+}
+
+/// The call that makes a socket.
+fn socket_number() -> u64 {
+    if cfg!(target_arch = "x86_64") { 41 } else { 198 }
+}
+
+/// Tries to make a file in the workspace as guests would, where that must fail.
+fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Option<Asked<'a>>> {
+    let rule = settings.rules.iter().find(|rule| rule.path == settings.workspace);
+    if evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0) {
+        return Ok(None);
+    }
+    let path = format!("{}/.cofferdam-write-probe", settings.workspace);
+    let probe = Probe::Open { path: path.as_bytes(), flags: O_WRONLY | O_CREAT_EXCL, confined: true };
+    ask(link, probe).map(Some)
+}
+
+fn read_status(evidence: &mut Evidence, found: &Found) {
+    let text = found.text().unwrap_or_default();
+    let ids = |key| evidence::status(&text, key).and_then(evidence::numbers).unwrap_or_default();
+    evidence.uids = ids("Uid");
+    evidence.gids = ids("Gid");
+    evidence.groups = evidence::status(&text, "Groups").and_then(evidence::numbers);
+    let set = |key| evidence::status(&text, key).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    evidence.capabilities = ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"].map(set);
+    evidence.seccomp_filters = evidence::status(&text, "Seccomp_filters").and_then(|count| count.parse().ok());
+}
+
+/// What the agent asked the kernel for itself counts more than a text, and is there where the text is not.
+fn read_confinement(evidence: &mut Evidence, found: &Found) {
+    evidence.no_new_privileges = found.errno == 0 && found.value & 1 != 0;
+    evidence.seccomp_filtered = found.errno == 0 && found.value & 2 != 0;
+    let words = found.words();
+    for (slot, set) in evidence.capabilities.iter_mut().zip(words.iter().take(3)) {
+        *slot = Some(slot.unwrap_or(0) | set);
+    }
+    evidence.processors = words.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
+}
+
+/// The number in `net:[4026531840]`, which stands behind the mode.
+fn namespace(found: &Found) -> Option<u64> {
+    let target = String::from_utf8_lossy(found.ok()?.data.get(4..)?).into_owned();
+    target.split_once('[')?.1.strip_suffix(']')?.parse().ok()
+}
+
+/// The room of every mount that can be written to.
+async fn measure_room(link: &Link, evidence: &mut Evidence) -> Result<()> {
+    for mount in evidence.mounts.iter_mut().flatten().filter(|mount| !mount.read_only).take(64) {
+        let found = ask(link, Probe::Space { path: mount.path.as_bytes() })?.found().await?;
+        if let (0, [bytes, bytes_free, files, files_free]) = (found.errno, &found.words()[..]) {
+            let (bytes, bytes_free, files, files_free) = (*bytes, *bytes_free, *files, *files_free);
+            mount.space = Some(Space { kind: found.value, bytes, bytes_free, files, files_free });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Who waits for what, and what may come for whom.
+//!
+//! ```text
+//! call:  asked --> answered            exec:  ordered --Started--> running --Output, Credit--> --Ended--> over
+//! read:  asked --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
+//! write: asked --Credit--> --Done--> over     list: asked --Entries--> --Done--> over
+//! ```
+//!
+//! Everything else is what no agent says.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cofferdam_contract::supervise::Ended;
+use cofferdam_contract::{ExecDriver, OutputStream};
+use tokio::sync::oneshot;
+
+use crate::error;
+use crate::flow::{Inflow, Window};
+use crate::wire::{self, Answer, Counts, NotStarted};
+
+/// Entries that one listing holds.
+pub const MOST_ENTRIES: usize = 100_000;
+/// Bytes that one listing holds.
+const MOST_LISTED: usize = 48 << 20;
+
+/// One entry of a directory.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    pub mode: u32,
+    pub links: u32,
+    pub inode: u64,
+    pub size: u64,
+    pub modified: (i64, u32),
+    pub name: Vec<u8>,
+    pub target: Vec<u8>,
+}
+
+/// An answer that comes once.
+#[derive(Debug)]
+pub enum Reply {
+    Hello {
+        magic: u32,
+        version: u32,
+        pid: u32,
+    },
+    Done {
+        errno: i32,
+        kind: u32,
+    },
+    Probed {
+        errno: i32,
+        value: u64,
+        data: Bytes,
+    },
+    Counted(Counts),
+    Opened {
+        size: u64,
+    },
+    Listed(Vec<Listed>),
+    /// There are too many.
+    TooMany,
+}
+
+/// How an exec ended, and what feeds its handle.
+pub struct ExecEnd {
+    pub ended: Option<(Ended, Counts)>,
+    pub driver: ExecDriver,
+}
+
+/// What an id is about.
+pub enum Slot {
+    /// One answer.
+    Call(Telling<Reply>),
+    Exec(ExecSlot),
+    Read {
+        opened: Telling<Reply>,
+        flow: Arc<Inflow>,
+    },
+    Write {
+        done: Telling<Reply>,
+        window: Arc<Window>,
+    },
+    List {
+        done: Telling<Reply>,
+        found: Vec<Listed>,
+        bytes: usize,
+    },
+}
+
+/// Tells one thing, once.
+pub struct Telling<T>(Option<oneshot::Sender<T>>);
+
+impl<T> Telling<T> {
+    /// What tells, and what is told.
+    pub fn new() -> (Self, oneshot::Receiver<T>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self(Some(sender)), receiver)
+    }
+
+    /// Tells it. Whoever does not want to know any more is not told.
+    pub fn tell(&mut self, what: T) {
+        let _ = self.0.take().map(|sender| sender.send(what));
+    }
+
+    fn was_told(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+pub struct ExecSlot {
+    pub driver: ExecDriver,
+    pub started: Telling<std::result::Result<Counts, NotStarted>>,
+    pub ended: Telling<ExecEnd>,
+    pub window: Arc<Window>,
+    pub terminal: bool,
+}
+
+impl ExecSlot {
+    /// Hands everything to the task that drives the exec.
+    pub fn end(mut self, ended: Option<(Ended, Counts)>) {
+        self.window.close();
+        self.ended.tell(ExecEnd { ended, driver: self.driver });
+    }
+}
+
+/// What becomes of a slot after an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum After {
+    /// More will come.
+    Go,
+    /// That was all.
+    Done,
+    /// More may come, but is not wanted.
+    GiveUp,
+    /// An exec's program ended.
+    Ended(Ended, Counts),
+}
+
+/// Gives an answer to who waits for it; an error says what no agent says.
+pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    const UNASKED: &str = "an answer to another question";
+    match slot {
+        Slot::Call(call) => {
+            call.tell(match *answer {
+                Answer::Hello { magic, version, pid } => Reply::Hello { magic, version, pid },
+                Answer::Done { errno, kind } => Reply::Done { errno, kind },
+                Answer::Probed { errno, value, data } => {
+                    Reply::Probed { errno, value, data: Bytes::copy_from_slice(data) }
+                }
+                Answer::Counted { counts } => Reply::Counted(counts),
+                _ => return Err(UNASKED),
+            });
+            Ok(After::Done)
+        }
+        Slot::Exec(exec) => take_in_exec(exec, answer),
+        Slot::Read { opened, flow } => match *answer {
+            Answer::Opened { size, .. } if !opened.was_told() => {
+                opened.tell(Reply::Opened { size });
+                Ok(After::Go)
+            }
+            Answer::Data { data } if opened.was_told() => {
+                flow.put(data).then_some(After::Go).ok_or("more of a file than was asked for")
+            }
+            Answer::Done { errno, kind } => {
+                let failed = || error::file("read_file", "(while it was read)", errno, kind);
+                flow.end(if errno == 0 { Ok(()) } else { Err(failed()) });
+                opened.tell(Reply::Done { errno, kind });
+                Ok(After::Done)
+            }
+            _ => Err(UNASKED),
+        },
+        Slot::Write { done, window } => match *answer {
+            Answer::Credit { bytes } => {
+                window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+            }
+            Answer::Done { errno, kind } => {
+                done.tell(Reply::Done { errno, kind });
+                window.close();
+                Ok(After::Done)
+            }
+            _ => Err(UNASKED),
+        },
+        Slot::List { done, found, bytes } => match *answer {
+            Answer::Entries { entries } => {
+                *bytes += entries.len();
+                add_entries(found, entries).ok_or("entries that cannot be read")?;
+                if found.len() <= MOST_ENTRIES && *bytes <= MOST_LISTED {
+                    return Ok(After::Go);
+                }
+                done.tell(Reply::TooMany);
+                Ok(After::GiveUp)
+            }
+            Answer::Done { errno, kind } => {
+                done.tell(match errno {
+                    0 => Reply::Listed(std::mem::take(found)),
+                    errno => Reply::Done { errno, kind },
+                });
+                Ok(After::Done)
+            }
+            _ => Err(UNASKED),
+        },
+    }
+}
+
+fn add_entries(found: &mut Vec<Listed>, entries: &[u8]) -> Option<()> {
+    let mut reader = wire::Reader::new(entries);
+    while reader.left() > 0 {
+        let wire::Entry { mode, links, inode, size, modified, name, target } = reader.entry()?;
+        // A name that could be mistaken for a way out is no name.
+        if name.is_empty() || name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
+            return None;
+        }
+        let (name, target) = (name.to_vec(), target.to_vec());
+        found.push(Listed { mode, links, inode, size, modified, name, target });
+    }
+    Some(())
+}
+
+fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    let running = exec.started.was_told();
+    match *answer {
+        Answer::Started { counts } if !running => {
+            exec.started.tell(Ok(counts));
+            Ok(After::Go)
+        }
+        Answer::NotStarted { failure } if !running => {
+            exec.started.tell(Err(failure));
+            Ok(After::Done)
+        }
+        Answer::Output { second, data } if running && !data.is_empty() && !(second && exec.terminal) => {
+            let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
+            exec.driver.publisher().publish(stream, Bytes::copy_from_slice(data));
+            Ok(After::Go)
+        }
+        Answer::Credit { bytes } if running => {
+            exec.window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+        }
+        Answer::Ended { status, peak_bytes, cpu_micros, counts } if running => {
+            Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
+        }
+        _ => Err("what an exec does not do in this order"),
+    }
+}

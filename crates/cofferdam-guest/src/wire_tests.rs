@@ -1,0 +1,195 @@
+//! The protocol, both ways: what one side writes the other reads, and no bytes make a reader fail in disorder.
+
+use proptest::prelude::*;
+
+use crate::wire::{
+    self, Answer, Configure, Counts, Entry, Frame, HEAD, MAX_BODY, Make, NotStarted, Order, Probe, Reader, Root, Sink,
+    Split, Start, Step, Texts, put_text,
+};
+
+#[derive(Default)]
+struct Bytes(Vec<u8>);
+
+impl Sink for Bytes {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+fn texts(all: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Bytes::default();
+    all.iter().for_each(|text| put_text(&mut bytes, text));
+    bytes.0
+}
+
+fn order_is_read_back(order: &Order<'_>, id: u64) {
+    let mut body = Bytes::default();
+    order.encode(&mut body);
+    let mut body = body.0;
+    let read = |body: &[u8]| Order::decode(&Frame { kind: order.kind(), id, body }).is_some_and(|read| read == *order);
+    assert!(read(&body));
+    // A byte more or less is another order or none.
+    assert!(!read(&body[..body.len() - 1]));
+    body.push(7);
+    assert!(!read(&body));
+}
+
+fn answer_is_read_back(answer: &Answer<'_>) {
+    let mut body = Bytes::default();
+    answer.encode(&mut body);
+    let frame = Frame { kind: answer.kind(), id: 3, body: &body.0 };
+    assert_eq!(Answer::decode(&frame).as_ref(), Some(answer));
+}
+
+/// A number that is known, or not.
+fn known() -> impl Strategy<Value = Option<u64>> {
+    prop::option::of(0..u64::MAX)
+}
+
+fn counts() -> impl Strategy<Value = Counts> {
+    prop::collection::vec(known(), 8).prop_map(|all| Counts {
+        cpu_micros: all[0],
+        memory: all[1],
+        peak: all[2],
+        kills: all[3],
+        refused: all[4],
+        tasks: all[5],
+        stored: all[6],
+        full: all[7],
+    })
+}
+
+type Text = Vec<u8>;
+
+proptest! {
+    #[test]
+    fn orders_are_read_back(
+        path: Text, data: Text, number: u32, small: (u16, u16), flag: bool, modified: Option<(i64, u32)>, mode: Option<u32>,
+        words: Vec<Text>, pairs: Vec<(Text, Text)>, key: (u64, u64), mark: bool, watch in known(), arguments: [u64; 5],
+    ) {
+        let root = if flag { Root::Workspace } else { Root::Code };
+        let (path, data) = (&path[..], &data[..]);
+        let argv = texts(&words);
+        let pairs: Vec<Text> = pairs.into_iter().flat_map(|(one, other)| [one, other]).collect();
+        let env = texts(&pairs);
+        let (argv, env) = (Texts::new(words.len(), &argv), Texts::new(pairs.len(), &env));
+        prop_assert_eq!(argv.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), words);
+        let configure = Configure {
+            workspace: path, code: data, stores: argv, groups: 2, watch_memory: watch, watch_cpu: None,
+            mark: mark.then_some(key), silence: key.0, filter: data, rights: key.1, scopes: 3, rules: env,
+        };
+        let start = Start { exec: 9, argv, env, directory: path, terminal: mark.then_some(small), input: flag };
+        for order in [
+            Order::Hello { magic: number, version: 1 },
+            Order::Configure(configure),
+            Order::Start(start),
+            Order::Signal { kill: flag },
+            Order::Resize { rows: small.0, columns: small.1 },
+            Order::Read { root, path, window: number },
+            Order::More { bytes: number },
+            Order::Write { root, path, strict: flag },
+            Order::Finish { mode: number, modified },
+            Order::List { root, path },
+            Order::Remove { root, path },
+            Order::Make { root, path, make: Make::Directory { mode: number } },
+            Order::Make { root, path, make: Make::Symlink { target: data } },
+            Order::Make { root, path, make: Make::Link { target: data } },
+            Order::Adjust { root, path, mode, modified },
+            Order::Freeze { on: flag },
+            Order::Probe(Probe::File { path, from: number }),
+            Order::Probe(Probe::Open { path, flags: number, confined: flag }),
+            Order::Probe(Probe::Stat { path }),
+            Order::Probe(Probe::Space { path }),
+            Order::Probe(Probe::Entries { path }),
+            Order::Probe(Probe::Call { number: key.0, arguments }),
+            Order::Probe(Probe::Landlock),
+            Order::Probe(Probe::Mark { key }),
+            Order::Probe(Probe::Confinement),
+            Order::Probe(Probe::Denial),
+        ] {
+            order_is_read_back(&order, 9);
+        }
+        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Ping, Order::End, Order::Input { data }, Order::Data { data }] {
+            let mut body = Bytes::default();
+            order.encode(&mut body);
+            let frame = Frame { kind: order.kind(), id: 0, body: &body.0 };
+            prop_assert_eq!(Order::decode(&frame), Some(order));
+        }
+    }
+
+    #[test]
+    fn answers_are_read_back(data: Text, number: u32, large: u64, errno: i32, flag: bool, counts in counts()) {
+        let data = &data[..];
+        for step in [Step::Fork, Step::Directory, Step::Prepare, Step::Execute] {
+            answer_is_read_back(&Answer::NotStarted { failure: NotStarted { step, errno } });
+        }
+        for answer in [
+            Answer::Hello { magic: number, version: 1, pid: 1 },
+            Answer::Done { errno, kind: number },
+            Answer::Probed { errno, value: large, data },
+            Answer::Started { counts },
+            Answer::Output { second: flag, data },
+            Answer::Ended { status: errno, peak_bytes: large, cpu_micros: large, counts },
+            Answer::Credit { bytes: number },
+            Answer::LimitPassed { memory: flag },
+            Answer::Opened { size: large, mode: number },
+            Answer::Data { data },
+            Answer::Entries { entries: data },
+            Answer::Counted { counts },
+            Answer::Pong,
+        ] {
+            answer_is_read_back(&answer);
+        }
+    }
+
+    #[test]
+    fn entries_are_read_back(name: Text, target: Text, numbers: (u32, u32, u64, u64, i64, u32)) {
+        let (mode, links, inode, size, seconds, nanoseconds) = numbers;
+        let modified = (seconds, nanoseconds);
+        let entry = Entry { mode, links, inode, size, modified, name: &name, target: &target };
+        let mut bytes = Bytes::default();
+        entry.encode(&mut bytes);
+        prop_assert_eq!(bytes.0.len(), entry.encoded_len());
+        prop_assert_eq!(Reader::new(&bytes.0).entry(), Some(entry));
+    }
+
+    #[test]
+    fn no_bytes_make_a_reader_fail_in_disorder(kind: u8, id: u64, body: Text) {
+        let frame = Frame { kind, id, body: &body };
+        if let Some(Order::Start(start)) = Order::decode(&frame) {
+            prop_assert_eq!(start.argv.iter().count(), start.argv.count());
+            prop_assert_eq!(start.env.iter().count(), start.env.count());
+        }
+        let _ = (Answer::decode(&frame), Reader::new(&body).entry(), wire::split(&body));
+    }
+
+    #[test]
+    fn frames_are_found_again(kind: u8, id: u64, body: Text, more: Text, cut: prop::sample::Index) {
+        let mut bytes = wire::head(kind, id, body.len()).to_vec();
+        bytes.extend_from_slice(&body);
+        let whole = bytes.len();
+        prop_assert_eq!(wire::split(&bytes[..cut.index(whole)]), Split::More);
+        bytes.extend_from_slice(&more);
+        prop_assert_eq!(wire::split(&bytes), Split::Frame(Frame { kind, id, body: &body }, whole));
+    }
+}
+
+#[test]
+fn lengths_have_bounds() {
+    assert_eq!(wire::split(&[0xff; 4]), Split::Rubbish);
+    assert_eq!(wire::split(&[0; 4]), Split::Rubbish);
+    assert_eq!(wire::split(&wire::head(1, 1, MAX_BODY)), Split::More);
+    assert_eq!(wire::split(&wire::head(1, 1, MAX_BODY + 1)), Split::Rubbish);
+    assert_eq!(HEAD, wire::head(1, 1, 0).len());
+}
+
+#[test]
+fn the_agent_is_small_and_needs_nothing() {
+    let agent = crate::AGENT;
+    assert!(agent.starts_with(b"\x7fELF"));
+    assert!(agent.len() < 128 * 1024, "{} bytes", agent.len());
+    // Of the program headers none names an interpreter.
+    let word = |at: usize| u16::from_le_bytes([agent[at], agent[at + 1]]) as usize;
+    let (at, size, count) = (u64::from_le_bytes(agent[32..40].try_into().unwrap()) as usize, word(54), word(56));
+    assert!((0..count).all(|header| agent[at + header * size] != 3));
+}

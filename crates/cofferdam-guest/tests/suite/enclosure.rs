@@ -1,0 +1,116 @@
+//! Namespaces with the agent as their process 1, made by the tools of util-linux as an ordinary user.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::Result;
+use cofferdam_guest::{AGENT, Evidence, Guest, Settings};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// Long enough for anything on a busy machine.
+pub const LONG: Duration = Duration::from_secs(60);
+/// Room in an enclosure.
+pub const DISK: u64 = 400 << 20;
+/// The user that tests run as when they begin as root.
+const ORDINARY: &str = "61234";
+
+/// Makes a root of its own around the agent: programs of this machine, and a few small file systems.
+const SCRIPT: &str = r#"
+set -e
+root=$1 agent=$2 workspace=$3 tmp=$4
+mount -t tmpfs -o size=1m,mode=0755 root "$root"
+cd "$root"
+for name in usr bin sbin lib lib32 lib64 etc; do
+    if [ -L "/$name" ]; then cp -P "/$name" "$name"
+    elif [ -d "/$name" ]; then mkdir "$name"; mount --rbind "/$name" "$name"; fi
+done
+mkdir proc tmp workspace dev dev/pts dev/shm sys .cofferdam
+mount -t proc proc proc
+mount -t tmpfs -o size=$workspace,nr_inodes=20000,mode=0700 workspace workspace
+mount -t tmpfs -o size=$tmp,nr_inodes=20000,mode=1777 tmp tmp
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+for name in null zero full random urandom tty; do touch "dev/$name"; mount --bind "/dev/$name" "dev/$name"; done
+touch .cofferdam/init
+mount --bind "$agent" .cofferdam/init
+mkdir old
+cd "$root"
+/usr/sbin/pivot_root . old
+cd /
+umount -l old
+rmdir old
+mount -o remount,ro,bind /
+exec /usr/bin/unshare --user --map-user=1000 --map-group=1000 --keep-caps \
+    /usr/bin/setpriv --bounding-set=-all --ambient-caps=-all --inh-caps=-all /.cofferdam/init
+"#;
+
+/// One enclosure. Dropping it ends it.
+pub struct Enclosure {
+    pub child: Child,
+    _dir: tempfile::TempDir,
+}
+
+/// The two streams of an agent.
+pub struct Streams {
+    pub reader: ChildStdout,
+    pub writer: ChildStdin,
+}
+
+impl Enclosure {
+    /// Starts an agent, with room for so many bytes in all.
+    pub fn start(disk: u64) -> (Self, Streams) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let agent = dir.path().join("agent");
+        std::fs::write(&agent, AGENT).unwrap();
+        for path in [dir.path(), &agent] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let mut command = ordinary();
+        command.args(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"]);
+        command.args(["--fork", "--kill-child", "sh", "-c", SCRIPT, "sh"]).arg(&root).arg(&agent);
+        command.args([disk - disk / 8, disk / 8].map(|size| size.to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let streams = Streams { reader: child.stdout.take().unwrap(), writer: child.stdin.take().unwrap() };
+        (Self { child, _dir: dir }, streams)
+    }
+
+    /// The agent's process, as this machine sees it.
+    pub fn agent(&self) -> i32 {
+        let pid = self.child.id().unwrap();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until nothing is left.
+    pub async fn ended(mut self) {
+        tokio::time::timeout(LONG, self.child.wait()).await.expect("the enclosure ends").unwrap();
+    }
+}
+
+/// What runs a command as an ordinary user.
+fn ordinary() -> Command {
+    if !Path::new("/proc/self").exists() || !rustix::process::geteuid().is_root() {
+        return Command::new("env");
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", ORDINARY, "--regid", ORDINARY, "--clear-groups"]);
+    command
+}
+
+/// A guest in an enclosure with these settings.
+pub async fn connect(settings: Settings) -> Result<(Enclosure, Guest, Evidence)> {
+    let (enclosure, Streams { reader, writer }) = Enclosure::start(DISK);
+    let (guest, evidence) = Guest::connect(reader, writer, settings, Instant::now() + LONG).await?;
+    Ok((enclosure, guest, evidence))
+}
+
+/// A guest with the usual settings.
+pub async fn guest() -> (Enclosure, Guest) {
+    let (enclosure, guest, _) = connect(Settings::default()).await.unwrap();
+    (enclosure, guest)
+}

@@ -1,0 +1,11 @@
+//! The agent as a real process 1, in namespaces of its own, behind pipes.
+#![forbid(unsafe_code)]
+
+mod backend;
+mod enclosure;
+mod ends;
+mod execs;
+mod files;
+mod kit;
+mod peer;
+mod walls;

@@ -1,0 +1,239 @@
+//! The host against peers that are no agent: whatever they send, it ends with an error, soon, and in bounded memory.
+
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{Error, ErrorKind, ExecRequest, Limits, SandboxPath};
+use cofferdam_guest::{Guest, Settings};
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use crate::enclosure::LONG;
+
+/// One frame: kind, id, body.
+fn frame(kind: u8, id: u64, body: &[u8]) -> Vec<u8> {
+    [&(9 + body.len() as u32).to_le_bytes()[..], &[kind], &id.to_le_bytes(), body].concat()
+}
+
+const HELLO: u8 = 1;
+const DONE: u8 = 2;
+const PROBED: u8 = 3;
+const STARTED: u8 = 4;
+const OUTPUT: u8 = 6;
+const ENDED: u8 = 7;
+const CREDIT: u8 = 8;
+const OPENED: u8 = 10;
+const DATA: u8 = 11;
+const ENTRIES: u8 = 12;
+const COUNTED: u8 = 13;
+const NUMBERS: [u8; 64] = [0xff; 64];
+
+/// The next order: kind and id.
+async fn order(stream: &mut DuplexStream) -> Option<(u8, u64)> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).await.ok()?;
+    let mut rest = vec![0; u32::from_le_bytes(length) as usize];
+    stream.read_exact(&mut rest).await.ok()?;
+    Some((rest[0], u64::from_le_bytes(rest[1..9].try_into().unwrap())))
+}
+
+/// Behaves until the host is satisfied, and then gives the stream and the last order, which is the host's first of its
+/// own: Start, Read, Write, List or Count.
+async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
+    loop {
+        let (kind, id) = order(&mut stream).await?;
+        let answer = match kind {
+            1 => frame(
+                HELLO,
+                id,
+                &[&0x4346_4744u32.to_le_bytes()[..], &1u32.to_le_bytes(), &1u32.to_le_bytes()].concat(),
+            ),
+            2 => frame(DONE, id, &[0; 8]),
+            3 => frame(PROBED, id, &[&38i32.to_le_bytes()[..], &[0; 8]].concat()),
+            21 => frame(14, 0, b""),
+            kind => return Some((stream, kind, id)),
+        };
+        stream.write_all(&answer).await.ok()?;
+    }
+}
+
+fn settings() -> Settings {
+    Settings { patience: Duration::from_secs(3), ..Settings::default() }
+}
+
+async fn connected() -> (Guest, tokio::task::JoinHandle<Option<(DuplexStream, u8, u64)>>) {
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let peer = tokio::spawn(behave(theirs));
+    let (reader, writer) = tokio::io::split(ours);
+    let (guest, _) = Guest::connect(reader, writer, settings(), Instant::now() + LONG).await.unwrap();
+    (guest, peer)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    Start,
+    Read,
+    Write,
+    List,
+    Usage,
+}
+
+async fn ask(guest: &Guest, what: Asked) -> Result<(), Error> {
+    let path = SandboxPath::new("file").unwrap();
+    match what {
+        Asked::Start => {
+            let request = ExecRequest::argv(["true"]).build().unwrap();
+            let handle = guest.start(&request, &Limits::default()).await?;
+            handle.exit().await.map(drop)
+        }
+        Asked::Read => {
+            let mut reader = guest.read_file(&path).await?;
+            let read = reader.read_to_end(&mut Vec::new()).await;
+            read.map(drop).map_err(|error| Error::new(ErrorKind::Closed, "read", error.to_string()))
+        }
+        Asked::Write => guest.write_file(&path, Box::new(tokio::io::repeat(0).take(10 << 20))).await.map(drop),
+        Asked::List => guest.list_dir(&path).await.map(drop),
+        Asked::Usage => guest.usage().await.map(drop),
+    }
+}
+
+/// Asks, answers with these bytes, and keeps the stream open. Gives what came of it.
+async fn answered(what: Asked, answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (Result<(), Error>, Guest) {
+    let (guest, peer) = connected().await;
+    let answering = tokio::spawn(async move {
+        let (mut stream, _, id) = peer.await.unwrap()?;
+        // The host may hang up at any byte of it.
+        let _ = stream.write_all(&answer(id)).await;
+        let mut sink = tokio::io::sink();
+        tokio::io::copy(&mut stream, &mut sink).await.ok()
+    });
+    let result = tokio::time::timeout(LONG, ask(&guest, what)).await.expect("it does not hang");
+    answering.abort();
+    (result, guest)
+}
+
+#[tokio::test]
+async fn what_no_agent_says_ends_the_connection() {
+    let many = |frame: Vec<u8>, count: usize| frame.repeat(count);
+    let started = |id| frame(STARTED, id, &NUMBERS);
+    type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
+    let cases: Vec<(&str, Asked, Answer)> = vec![
+        ("a giant length", Asked::Usage, Box::new(|_| vec![0xff; 64])),
+        ("a length of nothing", Asked::Usage, Box::new(|_| vec![0; 64])),
+        ("an unknown kind", Asked::Usage, Box::new(|id| frame(99, id, b"x"))),
+        ("an id of the future", Asked::Usage, Box::new(|id| frame(DONE, id + 1, &[0; 8]))),
+        ("an answer to nothing", Asked::Usage, Box::new(|_| frame(DONE, 0, &[0; 8]))),
+        ("a body cut short", Asked::Usage, Box::new(|id| frame(COUNTED, id, &[0; 3]))),
+        ("a body too long", Asked::Usage, Box::new(|id| frame(DONE, id, &[0; 9]))),
+        ("another answer", Asked::Usage, Box::new(move |id| frame(OPENED, id, &[0; 12]))),
+        ("output before the start", Asked::Start, Box::new(|id| frame(OUTPUT, id, b"\0x"))),
+        ("two starts", Asked::Start, Box::new(move |id| many(started(id), 2))),
+        ("an end before the start", Asked::Start, Box::new(|id| frame(ENDED, id, &[0; 84]))),
+        ("empty output", Asked::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\0")].concat())),
+        ("a third stream", Asked::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\x02x")].concat())),
+        (
+            "credit from nowhere",
+            Asked::Start,
+            Box::new(move |id| [started(id), frame(CREDIT, id, &[9, 0, 0, 0])].concat()),
+        ),
+        ("data before the file", Asked::Read, Box::new(|id| frame(DATA, id, b"x"))),
+        ("two files", Asked::Read, Box::new(move |id| many(frame(OPENED, id, &[0; 12]), 2))),
+        ("no data", Asked::Read, Box::new(|id| [frame(OPENED, id, &[0; 12]), frame(DATA, id, b"")].concat())),
+        ("entries for a file", Asked::Read, Box::new(|id| frame(ENTRIES, id, b""))),
+        ("much credit", Asked::Write, Box::new(|id| frame(CREDIT, id, &[0xff; 4]))),
+        ("entries of nothing", Asked::List, Box::new(|id| frame(ENTRIES, id, &[0xff; 50]))),
+        ("a name that leads out", Asked::List, Box::new(|id| frame(ENTRIES, id, &entry(b"../x")))),
+        ("no name", Asked::List, Box::new(|id| frame(ENTRIES, id, &entry(b"")))),
+    ];
+    for (what, asked, answer) in cases {
+        let (result, guest) = answered(asked, answer).await;
+        let error = result.err().unwrap_or_else(|| panic!("{what} was taken"));
+        assert_eq!(error.kind(), ErrorKind::Closed, "{what}: {error}");
+        assert!(!guest.is_alive(), "{what}");
+        assert!(guest.closed().await.unwrap().why.contains("its agent sent"), "{what}");
+    }
+}
+
+fn entry(name: &[u8]) -> Vec<u8> {
+    [&[0; 36][..], &(name.len() as u32).to_le_bytes(), name, &[0; 4]].concat()
+}
+
+#[tokio::test]
+async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
+    let (guest, peer) = connected().await;
+    let flooding = tokio::spawn(async move {
+        let (mut stream, _, id) = peer.await.unwrap().unwrap();
+        stream.write_all(&frame(OPENED, id, &[0; 12])).await.unwrap();
+        let mut sent = 0usize;
+        while stream.write_all(&frame(DATA, id, &[7; 60 * 1024])).await.is_ok() {
+            sent += 60 * 1024;
+        }
+        sent
+    });
+    // Nobody reads: what comes must not be kept.
+    let reader = guest.read_file(&SandboxPath::new("file").unwrap()).await.unwrap();
+    let sent = tokio::time::timeout(LONG, flooding).await.expect("the host hangs up").unwrap();
+    assert!(sent < 1 << 20, "{sent} bytes were taken");
+    assert!(!guest.is_alive());
+    drop(reader);
+}
+
+#[tokio::test]
+async fn a_list_without_end_is_cut_off() {
+    let many = entry(b"name").repeat(1000);
+    let (result, guest) = answered(Asked::List, move |id| frame(ENTRIES, id, &many).repeat(120)).await;
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert!(guest.is_alive(), "a directory may be as large");
+}
+
+#[tokio::test]
+async fn silence_is_an_error_of_its_own() {
+    for what in [Asked::Usage, Asked::Start, Asked::Read, Asked::List, Asked::Write] {
+        let (result, _) = answered(what, |_| Vec::new()).await;
+        let kind = result.unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Closed), "{what:?}: {kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_given_up() {
+    let (guest, peer) = connected().await;
+    let stuck = tokio::spawn(async move {
+        let (stream, ..) = peer.await.unwrap().unwrap();
+        tokio::time::sleep(LONG).await;
+        drop(stream);
+    });
+    let contents = Box::new(tokio::io::repeat(0).take(64 << 20));
+    let error = tokio::time::timeout(LONG, guest.write_file(&SandboxPath::new("file").unwrap(), contents)).await;
+    assert!(error.expect("it does not hang").is_err());
+    stuck.abort();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_answers_make_the_host_hang_or_panic(
+        what in prop_oneof![Just(Asked::Start), Just(Asked::Read), Just(Asked::List), Just(Asked::Usage), Just(Asked::Write)],
+        frames in prop::collection::vec(
+            (prop_oneof![1u8..16, any::<u8>()], -2i64..3, prop::collection::vec(any::<u8>(), 0..90)), 0..8),
+        tail in prop::collection::vec(any::<u8>(), 0..30),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (guest, peer) = connected().await;
+            let answering = tokio::spawn(async move {
+                let (mut stream, _, id) = peer.await.unwrap()?;
+                for (kind, more, body) in frames {
+                    stream.write_all(&frame(kind, id.saturating_add_signed(more), &body)).await.ok()?;
+                }
+                stream.write_all(&tail).await.ok()?;
+                // Closed, so that nothing is waited for any more.
+                Some(())
+            });
+            let asked = tokio::time::timeout(LONG, ask(&guest, what)).await;
+            prop_assert!(asked.is_ok(), "it hangs");
+            answering.abort();
+            Ok(())
+        })?;
+    }
+}

@@ -1,0 +1,117 @@
+//! Starting a program for an exec.
+
+use super::plan::{self, Candidates, Plan};
+use super::sys::{self, Fd, Mapping, Res, Stack};
+use super::texts::Path;
+use super::wire::{NotStarted, Start, Step};
+
+/// Orders larger than this are laid out in memory of their own.
+const AREA: usize = 8192;
+
+/// Where orders are laid out and children begin.
+pub struct Desk {
+    area: Area,
+    stack: Stack,
+}
+
+#[repr(C, align(16))]
+struct Area([u8; AREA]);
+
+impl Desk {
+    /// A clear one.
+    pub const NEW: Self = Self { area: Area([0; AREA]), stack: Stack::NEW };
+
+    /// Starts a program with these descriptors 0, 1 and 2, marked with the exec's number where there is a key for that.
+    /// `confine` runs in the new process before it closes what it does not need.
+    pub fn launch(
+        &mut self,
+        start: &Start<'_>,
+        stdio: [i32; 3],
+        key: Option<(u64, u64)>,
+        confine: &dyn Fn() -> Res<()>,
+    ) -> Result<i32, NotStarted> {
+        let prepare = |errno| NotStarted { step: Step::Prepare, errno };
+        let room = plan::room(start);
+        let mut own;
+        let area = if room <= AREA {
+            &mut self.area.0[..]
+        } else {
+            own = Mapping::anonymous(room).map_err(prepare)?;
+            own.bytes_mut()
+        };
+        let plan = plan::lay(start, area).ok_or(prepare(sys::EINVAL))?;
+        let candidates = Candidates::of(start).ok_or(NotStarted { step: Step::Execute, errno: sys::ENOENT })?;
+        let file = area.get_mut(plan.used..).unwrap_or_default();
+        let failure = NotStarted { step: Step::Fork, errno: 0 };
+        let mut child = Child { start, plan, candidates, file, stdio, key, confine, failure };
+        let pid = sys::spawn(&mut self.stack, &mut || child.live())
+            .map_err(|errno| NotStarted { step: Step::Fork, errno })?;
+        if child.failure.errno == 0 { Ok(pid) } else { Err(child.failure) }
+    }
+}
+
+/// A new process until it executes its program. It borrows this process's memory, and leaves there why it could not.
+struct Child<'a> {
+    start: &'a Start<'a>,
+    plan: Plan,
+    candidates: Candidates<'a>,
+    /// Room for the name of a file.
+    file: &'a mut [u8],
+    stdio: [i32; 3],
+    key: Option<(u64, u64)>,
+    confine: &'a dyn Fn() -> Res<()>,
+    failure: NotStarted,
+}
+
+impl Child<'_> {
+    /// Comes back only if nothing could be executed.
+    fn live(&mut self) {
+        let errno = match self.prepare() {
+            Ok(()) => self.execute(),
+            Err(errno) => errno,
+        };
+        self.failure.errno = errno;
+    }
+
+    fn prepare(&mut self) -> Res<()> {
+        self.failure.step = Step::Prepare;
+        sys::lead_session()?;
+        for (target, fd) in (0..).zip(self.stdio) {
+            sys::duplicate_to(fd, target)?;
+        }
+        if self.start.terminal.is_some() {
+            sys::control_terminal()?;
+        }
+        (self.confine)()?;
+        sys::close_range(3, i32::MAX);
+        if let Some(key) = self.key {
+            sys::set_mark(key, self.start.exec)?;
+        }
+        sys::unblock_signals()?;
+        self.failure.step = Step::Directory;
+        sys::enter_directory(self.plan.directory)
+    }
+
+    fn execute(&mut self) -> i32 {
+        self.failure.step = Step::Execute;
+        let mut result = sys::ENOENT;
+        while self.candidates.next(self.file) {
+            match sys::execute(self.file, self.plan.argv, self.plan.env) {
+                sys::ENOENT | sys::ENOTDIR => {}
+                // A later directory of PATH may hold one that can be executed.
+                sys::EACCES => result = sys::EACCES,
+                other => return other,
+            }
+        }
+        result
+    }
+}
+
+/// A new terminal of the sandbox's own: controlling end and the end for programs.
+pub fn make_terminal(size: (u16, u16)) -> Res<(Fd, Fd)> {
+    let master = sys::open_terminal(b"/dev/pts/ptmx\0")?;
+    let number = sys::unlock_terminal(&master)?;
+    let slave = sys::open_terminal(Path::new("/dev/pts/", number, "").bytes())?;
+    sys::set_size(&slave, size)?;
+    Ok((master, slave))
+}

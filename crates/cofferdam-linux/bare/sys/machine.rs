@@ -1,0 +1,143 @@
+//! Calls of a program that sets a whole machine up: mounts, modules, nodes, users, the end.
+
+use super::{Fd, Res, call, checked, number};
+
+pub const MS_RDONLY: usize = 1;
+pub const MS_NOSUID: usize = 2;
+pub const MS_NODEV: usize = 4;
+pub const MS_NOEXEC: usize = 8;
+pub const MS_REMOUNT: usize = 32;
+pub const MS_BIND: usize = 4096;
+pub const MS_MOVE: usize = 8192;
+pub const MS_PRIVATE: usize = 1 << 18;
+pub const MS_REC: usize = 16384;
+
+pub const S_IFCHR: u32 = 0o020_000;
+/// The limit on what a process may leave behind when it crashes.
+pub const RLIMIT_CORE: usize = 4;
+/// The limit on open descriptors.
+pub const RLIMIT_NOFILE: usize = 7;
+
+/// The address of a text that ends with a NUL.
+fn text(text: &[u8]) -> Res<usize> {
+    if text.last() == Some(&0) { Ok(text.as_ptr() as usize) } else { Err(super::EINVAL) }
+}
+
+/// Mounts. All texts end with a NUL; `data` may be empty.
+pub fn mount(source: &[u8], target: &[u8], kind: &[u8], flags: usize, data: &[u8]) -> Res<()> {
+    let data = if data.is_empty() { 0 } else { text(data)? };
+    let arguments = [text(source)?, text(target)?, text(kind)?, flags, data, 0];
+    // SAFETY: the texts end with a NUL, or there is none.
+    unsafe { checked(call(number::MOUNT, arguments)) }.map(drop)
+}
+
+/// Takes a mount away, at once for new users and for the rest when the last one is done.
+pub fn unmount(target: &[u8]) -> Res<()> {
+    const MNT_DETACH: usize = 2;
+    // SAFETY: the text ends with a NUL.
+    unsafe { checked(call(number::UMOUNT2, [text(target)?, MNT_DETACH, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Makes a directory the root of this process.
+pub fn change_root(directory: &[u8]) -> Res<()> {
+    // SAFETY: the text ends with a NUL.
+    unsafe { checked(call(number::CHROOT, [text(directory)?, 0, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Makes a directory the working directory of this process.
+pub fn change_directory(directory: &[u8]) -> Res<()> {
+    // SAFETY: the text ends with a NUL.
+    unsafe { checked(call(number::CHDIR, [text(directory)?, 0, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Makes a character device.
+pub fn make_device(path: &[u8], mode: u32, major: u32, minor: u32) -> Res<()> {
+    let device = (major << 8 | minor) as usize;
+    let arguments = [super::AT_FDCWD as usize, text(path)?, (S_IFCHR | mode) as usize, device, 0, 0];
+    // SAFETY: the text ends with a NUL.
+    unsafe { checked(call(number::MKNODAT, arguments)) }.map(drop)
+}
+
+/// Gives a name to another user and group.
+pub fn give_to(path: &[u8], uid: u32, gid: u32) -> Res<()> {
+    let arguments = [super::AT_FDCWD as usize, text(path)?, uid as usize, gid as usize, 0, 0];
+    // SAFETY: the text ends with a NUL.
+    unsafe { checked(call(number::FCHOWNAT, arguments)) }.map(drop)
+}
+
+/// Loads a module of the kernel's; one that the kernel is to unpack itself is `packed`.
+pub fn load_module(file: &Fd, packed: bool) -> Res<()> {
+    const PACKED: usize = 4;
+    let arguments = [file.raw(), c"".as_ptr() as usize, if packed { PACKED } else { 0 }, 0, 0, 0];
+    // SAFETY: the parameters are a text that ends with a NUL.
+    unsafe { checked(call(number::FINIT_MODULE, arguments)) }.map(drop)
+}
+
+/// Names the machine.
+pub fn set_host_name(name: &[u8]) -> Res<()> {
+    // SAFETY: the buffer has the length that is passed.
+    unsafe { checked(call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len(), 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Gives this process a view of its own on the control groups, whose root is the group that it is in.
+pub fn unshare_groups() -> Res<()> {
+    const CLONE_NEWCGROUP: usize = 0x0200_0000;
+    // SAFETY: plain numbers.
+    unsafe { checked(call(number::UNSHARE, [CLONE_NEWCGROUP, 0, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Bounds something for this process and its children.
+pub fn set_limit(resource: usize, most: u64) -> Res<()> {
+    let limit = [most; 2];
+    // SAFETY: the structure is the kernel's, which writes to no memory.
+    unsafe { checked(call(number::PRLIMIT64, [0, resource, limit.as_ptr() as usize, 0, 0, 0])) }.map(drop)
+}
+
+/// Becomes an ordinary user without any further group or right, for good.
+pub fn become_user(uid: u32, gid: u32) -> Res<()> {
+    const PR_CAPBSET_DROP: usize = 24;
+    const PR_SET_NO_NEW_PRIVS: usize = 38;
+    const CAPABILITIES: usize = 64;
+    for capability in 0..CAPABILITIES {
+        // SAFETY: plain numbers.
+        match unsafe { checked(call(number::PRCTL, [PR_CAPBSET_DROP, capability, 0, 0, 0, 0])) } {
+            Ok(_) => {}
+            // The kernel has no more of them.
+            Err(super::EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    let (uid, gid) = (uid as usize, gid as usize);
+    // SAFETY: no group is listed; the rest are plain numbers.
+    unsafe {
+        checked(call(number::SETGROUPS, [0; 6]))?;
+        checked(call(number::SETRESGID, [gid, gid, gid, 0, 0, 0]))?;
+        // With the user, all capabilities go.
+        checked(call(number::SETRESUID, [uid, uid, uid, 0, 0, 0]))?;
+        checked(call(number::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0])).map(drop)
+    }
+}
+
+/// Executes an open file, with its name as the only argument and nothing in its environment. Gives why it could not.
+pub fn execute_file(file: &Fd, name: &core::ffi::CStr) -> i32 {
+    const AT_EMPTY_PATH: usize = 0x1000;
+    let (argv, env) = ([name.as_ptr(), core::ptr::null()], [core::ptr::null::<u8>()]);
+    let lists = [argv.as_ptr() as usize, env.as_ptr() as usize];
+    let arguments = [file.raw(), c"".as_ptr() as usize, lists[0], lists[1], AT_EMPTY_PATH, 0];
+    // SAFETY: the name and both lists end as they must and live through the call.
+    match unsafe { checked(call(number::EXECVEAT, arguments)) } {
+        Err(errno) => errno,
+        Ok(_) => super::EINVAL,
+    }
+}
+
+/// Ends the machine: power off, and where that is not known, a restart, which its monitor takes for the end.
+pub fn power_off() {
+    const MAGIC: [usize; 2] = [0xfee1_dead, 672_274_793];
+    const POWER_OFF: usize = 0x4321_fedc;
+    const RESTART: usize = 0x0123_4567;
+    for order in [POWER_OFF, RESTART] {
+        // SAFETY: plain numbers; these orders take no argument.
+        unsafe { call(number::REBOOT, [MAGIC[0], MAGIC[1], order, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,64 @@
+//! Walls that a process puts around itself and its children, and calls that try them.
+
+use super::{EINVAL, Fd, Res, call, checked, number};
+
+/// Puts a filter of system calls on this process, for good: instructions as the kernel takes them, of 8 bytes each.
+pub fn install_filter(instructions: &[u8]) -> Res<()> {
+    #[repr(C)]
+    struct Program {
+        length: u16,
+        instructions: usize,
+    }
+    const SET_MODE_FILTER: usize = 1;
+    let length = u16::try_from(instructions.len() / 8).map_err(|_| EINVAL)?;
+    let program = Program { length, instructions: instructions.as_ptr() as usize };
+    // SAFETY: the structure is the kernel's and names as many instructions as there are; the kernel copies them.
+    unsafe { checked(call(number::SECCOMP, [SET_MODE_FILTER, 0, &raw const program as usize, 0, 0, 0])) }.map(drop)
+}
+
+/// The kernel's version of Landlock; 0 for none.
+pub fn landlock_abi() -> u32 {
+    const VERSION: usize = 1;
+    // SAFETY: the query takes no structure.
+    unsafe { checked(call(number::LANDLOCK_CREATE_RULESET, [0, 0, VERSION, 0, 0, 0])) }.unwrap_or(0) as u32
+}
+
+/// A new set of rules that governs these rights, for a kernel of this version.
+pub fn landlock_rules(abi: u32, rights: u64, scopes: u64) -> Res<Fd> {
+    let attributes = [rights, 0, scopes];
+    let size = match abi {
+        0..=3 => 8,
+        4 | 5 => 16,
+        _ => 24,
+    };
+    let arguments = [attributes.as_ptr() as usize, size, 0, 0, 0, 0];
+    // SAFETY: the structure has at least the size that is passed.
+    unsafe { checked(call(number::LANDLOCK_CREATE_RULESET, arguments)) }.map(|fd| Fd::own(fd as i32))
+}
+
+/// Allows these rights below a directory, or on a file.
+pub fn landlock_allow(rules: &Fd, place: &Fd, rights: u64) -> Res<()> {
+    #[repr(C, packed)]
+    struct Beneath {
+        rights: u64,
+        place: i32,
+    }
+    const PATH_BENEATH: usize = 1;
+    let rule = Beneath { rights, place: place.number() };
+    let arguments = [rules.raw(), PATH_BENEATH, &raw const rule as usize, 0, 0, 0];
+    // SAFETY: the structure is the kernel's.
+    unsafe { checked(call(number::LANDLOCK_ADD_RULE, arguments)) }.map(drop)
+}
+
+/// Binds this process, and what it starts, to the rules, for good.
+pub fn landlock_restrict(rules: i32) -> Res<()> {
+    // SAFETY: plain numbers.
+    unsafe { checked(call(number::LANDLOCK_RESTRICT_SELF, [rules as usize, 0, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Tries a call that a wall should refuse. For a process that ends right after it.
+pub fn attempt(number: usize, arguments: [usize; 6]) -> Res<usize> {
+    // SAFETY: who orders the trial names calls, and arguments with which they can only fail or change nothing: no
+    // pointer to memory of this process is among them. The process that tries ends at once.
+    unsafe { checked(call(number, arguments)) }
+}

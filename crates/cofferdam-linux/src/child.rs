@@ -1,0 +1,206 @@
+//! Programs that are started for a long time: they get the descriptors that they are meant to have and no others, and do
+//! not outlive this process.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+
+use crate::landlock::Ruleset;
+use crate::namespace::{self, kind};
+use crate::process::{self, Resource, die_with_parent};
+use crate::relay;
+
+/// How a program is started, besides what a [`Command`] says.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// Descriptors that it keeps, under their numbers. They are closed here once it runs.
+    pub keep: Vec<OwnedFd>,
+    /// User and group that it runs as; it stays the caller's without.
+    pub user: Option<(u32, u32)>,
+    /// Rules on files that it is under, if any.
+    pub rules: Option<Ruleset>,
+    /// Whether it has a network and System V objects of its own, and so none.
+    pub seclusion: Seclusion,
+}
+
+/// What of the host's besides files a program can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Seclusion {
+    /// All that its user can.
+    #[default]
+    None,
+    /// No network and no System V objects. Without root it takes a user namespace; where the host lets its users have none,
+    /// the program is not started.
+    Apart,
+}
+
+/// What the program's life is tied to this process by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tie {
+    /// Itself.
+    Own,
+    /// The init of a process namespace around it.
+    Namespace,
+}
+
+struct Job {
+    command: Command,
+    start: Start,
+    tie: Tie,
+    answer: Sender<io::Result<Child>>,
+}
+
+/// Starts a program that is killed when this process ends, however it ends.
+///
+/// The kernel ties that to the thread which started it. So one thread starts them all, and lives as long as the process.
+/// The program is in a process group of its own, gains no privileges, and leaves no core file.
+///
+/// A program that changes its user is no longer tied to this process: see [`start_in_namespace`].
+pub fn start(command: Command, start: Start) -> io::Result<Child> {
+    order(command, start, Tie::Own)
+}
+
+/// As [`start`], in a process namespace of its own. Whatever the program does to itself, it is killed when this process
+/// ends, and everything that it started is. Needs root.
+///
+/// The child that is given back ends when all in the namespace have, as the program did. Killing it kills them all, soon
+/// after.
+pub fn start_in_namespace(command: Command, start: Start) -> io::Result<Child> {
+    order(command, start, Tie::Namespace)
+}
+
+fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
+    static STARTER: OnceLock<Sender<Job>> = OnceLock::new();
+    let gone = || io::Error::other("the thread that starts programs has ended");
+    let starter = match STARTER.get() {
+        Some(starter) => starter,
+        None => {
+            let (jobs, waiting) = channel::<Job>();
+            std::thread::Builder::new().name("cofferdam-start".to_owned()).spawn(move || {
+                for job in waiting {
+                    // Whoever asked may be gone: what was started is then ended.
+                    if let Err(unheard) = job.answer.send(spawn(job.command, job.start, job.tie))
+                        && let Ok(mut child) = unheard.0
+                    {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    }
+                }
+            })?;
+            // Of two that came first, one thread is told nothing, ever.
+            STARTER.get_or_init(|| jobs)
+        }
+    };
+    let (answer, answered) = channel();
+    starter.send(Job { command, start, tie, answer }).map_err(|_| gone())?;
+    answered.recv().map_err(|_| gone())?
+}
+
+fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
+    let Start { keep, user, mut rules, seclusion } = start;
+    let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+    let parent = std::process::id();
+    command.process_group(0);
+    let prepare = move || {
+        if seclusion == Seclusion::Apart {
+            seclude()?;
+        }
+        if let Some((uid, gid)) = user {
+            process::become_user(uid, gid)?;
+        }
+        process::set_limit(Resource::CORE, 0)?;
+        process::set_no_new_privileges()?;
+        if let Some(rules) = rules.take() {
+            rules.enforce()?;
+        }
+        // After the user: changing that takes it back.
+        die_with_parent()?;
+        if rustix::process::getppid().is_none_or(|now| now.as_raw_nonzero().get().cast_unsigned() != parent) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if tie == Tie::Namespace {
+            relay::enter_namespace()?;
+        }
+        numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))
+    };
+    // SAFETY: what runs between fork and exec makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn()
+}
+
+fn seclude() -> io::Result<()> {
+    const APART: u64 = kind::NET | kind::IPC | kind::UTS;
+    if rustix::process::geteuid().is_root() {
+        return namespace::unshare(APART);
+    }
+    namespace::unshare(APART | kind::USER)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::process::Stdio;
+
+    use super::*;
+    use crate::landlock::access;
+
+    #[test]
+    fn a_program_has_its_descriptors_and_no_others() {
+        let (mut kept, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (other, _rest) = std::os::unix::net::UnixStream::pair().unwrap();
+        let number = theirs.as_raw_fd();
+        let mut command = Command::new("/bin/sh");
+        let script = format!("echo hello >&{number}; test ! -e /proc/self/fd/{}", other.as_raw_fd());
+        command.args(["-c", &script]).env_clear().stdin(Stdio::null());
+        let mut child = start(command, Start { keep: vec![theirs.into()], ..Start::default() }).unwrap();
+        let mut said = String::new();
+        kept.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "hello\n");
+        assert!(child.wait().unwrap().success());
+    }
+
+    fn outcome(script: &str, start_with: Start) -> bool {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).env_clear().stdin(Stdio::null()).stderr(Stdio::null());
+        start(command, start_with).unwrap().wait().unwrap().success()
+    }
+
+    #[test]
+    fn a_program_under_rules_reaches_only_what_they_allow() {
+        let abi = crate::landlock::abi();
+        if abi == 0 {
+            println!("SKIP a_program_under_rules_reaches_only_what_they_allow: no Landlock here");
+            return;
+        }
+        let rules = Ruleset::new(abi).unwrap();
+        for path in ["/usr", "/lib", "/lib64", "/bin"] {
+            if let Ok(place) = std::fs::File::open(path) {
+                rules.allow(place.as_fd(), access::READ | access::EXECUTE).unwrap();
+            }
+        }
+        assert!(outcome(
+            "test ! -r /etc/passwd || ! cat /etc/passwd",
+            Start { rules: Some(rules), ..Start::default() }
+        ));
+        assert!(outcome("cat /etc/passwd > /dev/null", Start::default()));
+    }
+
+    #[test]
+    fn a_secluded_program_has_no_network() {
+        let start = Start { seclusion: Seclusion::Apart, ..Start::default() };
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIP a_secluded_program_has_no_network: the host may forbid it to ordinary users");
+            return;
+        }
+        assert!(outcome("test \"$(grep -c : /proc/self/net/dev)\" = 1", start));
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_an_error() {
+        assert!(start(Command::new("/no/such/program"), Start::default()).is_err());
+    }
+}

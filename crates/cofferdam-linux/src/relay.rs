@@ -1,0 +1,184 @@
+//! A process namespace around one program, whose init dies with the process that asked for it.
+//!
+//! ```text
+//! this process --dies--> relay is killed --> init is killed --> everything in the namespace is
+//! ```
+//!
+//! A program that changes its user loses its tie to its parent; it cannot leave the namespace. Relay and init are forks
+//! that never execute anything, keep no descriptor and only wait.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::process::{close_all_but, die_with_parent, exit_now};
+use crate::sys::{check, check_int};
+
+/// Comes back in the process that is to become the program; the two above it stay here. For a fork of a process with
+/// many threads, before it executes anything: makes system calls only, and allocates nothing.
+///
+/// The caller, who becomes the relay, must have tied itself to its own parent.
+pub(crate) fn enter_namespace() -> io::Result<()> {
+    let (alive, held) = pipe()?;
+    // SAFETY: plain numbers; the next child is the namespace's init.
+    unsafe { check_int(libc::unshare(libc::CLONE_NEWPID))? };
+    if let Some(init) = fork()? {
+        close_all_but(&mut [held.as_raw_fd()]);
+        relay(init)
+    }
+    drop(held);
+    die_with_parent()?;
+    if is_over(alive.as_raw_fd()) {
+        exit_now(1);
+    }
+    drop(alive);
+    match fork()? {
+        Some(program) => {
+            close_all_but(&mut []);
+            relay(program)
+        }
+        None => Ok(()),
+    }
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends: [RawFd; 2] = [-1; 2];
+    // SAFETY: the array has the two places that are written to; the descriptors are new.
+    unsafe {
+        check_int(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC))?;
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+/// Whether nobody holds the other end of a pipe any more.
+fn is_over(end: RawFd) -> bool {
+    let mut look = libc::pollfd { fd: end, events: 0, revents: 0 };
+    // SAFETY: one structure, which lives through the call.
+    unsafe { libc::poll(&mut look, 1, 0) == 1 && look.revents & libc::POLLHUP != 0 }
+}
+
+/// The child's number in the parent. A raw call: nothing that the C library runs at forks may run here.
+fn fork() -> io::Result<Option<i32>> {
+    // SAFETY: without CLONE_VM the child has its own copy of everything, and like its parent it has one thread.
+    let child = unsafe { check(libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0))? };
+    Ok((child > 0).then_some(child as i32))
+}
+
+/// Waits until no child is left, and ends as the first one made did.
+fn relay(first: i32) -> ! {
+    let mut code = 1;
+    loop {
+        let mut status = 0;
+        // SAFETY: the status lives through the call.
+        let ended = unsafe { libc::waitpid(-1, &mut status, 0) };
+        if ended == first {
+            code = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
+        } else if ended < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            exit_now(code);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::child::{Start, start, start_in_namespace};
+
+    /// How a program can be started.
+    type Starts = fn(Command, Start) -> io::Result<Child>;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+
+    fn starts() -> Vec<Starts> {
+        if rustix::process::geteuid().is_root() {
+            vec![start, start_in_namespace]
+        } else {
+            println!("SKIP namespaces: they need root");
+            vec![start]
+        }
+    }
+
+    #[test]
+    fn a_program_runs_and_its_end_is_known() {
+        for start in starts() {
+            let mut child = start(shell("echo hello; exit 7"), Start::default()).unwrap();
+            let mut text = String::new();
+            child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!((text.as_str(), child.wait().unwrap().code()), ("hello\n", Some(7)));
+            let missing = start(Command::new("/nowhere/program"), Start::default());
+            assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    fn a_program_outlives_the_thread_that_asked_for_it() {
+        for start in starts() {
+            let asked = std::thread::spawn(move || start(shell("sleep 0.2; echo alive"), Start::default()).unwrap());
+            let mut child = asked.join().unwrap();
+            let mut text = String::new();
+            child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, "alive\n");
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn killing_the_child_kills_all_of_a_namespace() {
+        if starts().len() < 2 {
+            return;
+        }
+        // The grandchild holds the output open.
+        let mut child = start_in_namespace(shell("sleep 3600 & echo ready; wait"), Start::default()).unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Comes to an end only when nobody holds it any more.
+        assert_eq!(output.read_to_string(&mut line).unwrap(), 0);
+    }
+
+    /// The process that is killed in the next test.
+    #[test]
+    fn starts_programs_and_waits() {
+        if std::env::var_os("COFFERDAM_TEST_STARTED").is_none() {
+            return;
+        }
+        // Without a namespace, what the program started would be left.
+        let scripts = ["exec sleep 3600", "sleep 3600 & wait"];
+        let make = |(start, script): (Starts, &str)| {
+            let mut command = shell(script);
+            command.stdout(Stdio::inherit());
+            start(command, Start::default()).unwrap()
+        };
+        let children: Vec<_> = starts().into_iter().zip(scripts).map(make).collect();
+        println!("STARTED {}", children.len());
+        std::thread::sleep(std::time::Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn programs_die_with_this_process() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "relay::tests::starts_programs_and_waits", "--nocapture"]);
+        command.env("COFFERDAM_TEST_STARTED", "1").stdout(Stdio::piped());
+        let mut other = command.spawn().unwrap();
+        let mut output = BufReader::new(other.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with("STARTED") {
+            line.clear();
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "it starts them");
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
+        // Each program holds the output: it comes to an end only when all are gone.
+        let mut rest = String::new();
+        assert!(output.read_to_string(&mut rest).is_ok());
+    }
+}

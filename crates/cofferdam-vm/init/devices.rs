@@ -1,0 +1,90 @@
+//! Finding disks and the port, which drivers announce some time after they were loaded.
+
+use super::failure::{Failure, Step};
+use super::options::Disk;
+use super::sys::{self, ENOENT, Fd, Res};
+use super::text::Text;
+
+/// Time for a device to appear, and how long to wait between looks.
+const PATIENCE_MICROS: u64 = 20_000_000;
+const LOOK_MICROS: u64 = 2000;
+const BLOCK: &[u8] = b"/sys/block\0";
+const PORTS: &[u8] = b"/sys/class/virtio-ports\0";
+
+/// The path of a device.
+pub type Path = Text<64>;
+
+/// The device of a disk, once it is there.
+pub fn disk(disk: Disk<'_>) -> Result<Path, Failure> {
+    let (name, found) = match disk {
+        Disk::Name(name) => (name, wait(|| exists(name))),
+        Disk::Serial(serial) => (serial, wait(|| with_attribute(BLOCK, b"serial", serial))),
+    };
+    found.step("find the disk", name)
+}
+
+/// The port of this name, open, once it is there.
+pub fn port(name: &[u8]) -> Result<Fd, Failure> {
+    const O_RDWR: usize = 2;
+    let path = wait(|| with_attribute(PORTS, b"name", name)).step("find the port", name)?;
+    sys::open_at(sys::AT_FDCWD, path.terminated(), O_RDWR, 0).step("open the port", name)
+}
+
+fn wait(mut look: impl FnMut() -> Res<Path>) -> Res<Path> {
+    let begun = sys::now_micros();
+    loop {
+        match look() {
+            Err(ENOENT) if sys::now_micros().saturating_sub(begun) < PATIENCE_MICROS => {
+                sys::poll(&mut [], Some(LOOK_MICROS))?;
+            }
+            other => return other,
+        }
+    }
+}
+
+fn device(name: &[u8]) -> Res<Path> {
+    let mut path = Path::new();
+    path.push(b"/dev/").and_then(|path| path.push(name)).ok_or(sys::EINVAL)?;
+    Ok(path)
+}
+
+fn exists(name: &[u8]) -> Res<Path> {
+    let path = device(name)?;
+    sys::stat_at(sys::AT_FDCWD, path.terminated()).map(|_| path)
+}
+
+/// The device whose directory below `class` has a file `attribute` with this text.
+fn with_attribute(class: &[u8], attribute: &[u8], wanted: &[u8]) -> Res<Path> {
+    const NAME_AT: usize = 19;
+    const LENGTH_AT: usize = 16;
+    let directory = sys::open_directory(class)?;
+    let mut buffer = [0; 2048];
+    loop {
+        let mut entries = sys::entries(&directory, &mut buffer)?;
+        if entries.is_empty() {
+            return Err(ENOENT);
+        }
+        while let Some(&[low, high]) = entries.get(LENGTH_AT..LENGTH_AT + 2) {
+            let length = usize::from(u16::from_ne_bytes([low, high]));
+            let Some((entry, rest)) = entries.split_at_checked(length).filter(|_| length > NAME_AT) else { break };
+            let name = entry.get(NAME_AT..).unwrap_or_default().split(|&byte| byte == 0).next().unwrap_or_default();
+            if !name.starts_with(b".") && has(class, name, attribute, wanted) {
+                let path = exists(name)?;
+                return Ok(path);
+            }
+            entries = rest;
+        }
+    }
+}
+
+fn has(class: &[u8], name: &[u8], attribute: &[u8], wanted: &[u8]) -> bool {
+    let mut path = Text::<128>::new();
+    let class = class.strip_suffix(b"\0").unwrap_or(class);
+    for part in [class, b"/", name, b"/", attribute] {
+        if path.push(part).is_none() {
+            return false;
+        }
+    }
+    let mut text = [0; 64];
+    sys::read_file(path.terminated(), &mut text).trim_ascii() == wanted
+}

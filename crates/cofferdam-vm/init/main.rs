@@ -1,0 +1,107 @@
+//! The first program of a virtual machine: makes of a bare kernel the place where the agent runs, and starts the agent.
+//!
+//! ```text
+//! initramfs: modules --> disks --> mounts --> port --> waits for its child's end --> power off
+//!                                               '--> control group, new root, ordinary user: the child becomes the agent
+//! ```
+//!
+//! The agent is process 1 of a pid namespace of its own, in which nobody sees the kernel's threads, nor this program.
+//!
+//! It is a program of its own, without any library. What it is to do stands on the kernel's command line, in the words of
+//! [`options`]. Whatever fails is told on the console, and ends the machine: there is no sandbox that is half made. It
+//! runs before anything of a guest's, and while the agent runs it does nothing but wait.
+#![no_std]
+#![no_main]
+// The memory functions are written out: the compiler must not make calls to themselves of their loops.
+#![no_builtins]
+
+mod devices;
+mod failure;
+mod groups;
+mod modules;
+mod mounts;
+#[expect(dead_code, reason = "each side uses its half")]
+mod options;
+#[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/sys/mod.rs"]
+mod sys;
+mod text;
+#[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/texts.rs"]
+mod texts;
+
+use failure::{Failure, Step};
+use options::Options;
+
+/// Longer than any command line that a kernel takes.
+const COMMAND_LINE: usize = 4096;
+/// The agent, in the initramfs.
+const AGENT: &[u8] = b"/agent\0";
+/// Descriptors of each process.
+const DESCRIPTORS: u64 = 4096;
+
+/// The child's, of which it uses a part.
+static STACK: sys::Once<[sys::Stack; 8]> = sys::Once::new([sys::Stack::NEW; 8]);
+
+/// Where the program begins.
+extern "C" fn enter() -> ! {
+    if sys::identity().0 != 1 {
+        failure::tell(&Failure::new("run", b"as what is not the first process of a machine", 0));
+        sys::exit(1);
+    }
+    let Err(failure) = run();
+    failure::tell(&failure);
+    sys::power_off();
+    sys::exit(1)
+}
+
+fn run() -> Result<core::convert::Infallible, Failure> {
+    mounts::first()?;
+    let mut line = [0; COMMAND_LINE];
+    let line = sys::read_file(b"/proc/cmdline\0", &mut line);
+    let options = Options::parse(line).map_err(|word| Failure::new("understand the command line at", word, 0))?;
+    modules::load()?;
+    let agent = sys::open(AGENT, 0).step("open", AGENT)?;
+    mounts::root(&options)?;
+    mounts::writable(&options)?;
+    groups::make(&options)?;
+    modules::forbid()?;
+    let stack = STACK.take().ok_or_else(|| Failure::new("start", AGENT, 0))?;
+    let mut child = || {
+        let Err(failure) = become_agent(&options, &agent);
+        failure::tell(&failure);
+    };
+    let pid = sys::spawn_apart(stack, &mut child).step("start", AGENT)?;
+    sys::reap_ended(pid);
+    Err(Failure::new("go on:", b"the agent has ended", 0))
+}
+
+fn become_agent(options: &Options<'_>, agent: &sys::Fd) -> Result<core::convert::Infallible, Failure> {
+    const NULL: &[u8] = b"/dev/null\0";
+    let port = devices::port(options.port)?;
+    groups::join()?;
+    mounts::enter()?;
+    let null = sys::open_at(sys::AT_FDCWD, NULL, sys::O_WRONLY, 0).step("open", NULL)?;
+    let console = sys::duplicate_number(2).step("keep", b"the console")?;
+    sys::set_limit(sys::RLIMIT_CORE, 0).step("bound", b"core files")?;
+    sys::set_limit(sys::RLIMIT_NOFILE, DESCRIPTORS).step("bound", b"open files")?;
+    for (from, to) in [(port.number(), 0), (port.number(), 1), (null.number(), 2)] {
+        sys::duplicate_to(from, to).step("connect", b"the agent")?;
+    }
+    let become_it = || {
+        let (uid, gid) = options.user;
+        sys::become_user(uid, gid).step("become", b"an ordinary user")?;
+        Err(Failure::new("execute", AGENT, sys::execute_file(agent, c"cofferdam-agent")))
+    };
+    let failed = become_it();
+    // The console is told by the descriptor that it always had.
+    let _ = sys::duplicate_to(console.number(), 1);
+    failed
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    failure::tell(&Failure::new("go on:", b"something in this program is wrong", 0));
+    sys::power_off();
+    sys::exit(1)
+}

@@ -1,0 +1,229 @@
+//! What can go wrong with images and machines, each with what to do about it; and the same as errors of the contract.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
+use cofferdam_debian::DebianError;
+
+/// Result with [`VmError`].
+pub type Result<T, E = VmError> = std::result::Result<T, E>;
+
+/// The longest text of another program that is passed on.
+const LONGEST_WORDS: usize = 1000;
+
+/// Why there is no image or no machine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmError {
+    /// A program of the host is missing.
+    #[error("{tool} is not installed")]
+    MissingTool {
+        /// The program.
+        tool: &'static str,
+    },
+    /// A program of the host is too old.
+    #[error("{tool} {found} is too old: {needed} or newer is needed")]
+    OldTool {
+        /// The program.
+        tool: &'static str,
+        /// Its version.
+        found: String,
+        /// The oldest that will do.
+        needed: &'static str,
+    },
+    /// A program of the host failed.
+    #[error("{tool} failed ({status}): {}", shown(said))]
+    ToolFailed {
+        /// The program.
+        tool: &'static str,
+        /// How it ended.
+        status: String,
+        /// What it said.
+        said: String,
+    },
+    /// Packages could not be had.
+    #[error(transparent)]
+    Debian(#[from] DebianError),
+    /// What a kernel or a root file system is made of will not do.
+    #[error("{what}")]
+    BadSource {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// An image would be larger than allowed.
+    #[error("the root file system takes {bytes} bytes, and {most} are allowed")]
+    TooLarge {
+        /// Bytes of the image.
+        bytes: u64,
+        /// Bytes that are allowed.
+        most: u64,
+    },
+    /// The cache is not this user's alone.
+    #[error("the cache {} cannot be used: {reason}", path.display())]
+    BadCache {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Another process did not give the cache free.
+    #[error("another process used {} for {limit:?}", path.display())]
+    Busy {
+        /// The lock.
+        path: PathBuf,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// There is no image, and none is to be made.
+    #[error("there is no image of this kernel and root file system")]
+    NoImage,
+    /// The monitor does not do what it should.
+    #[error("{monitor}: {what}")]
+    Monitor {
+        /// Which monitor.
+        monitor: &'static str,
+        /// What is wrong.
+        what: String,
+    },
+    /// The host cannot confine a monitor as it is to be.
+    #[error("the machine's monitor cannot be confined here: there is no {wall}")]
+    NoWall {
+        /// What is missing.
+        wall: &'static str,
+    },
+    /// A machine ended before its agent could be greeted.
+    #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
+    NotBooted {
+        /// Why, as far as its monitor tells.
+        reason: String,
+        /// The end of what it said on its console.
+        console: String,
+    },
+    /// The operating system refused something.
+    #[error("cannot {operation} {}: {source}", path.display())]
+    Io {
+        /// What was done.
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Makes an error of the operating system into one of ours: `.map_err(io("read", path))`.
+pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> VmError {
+    let path = path.into();
+    move |source| VmError::Io { operation, path, source }
+}
+
+fn console_shown(console: &str) -> String {
+    if console.is_empty() { String::new() } else { format!("; its console says: {}", shown_end(console)) }
+}
+
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The beginning of text from outside, in a form that can be printed.
+pub(crate) fn shown(text: &str) -> String {
+    let text = text.trim();
+    let end = text.floor_char_boundary(LONGEST_WORDS);
+    let cut = if end < text.len() { " …" } else { "" };
+    format!("{}{cut}", clean(&text[..end]))
+}
+
+/// The end of it.
+pub(crate) fn shown_end(text: &str) -> String {
+    let text = text.trim();
+    let begin = text.ceil_char_boundary(text.len().saturating_sub(LONGEST_WORDS));
+    let cut = if begin > 0 { "… " } else { "" };
+    format!("{cut}{}", clean(&text[begin..]))
+}
+
+impl VmError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::BadSource { .. } | Self::TooLarge { .. } => ErrorKind::InvalidInput,
+            Self::NoImage => ErrorKind::NotFound,
+            Self::BadCache { .. } => ErrorKind::Denied,
+            Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
+            Self::Io { source, .. } => match source.kind() {
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
+                std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+                std::io::ErrorKind::NotADirectory => ErrorKind::InvalidInput,
+                std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+                _ => ErrorKind::Io,
+            },
+            _ => ErrorKind::Unavailable,
+        }
+    }
+
+    fn remedy(&self) -> Option<String> {
+        let text = match self {
+            Self::MissingTool { tool } if tool.starts_with("qemu") => {
+                "install it: on Debian and Ubuntu `apt-get install --no-install-recommends qemu-system-x86`"
+            }
+            Self::MissingTool { tool } if tool.starts_with("mkfs") => {
+                "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
+            }
+            Self::MissingTool { .. } => "install it, or name where it is",
+            Self::OldTool { .. } => "install a newer one",
+            Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
+            Self::BadCache { .. } => "use a directory that only this user may write to",
+            Self::Busy { .. } => "end that process, or use another cache",
+            Self::NoImage => {
+                "make it once, with a network: packages of the kernel and of the root file system are fetched"
+            }
+            Self::NoWall { .. } => {
+                "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
+                 ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
+            }
+            Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    /// As an error of the contract.
+    pub(crate) fn into_error(self, operation: &'static str) -> Error {
+        let retry = match self {
+            Self::Busy { .. } | Self::NotBooted { .. } => Retry::MayHelp,
+            _ => Retry::Never,
+        };
+        let remedy = self.remedy();
+        let error = Error::new(self.kind(), operation, self.to_string()).with_fault(Fault::Host).with_retry(retry);
+        match remedy {
+            Some(remedy) => error.with_remedy(remedy),
+            None => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let error = VmError::MissingTool { tool: "qemu-system-x86_64" }.into_error("create");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("qemu-system-x86")), "{error:?}");
+    }
+
+    #[test]
+    fn a_monitor_without_its_walls_is_refused() {
+        let error = VmError::NoWall { wall: "Landlock" }.into_error("create");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("user namespaces")), "{error:?}");
+    }
+
+    #[test]
+    fn what_a_console_says_is_cut_and_cleaned() {
+        let console = format!("{}\u{1b}[2Jend é", "x".repeat(5000));
+        let text = VmError::NotBooted { reason: "it restarted".to_owned(), console }.to_string();
+        assert!(text.len() < 1300 && text.chars().all(|c| !c.is_control()) && text.ends_with("end é"), "{text}");
+    }
+}

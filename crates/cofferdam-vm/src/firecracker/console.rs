@@ -1,0 +1,77 @@
+//! What Firecracker and, unless it is told otherwise, its guest's console write: read to the end, and only the last of
+//! it kept.
+
+use std::io::PipeWriter;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::watch;
+
+/// Bytes that are kept.
+const KEPT: usize = 64 * 1024;
+
+/// The end of what was written.
+#[derive(Debug, Clone)]
+pub(super) struct Console {
+    last: Arc<Mutex<Vec<u8>>>,
+    over: watch::Receiver<bool>,
+}
+
+impl Console {
+    /// A console and the end to write to. It is over when nobody holds that end any more.
+    pub(super) fn new() -> std::io::Result<(Self, PipeWriter)> {
+        let (reader, writer) = std::io::pipe()?;
+        let reader = Receiver::from_owned_fd(reader.into())?;
+        let last = Arc::new(Mutex::new(Vec::new()));
+        let (sender, over) = watch::channel(false);
+        tokio::spawn(read(reader, Arc::clone(&last), sender));
+        Ok((Self { last, over }, writer))
+    }
+
+    /// What was written last, in a form that can be printed.
+    pub(super) fn text(&self) -> String {
+        let bytes = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&bytes);
+        text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
+    }
+
+    /// Waits until nobody can write any more.
+    pub(super) async fn over(&self) {
+        // The reader is gone only after it has said so.
+        let _ = self.over.clone().wait_for(|over| *over).await;
+    }
+}
+
+async fn read(mut reader: Receiver, last: Arc<Mutex<Vec<u8>>>, over: watch::Sender<bool>) {
+    let mut piece = vec![0; 8192];
+    while let Ok(count @ 1..) = reader.read(&mut piece).await {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.extend_from_slice(&piece[..count]);
+        let excess = last.len().saturating_sub(KEPT);
+        last.drain(..excess);
+    }
+    over.send_replace(true);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_last_is_kept_and_nobody_waits() {
+        let (console, mut writer) = Console::new().unwrap();
+        let written = tokio::task::spawn_blocking(move || {
+            for _ in 0..100 {
+                writer.write_all(&[b'x'; 8192]).unwrap();
+            }
+            writer.write_all(b"\x1b[2Jthe end\n").unwrap();
+        });
+        written.await.unwrap();
+        console.over().await;
+        let text = console.text();
+        assert!(text.len() <= KEPT && text.ends_with(" [2Jthe end\n"), "{} bytes", text.len());
+    }
+}

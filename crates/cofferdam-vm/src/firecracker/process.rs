@@ -1,0 +1,315 @@
+//! A Firecracker process: started, waited for, ended, and nothing of it left.
+//!
+//! ```text
+//! started --socket answers, version and name are right--> ready --end--> killed, waited for, files removed
+//!    '--ends, is silent, is another version--> killed        '--drop, this process dies--> killed
+//! ```
+//!
+//! It dies with this process in any case. Its files are then swept by [`super::Jail::sweep`], or lie in a directory that
+//! is the caller's to remove.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_linux::child::{self, Start};
+use tokio::time::{sleep, timeout};
+
+use super::client::{Client, Deadlines};
+use super::console::Console;
+use super::error::shown;
+use super::ids::InstanceId;
+use super::version::{OLDEST, Standing, Version};
+use super::{socket, version};
+
+/// The socket of the API in the process's directory.
+pub(super) const API_SOCKET: &str = "api.sock";
+/// Time that a killed process has to be gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+/// A socket's path as the kernel takes it, without the byte that ends it.
+const LONGEST_SOCKET: usize = 107;
+
+/// How Firecracker is started.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The program, by its whole path.
+    pub program: PathBuf,
+    /// Time until it answers.
+    pub ready: Duration,
+    /// Times of its client.
+    pub deadlines: Deadlines,
+}
+
+impl Launch {
+    /// A program with the usual times.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), ready: Duration::from_secs(10), deadlines: Deadlines::default() }
+    }
+
+    /// Which version the program has, and whether it is one that is supported.
+    pub async fn version(&self) -> Result<(Version, Standing)> {
+        let version = version::of_program("create", &self.program, self.ready).await?;
+        Ok((version, version.standing("create")?))
+    }
+
+    /// Starts it as this user, in a new directory of that name in `parent`. For hosts without the right to jail it: what
+    /// breaks out of the machine is then held by Firecracker's own system-call filter alone.
+    pub async fn start(&self, parent: &Path, id: &InstanceId) -> Result<Firecracker> {
+        let directory = parent.join(id.as_str());
+        let socket = directory.join(API_SOCKET);
+        if socket.as_os_str().len() > LONGEST_SOCKET {
+            let message = format!("a socket's path has {LONGEST_SOCKET} bytes at most");
+            return Err(Error::invalid("create", message)
+                .with_context("path", socket.display().to_string())
+                .with_remedy("use a directory with a shorter path"));
+        }
+        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| os("make the machine's directory", &directory, error))?;
+        let remains = Remains { directory: directory.clone(), groups: Vec::new() };
+        let mut command = Command::new(&self.program);
+        command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
+        let view = View { outside: directory.clone(), inside: directory, owner: None };
+        self.begin(command, Tie::Own, view, remains, id).await
+    }
+
+    pub(super) async fn begin(
+        &self,
+        mut command: Command,
+        tie: Tie,
+        view: View,
+        remains: Remains,
+        id: &InstanceId,
+    ) -> Result<Firecracker> {
+        // From here on, whatever is dropped kills the process and removes its files.
+        let running = Running { child: None, remains: Some(remains) };
+        let (console, writer) = Console::new().map_err(|error| os("make a pipe", &view.outside, error))?;
+        let second = writer.try_clone().map_err(|error| os("make a pipe", &view.outside, error))?;
+        command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
+        let program = self.program.clone();
+        let running = tokio::task::spawn_blocking(move || running.start(command, tie));
+        let running = running.await.map_err(|error| internal(&error.to_string()))?;
+        let running = running.map_err(|error| os("start Firecracker", &program, error))?;
+        let client = Client::new(view.outside.join(API_SOCKET), self.deadlines);
+        let mut process = Firecracker { client, view, running, console, version: OLDEST };
+        match process.become_ready(id, self.ready).await {
+            Ok(version) => {
+                process.version = version;
+                Ok(process)
+            }
+            Err(error) => {
+                // What cannot be removed now is said to whoever sweeps.
+                let _ = process.end().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// How its life is tied to this process.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Tie {
+    /// By itself.
+    Own,
+    /// By a process namespace around it: the jailer changes its user.
+    Namespace,
+}
+
+/// A directory, as this process and as Firecracker sees it.
+#[derive(Debug)]
+pub(super) struct View {
+    pub outside: PathBuf,
+    pub inside: PathBuf,
+    /// User and group that Firecracker runs as, if others than this process's.
+    pub owner: Option<(u32, u32)>,
+}
+
+/// What is to be removed when the process is gone.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub directory: PathBuf,
+    pub groups: Vec<PathBuf>,
+}
+
+impl Remains {
+    /// Removes all, within a time: a control group can be removed only when the last process has left it.
+    pub(super) fn remove(&self, limit: Duration) -> io::Result<()> {
+        let begun = Instant::now();
+        for group in &self.groups {
+            loop {
+                match fs::remove_dir(group) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                    Err(_) if begun.elapsed() < limit => std::thread::sleep(PAUSE),
+                    other => break other?,
+                }
+            }
+        }
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// A process that is killed when it is dropped, and its files removed.
+#[derive(Debug)]
+struct Running {
+    child: Option<Child>,
+    remains: Option<Remains>,
+}
+
+impl Running {
+    fn start(mut self, command: Command, tie: Tie) -> io::Result<Self> {
+        let start = match tie {
+            Tie::Own => child::start,
+            Tie::Namespace => child::start_in_namespace,
+        };
+        self.child = Some(start(command, Start::default())?);
+        Ok(self)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let (child, remains) = (self.child.take(), self.remains.take());
+        if child.is_some() || remains.is_some() {
+            // Whoever drops may not be kept waiting, and cannot be told: a jail is found again by its name.
+            let finish = move || drop(finish(child, remains));
+            // Without a thread the process dies with this one.
+            drop(std::thread::Builder::new().name("firecracker-end".to_owned()).spawn(finish));
+        }
+    }
+}
+
+/// Kills, waits and removes.
+fn finish(child: Option<Child>, remains: Option<Remains>) -> io::Result<()> {
+    if let Some(mut child) = child {
+        child.kill()?;
+        child.wait()?;
+    }
+    remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT))
+}
+
+/// A Firecracker that is ready for requests.
+#[derive(Debug)]
+pub struct Firecracker {
+    client: Client,
+    pub(super) view: View,
+    running: Running,
+    console: Console,
+    version: Version,
+}
+
+impl Firecracker {
+    /// Its API.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Its directory, as this process sees it.
+    pub fn directory(&self) -> &Path {
+        &self.view.outside
+    }
+
+    /// Its directory, as it sees it: paths in requests begin here.
+    pub fn directory_inside(&self) -> &Path {
+        &self.view.inside
+    }
+
+    /// The last of what it and its guest have written. Anything may stand there.
+    pub fn console(&self) -> String {
+        self.console.text()
+    }
+
+    /// Waits until the process has ended, for whatever reason: until nobody holds its output any more. One that closes
+    /// its output and goes on does what Firecracker does not, and is to be ended like one that is gone.
+    pub async fn ended(&self) {
+        self.console.over().await;
+    }
+
+    /// Kills it, and gives back when the process and its files are gone.
+    pub async fn end(mut self) -> Result<()> {
+        if let Some(child) = &mut self.running.child {
+            child.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
+        }
+        // In a jail, the process is behind the one that was killed: its output shows when it is gone.
+        let gone = timeout(END_LIMIT, self.ended()).await;
+        gone.map_err(|_| internal(&format!("a killed Firecracker is still there after {} s", END_LIMIT.as_secs())))?;
+        let (child, remains) = (self.running.child.take(), self.running.remains.take());
+        let finished = tokio::task::spawn_blocking(move || finish(child, remains));
+        let finished = finished.await.map_err(|error| internal(&error.to_string()))?;
+        finished.map_err(|error| os("remove what Firecracker left", &self.view.outside, error))
+    }
+
+    async fn become_ready(&mut self, id: &InstanceId, limit: Duration) -> Result<Version> {
+        let begun = Instant::now();
+        while let Err(error) = socket::connect(self.client.socket()).await {
+            if self.running.has_ended() {
+                return Err(self.ended_at_once().await);
+            }
+            if begun.elapsed() > limit {
+                let message = format!("Firecracker opened no socket within {} s", limit.as_secs_f64());
+                return Err(self.not_ready(message).with_retry(Retry::MayHelp).with_source(error));
+            }
+            sleep(PAUSE).await;
+        }
+        let said = self.client.version("create").await?.firecracker_version;
+        let Some(version) = Version::parse(&said) else {
+            return Err(self.not_ready(format!("Firecracker says that it has version '{}'", shown(&said))));
+        };
+        version.standing("create")?;
+        let instance = self.client.describe("create").await?;
+        if instance.id != id.as_str() {
+            return Err(self.not_ready(format!("another machine answers: '{}'", shown(&instance.id))));
+        }
+        Ok(version)
+    }
+
+    async fn ended_at_once(&self) -> Error {
+        // What it had to say may still be on its way.
+        let _ = timeout(Duration::from_secs(1), self.console.over()).await;
+        let text = self.console.text();
+        // Its last words say why.
+        let end = text.char_indices().rev().nth(500).map_or(0, |(at, _)| at);
+        self.not_ready(format!("Firecracker ended at once: {}", shown(&text[end..])))
+    }
+
+    fn not_ready(&self, message: String) -> Error {
+        Error::new(ErrorKind::Unavailable, "create", message)
+            .with_retry(Retry::Never)
+            .with_remedy("start the program by hand with the same user: it says what it lacks")
+            .with_context("directory", self.view.outside.display().to_string())
+    }
+}
+
+fn internal(message: &str) -> Error {
+    Error::new(ErrorKind::Internal, "create", message)
+}
+
+/// An operating-system error. `doing` completes "cannot …".
+pub(super) fn os(doing: &str, path: &Path, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::PermissionDenied => ErrorKind::Unavailable,
+        io::ErrorKind::AlreadyExists => ErrorKind::Conflict,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, "create", format!("cannot {doing}"))
+        .with_context("path", path.display().to_string())
+        .with_source(error)
+}

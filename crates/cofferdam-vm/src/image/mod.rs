@@ -1,0 +1,354 @@
+//! What machines start from: a kernel, what it finds before it has a disk, and a root file system on a disk.
+//!
+//! ```text
+//! Debian's packages, files, a directory or a tar --Images::make--> cache: kernel-KEY/, root-KEY/ --> Image
+//! ```
+//!
+//! An image is made as an ordinary user, from inputs that its key names, and gives the same bytes each time. It is made
+//! once for all machines, which only read it. Nothing of it is started here.
+
+mod cpio;
+pub(crate) mod ext4;
+mod initramfs;
+mod kernel;
+mod root;
+mod store;
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam_contract::ByteSize;
+use cofferdam_debian::{Cache, Plan, Recipe, resolve};
+
+use crate::config::MakePolicy;
+use crate::error::{Result, VmError, io};
+use kernel::Kernel;
+use store::{Entry, Lock, Store};
+
+/// Changes when other bytes are made of the same inputs.
+const FORMAT: &[u8] = b"1";
+const KERNEL: &str = "vmlinuz";
+const INITRAMFS: &str = "initramfs";
+const ROOT: &str = "root.ext4";
+/// Debian's smallest kernel for virtual machines.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+/// What the packages with a kernel in them are called.
+const PACKAGES: &str = "linux-image-";
+
+/// Where the kernel comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KernelSource {
+    /// A Debian package, such as `linux-image-cloud-amd64`.
+    Debian {
+        /// Its name.
+        package: String,
+    },
+    /// Files of this machine.
+    Files {
+        /// The kernel's image.
+        image: PathBuf,
+        /// Modules that it needs for virtio and ext4, in the order in which they are loaded.
+        modules: Vec<PathBuf>,
+    },
+}
+
+impl Default for KernelSource {
+    fn default() -> Self {
+        Self::Debian { package: PACKAGE.to_owned() }
+    }
+}
+
+/// Where the root file system comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RootSource {
+    /// Debian packages.
+    Debian(Recipe),
+    /// A directory of this machine. Links are taken as links; sockets, fifos and devices are left out.
+    Directory(PathBuf),
+    /// An uncompressed tar.
+    Tar(PathBuf),
+}
+
+impl Default for RootSource {
+    fn default() -> Self {
+        Self::Debian(Recipe::base())
+    }
+}
+
+/// What an image is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The kernel.
+    pub kernel: KernelSource,
+    /// The root file system.
+    pub root: RootSource,
+    /// The largest disk that may come of it.
+    pub most: ByteSize,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self { kernel: KernelSource::default(), root: RootSource::default(), most: ByteSize::from_mebibytes(8192) }
+    }
+}
+
+/// What a machine starts from. Its files are only ever read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// What it finds before it has a disk.
+    pub initramfs: PathBuf,
+    /// The disk with the root file system.
+    pub root: PathBuf,
+    /// What `uname -r` says in such a machine; empty where nobody knows.
+    pub release: String,
+    /// Names the content of all three.
+    pub key: String,
+}
+
+/// A step of making an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress {
+    /// Another process uses the same cache; waits for it.
+    Waiting,
+    /// What is in the cache is compared with its hashes.
+    Checking,
+    /// Packages are had and packed.
+    Packages(cofferdam_debian::Progress),
+    /// The kernel and its modules are packed.
+    Kernel,
+    /// The root file system is unpacked.
+    Unpacking,
+    /// The disk is written.
+    Disk,
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Waiting => "waiting for whoever uses the same cache",
+            Self::Checking => "checking the image",
+            Self::Packages(step) => return write!(f, "{step}"),
+            Self::Kernel => "packing the kernel",
+            Self::Unpacking => "unpacking the root file system",
+            Self::Disk => "writing the disk",
+        })
+    }
+}
+
+/// Images in a directory of the caller's. Several processes may use the same.
+#[derive(Debug, Clone)]
+pub struct Images {
+    store: Store,
+    packages: Cache,
+}
+
+impl Images {
+    /// Images in `directory`, which is made when it is first needed, of packages kept in `packages`.
+    pub fn new(directory: impl Into<PathBuf>, packages: Cache) -> Self {
+        Self { store: Store::new(directory), packages }
+    }
+
+    /// What was made last for this source, else what is made now: packages are looked up only for what is missing, and
+    /// only if `policy` lets them. A directory or a tar is looked at each time.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoImage`] where packages would be needed and are not to be had, and those of [`Self::make`].
+    pub fn find(&self, source: &Source, policy: MakePolicy, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
+        let root = match (&source.root, self.last("root", &origin_of_root(source))?) {
+            (RootSource::Debian(_), Some(root)) => root,
+            (RootSource::Debian(_), None) if policy == MakePolicy::Never => return Err(VmError::NoImage),
+            _ => self.root(source, progress)?,
+        };
+        let kernel = match (&source.kernel, self.last("kernel", &origin_of_kernel(source))?) {
+            (KernelSource::Debian { .. }, Some(kernel)) => kernel,
+            (KernelSource::Debian { .. }, None) if policy == MakePolicy::Never => return Err(VmError::NoImage),
+            _ => self.kernel(source, progress)?,
+        };
+        Ok(image(&kernel, &root))
+    }
+
+    /// Removes images of which nothing was asked for within `age`, and gives how many bytes that were. Machines that run go
+    /// on.
+    ///
+    /// # Errors
+    ///
+    /// Those of the cache.
+    pub fn prune(&self, age: Duration, progress: &mut dyn FnMut(Progress)) -> Result<u64> {
+        self.store.prune(age, progress)
+    }
+
+    /// What was made last for an origin, if it is there and undamaged.
+    fn last(&self, kind: &str, origin: &str) -> Result<Option<Entry>> {
+        self.store.last(origin).map_or(Ok(None), |key| self.store.open(kind, &key))
+    }
+
+    /// Makes what is not there yet: packages are looked up anew, so that a newer kernel makes another image.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError`], each with what to do about it. What is in the cache is whole after any of them.
+    pub fn make(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
+        let kernel = self.kernel(source, progress)?;
+        let root = self.root(source, progress)?;
+        Ok(image(&kernel, &root))
+    }
+
+    fn kernel(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Entry> {
+        let origin = origin_of_kernel(source);
+        let own: [&[u8]; 3] = [FORMAT, initramfs::INIT, cofferdam_guest::AGENT];
+        match &source.kernel {
+            KernelSource::Files { image, modules } => {
+                progress(Progress::Kernel);
+                let kernel = kernel::from_files(image, modules)?;
+                let mut parts = own.to_vec();
+                parts.push(&kernel.image);
+                parts.extend(kernel.modules.iter().flat_map(|module| [module.name.as_bytes(), &module.contents]));
+                let key = store::key(&parts);
+                self.entry("kernel", &key, &origin, progress, |_, _| Ok(kernel.clone()), put_kernel)
+            }
+            KernelSource::Debian { package } => {
+                let recipe = Recipe::new([package.as_str()]);
+                let plan = resolve(&recipe, &self.packages, &mut |step| progress(Progress::Packages(step)))?;
+                let plan = plan.only(|found| found.name.starts_with(PACKAGES));
+                let key = store::key(&[own[0], own[1], own[2], plan.key().as_bytes()]);
+                let read = |lock: &Lock, progress: &mut dyn FnMut(Progress)| {
+                    let (scratch, tar) = packages_tar(lock, &plan, progress)?;
+                    progress(Progress::Kernel);
+                    let kernel = kernel::from_tar(BufReader::new(tar));
+                    drop(scratch);
+                    kernel
+                };
+                self.entry("kernel", &key, &origin, progress, read, put_kernel)
+            }
+        }
+    }
+
+    fn root(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Entry> {
+        let origin = origin_of_root(source);
+        let (tool, most) = (ext4::version()?, source.most.as_bytes());
+        let common = [FORMAT, tool.as_bytes()];
+        let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
+            put_root(&tar, lock, made, most, progress).map(|()| String::new())
+        };
+        match &source.root {
+            RootSource::Debian(recipe) => {
+                let plan = resolve(recipe, &self.packages, &mut |step| progress(Progress::Packages(step)))?;
+                let key = store::key(&[common[0], common[1], plan.key().as_bytes()]);
+                let read = |lock: &Lock, progress: &mut dyn FnMut(Progress)| {
+                    packages_tar(lock, &plan, progress).map(|(_, tar)| tar)
+                };
+                self.entry("root", &key, &origin, progress, read, put)
+            }
+            RootSource::Tar(path) => {
+                let open = || File::open(path).map_err(io("open", path));
+                progress(Progress::Checking);
+                let hash = store::hash_of(open()?).map_err(io("read", path))?;
+                let key = store::key(&[common[0], common[1], hash.as_bytes()]);
+                self.entry("root", &key, &origin, progress, |_, _| open(), put)
+            }
+            RootSource::Directory(path) => {
+                progress(Progress::Checking);
+                let mut tar = tempfile::tempfile().map_err(io("make a temporary file in", std::env::temp_dir()))?;
+                let mut out = BufWriter::with_capacity(1 << 20, &tar);
+                root::pack(path, &mut out)?;
+                out.flush().map_err(io("write a tar of", path))?;
+                drop(out);
+                tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
+                let hash = store::hash_of(&tar).map_err(io("read a tar of", path))?;
+                tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
+                let key = store::key(&[common[0], common[1], hash.as_bytes()]);
+                let copy = |_: &Lock, _: &mut dyn FnMut(Progress)| tar.try_clone().map_err(io("copy a tar of", path));
+                self.entry("root", &key, &origin, progress, copy, put)
+            }
+        }
+    }
+
+    /// The entry of this key: what is there, or what `read` and `put` make.
+    fn entry<T>(
+        &self,
+        kind: &str,
+        key: &str,
+        origin: &str,
+        progress: &mut dyn FnMut(Progress),
+        read: impl FnOnce(&Lock, &mut dyn FnMut(Progress)) -> Result<T>,
+        put: impl FnOnce(T, &Lock, &Path, &mut dyn FnMut(Progress)) -> Result<String>,
+    ) -> Result<Entry> {
+        let lock = self.store.lock(progress)?;
+        progress(Progress::Checking);
+        let entry = match self.store.open(kind, key)? {
+            Some(entry) => entry,
+            None => {
+                let scratch = lock.scratch()?;
+                let made = scratch.path().join("made");
+                fs::create_dir(&made).map_err(io("make", &made))?;
+                let found = read(&lock, progress)?;
+                let note = put(found, &lock, &made, progress)?;
+                lock.keep(kind, key, &made, &note)?
+            }
+        };
+        lock.remember(origin, key)?;
+        Ok(entry)
+    }
+}
+
+fn image(kernel: &Entry, root: &Entry) -> Image {
+    Image {
+        kernel: kernel.directory.join(KERNEL),
+        initramfs: kernel.directory.join(INITRAMFS),
+        root: root.directory.join(ROOT),
+        release: kernel.note.clone(),
+        key: store::key(&[kernel.key.as_bytes(), root.key.as_bytes()]),
+    }
+}
+
+/// Names where a kernel comes from, and the programs that go with it.
+fn origin_of_kernel(source: &Source) -> String {
+    let text = format!("{:?}", source.kernel);
+    store::key(&[b"kernel", FORMAT, text.as_bytes(), initramfs::INIT, cofferdam_guest::AGENT])
+}
+
+fn origin_of_root(source: &Source) -> String {
+    let text = format!("{:?} {}", source.root, source.most.as_bytes());
+    store::key(&[b"root", FORMAT, text.as_bytes()])
+}
+
+/// What packages make, as a tar without a name; gone with the directory.
+fn packages_tar(lock: &Lock, plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<(tempfile::TempDir, File)> {
+    let scratch = lock.scratch()?;
+    let path = scratch.path().join("packages.tar");
+    plan.write_file(&path, &mut |step| progress(Progress::Packages(step)))?;
+    let tar = File::open(&path).map_err(io("open", &path))?;
+    Ok((scratch, tar))
+}
+
+fn put_kernel(kernel: Kernel, _: &Lock, made: &Path, _: &mut dyn FnMut(Progress)) -> Result<String> {
+    let write = |name: &str, bytes: &[u8]| {
+        let path = made.join(name);
+        fs::write(&path, bytes).map_err(io("write", path))
+    };
+    write(KERNEL, &kernel.image)?;
+    let packed = initramfs::pack(&kernel.modules).map_err(io("pack", made.join(INITRAMFS)))?;
+    write(INITRAMFS, &packed)?;
+    Ok(kernel.release)
+}
+
+fn put_root(tar: &File, lock: &Lock, made: &Path, most: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+    let scratch = lock.scratch()?;
+    let tree = scratch.path().join("tree");
+    fs::create_dir(&tree).map_err(io("make", &tree))?;
+    progress(Progress::Unpacking);
+    let made = root::unpack(BufReader::with_capacity(1 << 20, tar), &tree, most).and_then(|needs| {
+        progress(Progress::Disk);
+        ext4::check_size(needs, most)?;
+        ext4::make(&tree, &made.join(ROOT), needs)
+    });
+    // Else directories without the right to write would stay.
+    store::open_up(&tree);
+    made
+}

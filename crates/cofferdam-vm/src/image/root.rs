@@ -1,0 +1,246 @@
+//! Root file systems: what is unpacked into a directory to become a disk.
+//!
+//! Sockets, fifos and devices are left out, and so are bits that raise rights. Directories that a machine mounts
+//! something on are made where they are missing.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use tar::{EntryType, Header};
+
+use super::ext4::{self, Needs};
+use crate::error::{Result, VmError, io as io_error};
+
+/// Directories on which a machine mounts something, with their modes.
+const PLACES: &[(&str, u32)] =
+    &[("dev", 0o755), ("proc", 0o755), ("sys", 0o755), ("tmp", 0o1777), ("workspace", 0o755)];
+/// The most entries that a root file system may have.
+const MOST_ENTRIES: u64 = 4 << 20;
+
+fn bad(what: String) -> VmError {
+    VmError::BadSource { what }
+}
+
+/// Unpacks a tar into an empty directory, and counts what it needs.
+pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
+    let bad_tar = |error: io::Error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_error("unpack into", into)(error),
+        _ => bad(format!("the root file system cannot be unpacked: {error}")),
+    };
+    let mut needs = Needs::default();
+    // A directory without the right to write is closed when all is in it.
+    let mut closed: BTreeMap<PathBuf, u32> = BTreeMap::new();
+    let mut archive = tar::Archive::new(tar);
+    for entry in archive.entries().map_err(bad_tar)? {
+        let mut entry = entry.map_err(bad_tar)?;
+        let kind = entry.header().entry_type();
+        if !matches!(kind, EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link) {
+            continue;
+        }
+        needs.add(entry.size());
+        ext4::check_size(needs, most)?;
+        if needs.inodes > MOST_ENTRIES {
+            return Err(bad(format!("the root file system has more than {MOST_ENTRIES} entries")));
+        }
+        let path = relative(&entry.path().map_err(bad_tar)?)?;
+        if path.as_os_str().is_empty() {
+            continue;
+        }
+        let mode = entry.header().mode().map_err(bad_tar)?;
+        entry.set_preserve_mtime(false);
+        entry.set_preserve_permissions(false);
+        if !entry.unpack_in(into).map_err(bad_tar)? {
+            return Err(bad(format!("{} leads out of the root file system", path.display())));
+        }
+        let target = into.join(&path);
+        match kind {
+            // Whoever makes the image must be able to read it.
+            EntryType::Regular => set_mode(&target, mode & 0o777 | 0o400)?,
+            EntryType::Directory => {
+                set_mode(&target, 0o700)?;
+                closed.insert(target, mode & 0o1777 | 0o500);
+            }
+            _ => {}
+        }
+    }
+    add_places(into, &mut needs, &mut closed)?;
+    // From the deepest.
+    closed.iter().rev().try_for_each(|(path, mode)| set_mode(path, *mode))?;
+    Ok(needs)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    // What became a link meanwhile is left alone: it has no mode of its own.
+    let found = fs::symlink_metadata(path).map_err(io_error("look at", path))?;
+    if found.is_symlink() {
+        return Ok(());
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(io_error("set the mode of", path))
+}
+
+/// A path below the root, without anything that climbs.
+fn relative(path: &Path) -> Result<PathBuf> {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(part) => plain.push(part),
+            Component::CurDir | Component::RootDir => {}
+            _ => return Err(bad(format!("{} leads out of the root file system", path.display()))),
+        }
+    }
+    Ok(plain)
+}
+
+fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
+    closed.entry(into.to_owned()).or_insert(0o755);
+    for (name, mode) in PLACES {
+        let path = into.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(bad(format!("/{name} of the root file system is not a directory"))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir(&path).map_err(io_error("make", &path))?;
+                closed.insert(path, *mode);
+                needs.add(4096);
+            }
+            Err(error) => return Err(io_error("look at", &path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a directory as a tar, sorted, so that the same contents give the same bytes.
+pub(crate) fn pack(directory: &Path, out: impl Write) -> Result<()> {
+    let mut tar = tar::Builder::new(out);
+    let mut waiting = vec![PathBuf::new()];
+    let mut entries = 0;
+    while let Some(path) = waiting.pop() {
+        let full = directory.join(&path);
+        let mut names: Vec<_> = fs::read_dir(&full)
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>())
+            .map_err(io_error("read", &full))?;
+        names.sort();
+        for name in names {
+            entries += 1;
+            if entries > MOST_ENTRIES {
+                return Err(bad(format!("the root file system has more than {MOST_ENTRIES} entries")));
+            }
+            let path = path.join(name);
+            if append(&mut tar, directory, &path)? {
+                waiting.push(path);
+            }
+        }
+    }
+    tar.finish().map_err(io_error("write", "a tar of the root file system"))
+}
+
+/// Adds one entry; whether it is a directory.
+fn append(tar: &mut tar::Builder<impl Write>, directory: &Path, path: &Path) -> Result<bool> {
+    let full = directory.join(path);
+    let found = fs::symlink_metadata(&full).map_err(io_error("look at", &full))?;
+    let mut header = Header::new_gnu();
+    header.set_mode(found.mode() & 0o1777);
+    header.set_size(0);
+    let written = if found.is_dir() {
+        header.set_entry_type(EntryType::Directory);
+        tar.append_data(&mut header, path, io::empty())
+    } else if found.is_symlink() {
+        header.set_entry_type(EntryType::Symlink);
+        fs::read_link(&full).and_then(|target| tar.append_link(&mut header, path, target))
+    } else if found.is_file() {
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(found.len());
+        // One that grows meanwhile is cut; one that shrinks fails.
+        File::open(&full).and_then(|file| tar.append_data(&mut header, path, file.take(found.len())))
+    } else {
+        Ok(())
+    };
+    written.map_err(io_error("pack", &full))?;
+    Ok(found.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = 1 << 30;
+
+    fn tar(build: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        build(&mut tar);
+        tar.into_inner().unwrap()
+    }
+
+    fn entry(tar: &mut tar::Builder<Vec<u8>>, kind: EntryType, path: &str, link: &str, mode: u32, data: &[u8]) {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(data.len() as u64);
+        // Written by hand: the library would refuse hostile names.
+        header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.as_gnu_mut().unwrap().linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_cksum();
+        tar.append(&header, data).unwrap();
+    }
+
+    #[test]
+    fn a_tar_becomes_a_directory_with_all_places() {
+        let place = tempfile::tempdir().unwrap();
+        let bytes = tar(|tar| {
+            entry(tar, EntryType::Directory, "closed/", "", 0o555, b"");
+            entry(tar, EntryType::Regular, "closed/x", "", 0o4111, b"hello");
+            entry(tar, EntryType::Symlink, "link", "/etc/passwd", 0o777, b"");
+            entry(tar, EntryType::Char, "null", "", 0o666, b"");
+            entry(tar, EntryType::Fifo, "fifo", "", 0o666, b"");
+        });
+        let needs = unpack(&*bytes, place.path(), MOST).unwrap();
+        let mode = |path: &str| fs::symlink_metadata(place.path().join(path)).unwrap().mode() & 0o7777;
+        assert_eq!((mode("closed"), mode("closed/x"), mode("tmp")), (0o555, 0o511, 0o1777));
+        assert!(!place.path().join("null").exists() && !place.path().join("fifo").exists());
+        assert_eq!(needs.inodes, 3 + PLACES.len() as u64);
+        fs::set_permissions(place.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn what_leads_out_or_is_too_much_is_refused() {
+        let refused = |bytes: &[u8], most| {
+            let place = tempfile::tempdir().unwrap();
+            unpack(bytes, &place.path().join("."), most).unwrap_err().to_string()
+        };
+        let climbing = tar(|tar| entry(tar, EntryType::Regular, "../x", "", 0o644, b"x"));
+        assert!(refused(&climbing, MOST).contains("leads out"));
+        let through = tar(|tar| {
+            entry(tar, EntryType::Symlink, "l", "/tmp", 0o777, b"");
+            entry(tar, EntryType::Regular, "l/cofferdam-vm-escaped", "", 0o644, b"x");
+        });
+        refused(&through, MOST);
+        assert!(!Path::new("/tmp/cofferdam-vm-escaped").exists());
+        let large = tar(|tar| entry(tar, EntryType::Regular, "x", "", 0o644, &[1; 100_000]));
+        assert!(refused(&large, 4096).contains("allowed"));
+        let wrong = tar(|tar| entry(tar, EntryType::Regular, "workspace", "", 0o644, b"x"));
+        assert!(refused(&wrong, MOST).contains("not a directory"));
+        assert!(
+            refused(b"this is no tar, but it is as long as a header of one would have to be.", MOST)
+                .contains("unpacked")
+        );
+    }
+
+    #[test]
+    fn the_same_directory_gives_the_same_tar() {
+        let packed = |names: [&str; 3]| {
+            let place = tempfile::tempdir().unwrap();
+            for name in names {
+                fs::create_dir_all(place.path().join(name)).unwrap();
+                fs::write(place.path().join(name).join("f"), name).unwrap();
+            }
+            std::os::unix::fs::symlink("nowhere", place.path().join("link")).unwrap();
+            let mut out = Vec::new();
+            pack(place.path(), &mut out).unwrap();
+            out
+        };
+        assert_eq!(packed(["a", "b", "c/d"]), packed(["c/d", "b", "a"]));
+    }
+}

@@ -1,0 +1,35 @@
+//! Sandboxes that are virtual machines: each has a kernel of its own.
+//!
+//! ```text
+//! VmBackend --Machine--> dyn Vmm (qemu, firecracker) --process--> VM: kernel, initramfs, agent
+//!     '------- cofferdam_guest::Guest ---- byte streams (virtio-serial, vsock) ----'
+//! ```
+//!
+//! `vmm` is what every monitor offers, `qemu` the one that works everywhere. `image` makes what machines start from. The
+//! program in `init/` makes of a bare kernel the place where the agent runs; from there on a machine is served as a
+//! container is.
+#![forbid(unsafe_code)]
+
+mod backend;
+mod config;
+mod error;
+pub mod firecracker;
+pub mod image;
+pub mod kvm;
+mod make;
+#[path = "../init/options.rs"]
+mod options;
+#[cfg(test)]
+mod options_tests;
+mod plan;
+mod posture;
+pub mod qemu;
+mod run;
+mod sandbox;
+pub mod vmm;
+mod words;
+
+pub use backend::{NAME, VmBackend};
+pub use config::{Deadlines, MakePolicy, VmConfig};
+pub use error::{Result, VmError};
+pub use make::MakeProgress;

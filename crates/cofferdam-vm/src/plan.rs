@@ -1,0 +1,270 @@
+//! From a spec to a machine: pure.
+//!
+//! The disk limit is shared out: most of it is the workspace's own disk, the rest are `/tmp` and `/dev/shm`, which are in
+//! memory and count as such. The memory limit is a control group's inside; the machine has some more, for its kernel.
+
+use cofferdam_contract::{
+    ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
+};
+use cofferdam_guest::{Settings, usual_rules};
+
+use crate::backend::NAME;
+use crate::config::{MOST_PROCESSORS, VmConfig};
+use crate::options::{CPU_PERIOD, Options, Room, Store};
+
+/// The agent's port.
+pub(crate) const PORT: &str = "dev.cofferdam.agent";
+/// User and group of agent and guests: ids of a kernel that has no others.
+pub(crate) const USER: (u32, u32) = (1000, 1000);
+
+const PAGE: u64 = 4096;
+const MEBIBYTE: u64 = 1 << 20;
+/// Room for what every sandbox has in its directories, tables of the file system included.
+const LEAST_DISK: ByteSize = ByteSize::from_mebibytes(2);
+/// The agent and a small program.
+const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(8);
+/// What a kernel takes for itself, and for each page of memory.
+const KERNEL_MEMORY: u64 = 96 * MEBIBYTE;
+const KERNEL_SHARE: u64 = 32;
+/// The kernel's smallest quota.
+const LEAST_QUOTA: u64 = 1000;
+
+/// The bytes of each writable directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// The size of the workspace's own disk; `None` where the workspace is in memory.
+    pub disk: Option<u64>,
+    /// Of the workspace in memory, where there is no disk.
+    pub workspace: u64,
+    pub tmp: u64,
+    pub shm: u64,
+}
+
+impl Shares {
+    /// Shares the disk limit out, so that what fits into all directories together is no more. Without a limit, all is in
+    /// memory, and bounded by that.
+    pub(crate) fn of(disk: Option<ByteSize>, machine: u64) -> Self {
+        match disk {
+            Some(disk) => {
+                let pages = disk.as_bytes() / PAGE;
+                let (tmp, shm) = (pages / 4, pages / 16);
+                let workspace = (pages - tmp - shm) * PAGE;
+                Self { disk: Some(workspace), workspace, tmp: tmp * PAGE, shm: shm * PAGE }
+            }
+            None => {
+                let half = machine / 2 / PAGE * PAGE;
+                Self { disk: None, workspace: half, tmp: half, shm: half }
+            }
+        }
+    }
+}
+
+/// Files that fit: each takes some room, however small it is.
+pub(crate) fn most_files(bytes: u64) -> u64 {
+    (bytes / PAGE).clamp(64, 1 << 20)
+}
+
+/// The same for a disk, where each takes a place in a table.
+pub(crate) fn most_files_on_disk(bytes: u64) -> u64 {
+    (bytes / (4 * PAGE)).clamp(64, 1 << 20)
+}
+
+/// The size of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub memory: ByteSize,
+    pub processors: u32,
+    pub shares: Shares,
+    /// Of agent and guests.
+    bound: Option<u64>,
+    tasks: Option<u64>,
+    quota: Option<u64>,
+}
+
+impl Plan {
+    /// What a spec asks for, where this backend has it. Takes the spec apart by hand: a new field must be decided on here.
+    pub(crate) fn of(spec: &Spec, config: &VmConfig) -> Result<Self> {
+        spec.validate()?;
+        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+        // Nothing of one machine is another's; labels are the owner's; the posture is held against the permissions.
+        let (_, _, _) = (tenant, labels, allow_weaker);
+        match network {
+            NetworkPolicy::None => {}
+            _ => {
+                let what = "the vm backend offers no network";
+                return Err(Error::unsupported("create", what).with_remedy("use --net none"));
+            }
+        }
+        match root {
+            RootFs::Default | RootFs::Directory { .. } => {}
+            RootFs::Image { reference } => {
+                let what = "the vm backend has no images of a container engine";
+                return Err(Error::unsupported("create", what)
+                    .with_context("image", reference.escape_debug().to_string())
+                    .with_remedy("name a directory with a root file system, or use the docker backend"));
+            }
+        }
+        match workspace {
+            Workspace::Private { .. } => {}
+            Workspace::HostDir { path, .. } => {
+                return Err(Error::unsupported("create", "the vm backend lends no directory of the host")
+                    .with_context("path", path.display().to_string())
+                    .with_remedy("use a private workspace, and copy files in and out"));
+            }
+        }
+        let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
+        if let Some(key) = own {
+            return Err(Error::invalid("create", format!("the vm backend has no attribute '{}'", key.escape_debug()))
+                .with_remedy("remove it: this backend takes no attributes"));
+        }
+        Self::of_limits(limits, config)
+    }
+
+    fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
+        let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
+        // Kept by the supervisor.
+        let (_, _) = (cpu_time, wall_time);
+        let small = |what: String, remedy: &str| Err(Error::invalid("create", what).with_remedy(remedy.to_owned()));
+        if memory.is_some_and(|memory| memory < LEAST_MEMORY) {
+            return small(format!("a machine needs a memory limit of at least {LEAST_MEMORY}"), "raise --memory");
+        }
+        if disk.is_some_and(|disk| disk < LEAST_DISK) {
+            return small(format!("a machine needs a disk limit of at least {LEAST_DISK}"), "raise --disk");
+        }
+        let guests = memory.unwrap_or(config.memory).as_bytes();
+        let most = u64::MAX / 4;
+        if guests > most {
+            return small("no machine has that much memory".to_owned(), "lower --memory");
+        }
+        Ok(Self {
+            memory: ByteSize::from_bytes((guests + guests / KERNEL_SHARE + KERNEL_MEMORY).next_multiple_of(MEBIBYTE)),
+            processors: cpus.map_or(config.processors, processors),
+            shares: Shares::of(*disk, guests),
+            bound: memory.map(|memory| memory.as_bytes()),
+            // The agent is one of them.
+            tasks: processes.map(|processes| u64::from(processes) + 1),
+            quota: cpus.map(|cpus| (u64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(LEAST_QUOTA)),
+        })
+    }
+
+    /// What the machine's init is told. `root` and `workspace` are disks, in the init's words for them.
+    pub(crate) fn options(&self, root: &str, workspace: Option<&str>) -> Result<String> {
+        let shares = &self.shares;
+        let room = |bytes| Room { bytes, files: most_files(bytes) };
+        let in_memory = Store::Memory(room(shares.workspace));
+        let options = Options {
+            root: disk(root)?,
+            workspace: workspace.map(disk).transpose()?.map_or(in_memory, Store::Disk),
+            tmp: room(shares.tmp),
+            shm: room(shares.shm),
+            user: USER,
+            port: PORT.as_bytes(),
+            memory: self.bound,
+            tasks: self.tasks,
+            cpu: self.quota,
+        };
+        let text = options.to_string();
+        // The init reads it by the same code: what it would refuse is not sent there.
+        match Options::parse(text.as_bytes()) {
+            Ok(understood) if understood == options => Ok(text),
+            _ => Err(Error::new(ErrorKind::Internal, "create", "the machine's init cannot be told what to do")),
+        }
+    }
+
+    /// How the guest is run.
+    pub(crate) fn settings(spec: &Spec, config: &VmConfig) -> Settings {
+        Settings {
+            stores: [WORKSPACE_PATH, "/tmp", "/dev/shm"].map(str::to_owned).into(),
+            rules: usual_rules(spec.workspace().access()),
+            limits: spec.limits().clone(),
+            patience: config.deadlines.answer.max(config.deadlines.boot),
+            ..Settings::default()
+        }
+    }
+}
+
+fn disk(word: &str) -> Result<crate::options::Disk<'_>> {
+    crate::options::Disk::parse(word.as_bytes())
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "a disk has no name for the kernel"))
+}
+
+/// Whole processors that hold a share.
+fn processors(cpus: Cpus) -> u32 {
+    cpus.as_millis().div_ceil(1000).clamp(1, MOST_PROCESSORS)
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_contract::Access;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn config() -> VmConfig {
+        VmConfig::new("/x")
+    }
+
+    fn with(change: impl FnOnce(&mut Limits)) -> Result<Plan> {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        Plan::of(&Spec::builder().limits(limits).build()?, &config())
+    }
+
+    #[test]
+    fn a_machine_has_more_memory_than_its_guests() {
+        let plan = with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))).unwrap();
+        assert_eq!((plan.bound, plan.memory), (Some(64 * MEBIBYTE), ByteSize::from_mebibytes(162)));
+        let plan = with(|limits| limits.memory = None).unwrap();
+        assert_eq!((plan.bound, plan.memory), (None, ByteSize::from_mebibytes(624)));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_the_init_is_told() {
+        let plan = with(|limits| {
+            limits.cpus = Some("1.5".parse().unwrap());
+            limits.processes = Some(9);
+            limits.memory = Some(ByteSize::from_mebibytes(100));
+            limits.disk = Some(ByteSize::from_mebibytes(16));
+        });
+        let plan = plan.unwrap();
+        assert_eq!(plan.processors, 2);
+        let text = plan.options("serial:root", Some("serial:work")).unwrap();
+        let options = Options::parse(text.as_bytes()).expect("it is understood");
+        assert_eq!((options.tasks, options.cpu, options.memory), (Some(10), Some(150_000), Some(100 * MEBIBYTE)));
+        assert!(matches!(options.workspace, Store::Disk(_)) && options.user == USER);
+        assert_eq!(plan.shares.disk.unwrap() + plan.shares.tmp + plan.shares.shm, 16 * MEBIBYTE);
+        let unlimited = with(|limits| limits.disk = None).unwrap();
+        assert!(unlimited.shares.disk.is_none());
+        assert!(plan.options("serial:Root", None).is_err());
+    }
+
+    #[test]
+    fn what_this_level_does_not_have_is_refused() {
+        let spec = |change: fn(cofferdam_contract::SpecBuilder) -> cofferdam_contract::SpecBuilder| {
+            change(Spec::builder()).build().unwrap()
+        };
+        let lent = || Workspace::HostDir { path: "/x".into(), access: Access::ReadOnly };
+        for (spec, kind) in [
+            (spec(|spec| spec.network(NetworkPolicy::Allow { hosts: vec!["a".to_owned()] })), ErrorKind::Unsupported),
+            (spec(|spec| spec.root(RootFs::Image { reference: "x".to_owned() })), ErrorKind::Unsupported),
+            (Spec::builder().workspace(lent()).build().unwrap(), ErrorKind::Unsupported),
+            (spec(|spec| spec.attribute("vm.x", true)), ErrorKind::InvalidInput),
+        ] {
+            let error = Plan::of(&spec, &config()).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.remedy().is_some(), "{error}");
+        }
+        assert!(with(|limits| limits.memory = Some(ByteSize::from_mebibytes(1))).is_err());
+        assert!(with(|limits| limits.disk = Some(ByteSize::from_bytes(4096))).is_err());
+        assert!(with(|limits| limits.memory = Some(ByteSize::from_bytes(u64::MAX))).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn all_directories_together_hold_no_more_than_the_limit(bytes in LEAST_DISK.as_bytes()..1 << 42) {
+            let shares = Shares::of(Some(ByteSize::from_bytes(bytes)), 0);
+            prop_assert!(shares.workspace + shares.tmp + shares.shm <= bytes);
+            prop_assert!(shares.workspace >= bytes / 2 / PAGE * PAGE);
+        }
+    }
+}

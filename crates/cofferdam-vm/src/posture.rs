@@ -1,0 +1,360 @@
+//! From what was measured inside a machine to what is said: pure, row by row.
+
+use cofferdam_contract::{
+    Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, WORKSPACE_PATH,
+    Workspace,
+};
+use cofferdam_guest::{Evidence, Mount};
+
+use crate::plan::Shares;
+
+/// Everything that a posture is made from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured<'a> {
+    pub spec: &'a Spec,
+    pub evidence: &'a Evidence,
+    /// Whom the sandbox was to run as.
+    pub user: (u32, u32),
+    pub shares: Shares,
+    /// What this host's kernel calls itself; empty when it could not be read.
+    pub host_boot: &'a str,
+}
+
+/// The posture that the measurements amount to.
+pub(crate) fn posture(measured: &Measured<'_>) -> Posture {
+    Posture::new(kernel(measured).into_iter().chain(walls(measured)).chain(limits(measured)))
+}
+
+fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> PostureItem {
+    let state = if holds { ProtectionState::Enforced } else { ProtectionState::Absent };
+    PostureItem { protection, state, mechanism: mechanism.into(), probed: true, remedy: None }
+}
+
+fn with_remedy(mut item: PostureItem, remedy: &str) -> PostureItem {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+        item.remedy = Some(remedy.to_owned());
+    }
+    item
+}
+
+fn not_asked(protection: Protection) -> PostureItem {
+    PostureItem {
+        protection,
+        state: ProtectionState::NotAsked,
+        mechanism: "no limit asked for".to_owned(),
+        probed: false,
+        remedy: None,
+    }
+}
+
+/// What namespaces are elsewhere is a kernel here, if it is not the host's.
+fn kernel(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let evidence = measured.evidence;
+    let own = !evidence.boot.is_empty() && !measured.host_boot.is_empty() && evidence.boot != measured.host_boot;
+    let mechanism = match own {
+        true => format!("a kernel of its own (Linux {}, started as {})", evidence.kernel, evidence.boot),
+        false => "it could not be shown that the kernel is not the host's".to_owned(),
+    };
+    [
+        Protection::UserNamespace,
+        Protection::MountNamespace,
+        Protection::PidNamespace,
+        Protection::NetNamespace,
+        Protection::IpcNamespace,
+        Protection::UtsNamespace,
+        Protection::CgroupNamespace,
+    ]
+    .into_iter()
+    .map(|protection| {
+        // The agent is process 1 of what its guests see.
+        let first = protection != Protection::PidNamespace || evidence.pid == 1;
+        with_remedy(
+            row(protection, own && first, mechanism.clone()),
+            "is /proc/sys/kernel/random/boot_id readable on this host?",
+        )
+    })
+    .collect()
+}
+
+fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let evidence = measured.evidence;
+    let sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
+    let [effective, permitted, inheritable, bounding, ambient] = sets;
+    let capabilities = format!(
+        "effective {effective:x}, permitted {permitted:x}, inheritable {inheritable:x}, bounding {bounding:x}, ambient {ambient:x}"
+    );
+    let interfaces = evidence.interfaces.as_ref();
+    let network = match interfaces {
+        Some(names) if names.is_empty() => "the machine has no network device".to_owned(),
+        Some(names) => format!("interfaces: {}", names.join(", ")),
+        None => "the interfaces could not be read".to_owned(),
+    };
+    let alone = *measured.spec.network() == NetworkPolicy::None && interfaces.is_some_and(Vec::is_empty);
+    vec![
+        root_filesystem(evidence),
+        workspace(measured),
+        seccomp(evidence),
+        landlock(evidence),
+        row(Protection::Capabilities, sets == [0; 5], capabilities),
+        row(Protection::NoNewPrivileges, evidence.no_new_privileges, "no_new_privs is set"),
+        user(measured),
+        row(Protection::Network, alone, network),
+    ]
+}
+
+fn root_filesystem(evidence: &Evidence) -> PostureItem {
+    let read_only = evidence.mount_of("/").is_some_and(|mount| mount.read_only);
+    let written: Vec<&str> =
+        evidence.writes.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str()).collect();
+    let holds = read_only && written.is_empty() && !evidence.writes.is_empty();
+    let mechanism = match (holds, written.is_empty()) {
+        (true, _) => "a disk that the machine can only read; writes refused".to_owned(),
+        (false, false) => format!("writable: {}", written.join(", ")),
+        (false, true) => "the root is not mounted read-only".to_owned(),
+    };
+    row(Protection::RootFilesystem, holds, mechanism)
+}
+
+fn workspace(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
+    let writable = mount.is_some_and(|mount| !mount.read_only);
+    let place = if measured.shares.disk.is_some() { "a disk of its own" } else { "the machine's memory" };
+    let (holds, mechanism) = match measured.spec.workspace() {
+        Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {place}, read-write")),
+        Workspace::Private { access: Access::ReadOnly } => (
+            writable && evidence.workspace_writable == Some(false),
+            format!("private, on {place}, read-only for guests by Landlock, filled by the file API"),
+        ),
+        Workspace::HostDir { .. } => (false, "a directory of the host is not lent to machines".to_owned()),
+    };
+    let item = row(Protection::Workspace, holds, mechanism);
+    with_remedy(item, "a private workspace that is read-only needs a kernel with Landlock in the image")
+}
+
+fn seccomp(evidence: &Evidence) -> PostureItem {
+    let through: Vec<&str> =
+        evidence.calls.iter().filter(|call| call.was_let_through()).map(|call| call.name).collect();
+    let holds = evidence.seccomp_filtered && through.is_empty() && !evidence.calls.is_empty();
+    let mechanism = match through.is_empty() {
+        false => format!("forbidden calls let through: {}", through.join(", ")),
+        true => format!("our allowlist filter; {} forbidden calls tried, all refused", evidence.calls.len()),
+    };
+    row(Protection::Seccomp, holds, mechanism)
+}
+
+fn landlock(evidence: &Evidence) -> PostureItem {
+    let abi = evidence.landlock_abi;
+    let mechanism = match (abi, evidence.landlock) {
+        (0, _) => "the machine's kernel has no Landlock, or it is switched off".to_owned(),
+        (_, true) => format!("ABI {abi}, on top of the mounts; refused what no rule allows"),
+        (_, false) => format!("ABI {abi}, but what no rule allows could be done"),
+    };
+    with_remedy(
+        row(Protection::Landlock, evidence.landlock, mechanism),
+        "make the image with a kernel that has Landlock",
+    )
+}
+
+fn user(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let (uid, gid) = measured.user;
+    let only = |found: &[u32], asked: u32| !found.is_empty() && found.iter().all(|id| *id == asked && *id != 0);
+    let groups = evidence.groups.as_ref().is_some_and(Vec::is_empty);
+    let holds = only(&evidence.uids, uid) && only(&evidence.gids, gid) && groups;
+    let further = evidence.groups.as_ref().map_or("unknown".to_owned(), |groups| format!("{groups:?}"));
+    let (uids, gids) = (&evidence.uids, &evidence.gids);
+    row(
+        Protection::User,
+        holds,
+        format!("users {uids:?}, groups {gids:?}, further groups {further}; asked for {uid}:{gid}"),
+    )
+}
+
+fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
+    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = measured.spec.limits();
+    let bounds = &measured.evidence.bounds;
+    let group = bounds.version > 0;
+    let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
+    let wall = PostureItem { probed: false, ..row(Protection::WallTime, true, wall) };
+    vec![
+        memory.map_or_else(|| not_asked(Protection::Memory), |asked| self::memory(measured, asked)),
+        cpu_time.map_or_else(
+            || not_asked(Protection::CpuTime),
+            |asked| {
+                let seconds = asked.as_secs_f64();
+                let counted = measured.evidence.counts_cpu;
+                let who = if counted { "a control group inside counts" } else { "the agent sums up" };
+                row(Protection::CpuTime, true, format!("{who} CPU time, killed at {seconds} s"))
+            },
+        ),
+        cpus.map_or_else(
+            || not_asked(Protection::Cpus),
+            |asked| {
+                let found = bounds.cpu_millis;
+                let holds = group && found.is_some_and(|found| found <= u64::from(asked.as_millis()).max(10));
+                let shown = found.map_or("none".to_owned(), |found| format!("{found} thousandths"));
+                row(Protection::Cpus, holds, format!("control group inside, CPU quota of {shown}"))
+            },
+        ),
+        processes.map_or_else(
+            || not_asked(Protection::Processes),
+            |asked| {
+                let holds = group && bounds.tasks.is_some_and(|tasks| tasks <= u64::from(asked) + 1);
+                let shown = bounds.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
+                let mechanism = format!("control group inside, pids.max {shown} (the agent is one of them)");
+                row(Protection::Processes, holds, mechanism)
+            },
+        ),
+        disk.map_or_else(|| not_asked(Protection::Disk), |_| self::disk(measured)),
+        wall,
+    ]
+    .into_iter()
+    .map(|item| with_remedy(item, "make the image with a kernel that has control groups"))
+    .collect()
+}
+
+fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
+    let (bytes, bounds) = (asked.as_bytes(), &measured.evidence.bounds);
+    // The kernel rounds down to whole pages.
+    let close = bounds.memory.is_some_and(|found| found <= bytes && bytes - found < 65_536);
+    let holds = bounds.version > 0 && close && bounds.swap.is_none_or(|swap| swap == 0);
+    let found = bounds.memory.map_or("none".to_owned(), |found| format!("{found} bytes"));
+    row(
+        Protection::Memory,
+        holds,
+        format!("control group inside, memory limit {found}, no swap; and the machine's memory"),
+    )
+}
+
+fn disk(measured: &Measured<'_>) -> PostureItem {
+    let shares = &measured.shares;
+    let mut wrong = Vec::new();
+    for (path, most) in [(WORKSPACE_PATH, shares.workspace), ("/tmp", shares.tmp), ("/dev/shm", shares.shm)] {
+        let mount = measured.evidence.mount_of(path).filter(|mount| mount.path == path);
+        if !mount.is_some_and(|mount| is_sized(mount, most)) {
+            wrong.push(path.to_owned());
+        }
+    }
+    wrong.extend(writable_elsewhere(measured.evidence));
+    if !wrong.is_empty() || measured.evidence.mounts.is_none() {
+        return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
+    }
+    let [workspace, tmp, shm] = [shares.workspace, shares.tmp, shares.shm].map(ByteSize::from_bytes);
+    row(Protection::Disk, true, format!("{WORKSPACE_PATH} {workspace} on a disk; in memory /tmp {tmp}, /dev/shm {shm}"))
+}
+
+/// A kernel may round up to its pages.
+fn is_sized(mount: &Mount, most: u64) -> bool {
+    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= most.next_multiple_of(4096))
+}
+
+/// Mounts that can be written to, but ours and those that the kernel keeps to root and to itself.
+fn writable_elsewhere(evidence: &Evidence) -> Vec<String> {
+    let own = [WORKSPACE_PATH, "/tmp", "/dev/shm"];
+    let kernels = ["proc", "sysfs", "devpts", "cgroup2"];
+    let mounts = evidence.mounts.iter().flatten();
+    let found = mounts.filter(|mount| {
+        !mount.read_only && !own.contains(&mount.path.as_str()) && !kernels.contains(&mount.kind.as_str())
+    });
+    found.map(|mount| mount.path.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_guest::{Bounds, ForbiddenCall, Space, Trial};
+
+    use super::*;
+
+    const SHARES: Shares = Shares { disk: Some(64 << 20), workspace: 64 << 20, tmp: 16 << 20, shm: 4 << 20 };
+
+    fn mount(path: &str, kind: &str, read_only: bool, bytes: u64) -> Mount {
+        let space = Some(Space { bytes, ..Space::default() }).filter(|_| !read_only);
+        let (path, kind) = (path.to_owned(), kind.to_owned());
+        Mount { path, kind, root: "/".to_owned(), source: String::new(), read_only, options: Vec::new(), space }
+    }
+
+    fn good() -> Evidence {
+        let limits = Limits::default();
+        Evidence {
+            pid: 1,
+            kernel: "6.1".to_owned(),
+            boot: "inside".to_owned(),
+            uids: vec![7; 4],
+            gids: vec![8; 4],
+            groups: Some(Vec::new()),
+            capabilities: [Some(0); 5],
+            no_new_privileges: true,
+            seccomp_filtered: true,
+            calls: vec![ForbiddenCall { name: "bpf", errno: 1 }],
+            mounts: Some(vec![
+                mount("/", "ext4", true, 0),
+                mount("/proc", "proc", false, 0),
+                mount("/workspace", "ext4", false, 60 << 20),
+                mount("/tmp", "tmpfs", false, 16 << 20),
+                mount("/dev/shm", "tmpfs", false, 4 << 20),
+            ]),
+            writes: vec![Trial { path: "/etc/x".to_owned(), worked: false, errno: 30 }],
+            interfaces: Some(Vec::new()),
+            bounds: Bounds {
+                version: 2,
+                memory: limits.memory.map(|memory| memory.as_bytes()),
+                swap: Some(0),
+                tasks: limits.processes.map(|processes| u64::from(processes) + 1),
+                cpu_millis: None,
+            },
+            counts_cpu: true,
+            counts_memory: true,
+            landlock_abi: 2,
+            landlock: true,
+            ..Evidence::default()
+        }
+    }
+
+    fn of(evidence: &Evidence) -> Posture {
+        let spec = Spec::default();
+        posture(&Measured { spec: &spec, evidence, user: (7, 8), shares: SHARES, host_boot: "outside" })
+    }
+
+    #[test]
+    fn a_machine_as_it_should_be_has_every_row_and_no_shortfall() {
+        let posture = of(&good());
+        for protection in Protection::ALL {
+            assert!(posture.get(*protection).is_some(), "{protection}");
+        }
+        posture.require(&Default::default()).unwrap();
+    }
+
+    #[test]
+    fn whatever_is_missing_shows_in_its_row() {
+        use Protection as P;
+        type Change = fn(&mut Evidence);
+        let changes: [(Protection, Change); 18] = [
+            (P::NetNamespace, |it| it.boot = "outside".to_owned()),
+            (P::UserNamespace, |it| it.boot.clear()),
+            (P::PidNamespace, |it| it.pid = 2),
+            (P::Capabilities, |it| it.capabilities[3] = Some(1)),
+            (P::Capabilities, |it| it.capabilities[4] = None),
+            (P::NoNewPrivileges, |it| it.no_new_privileges = false),
+            (P::User, |it| it.uids[1] = 0),
+            (P::User, |it| it.groups = Some(vec![8])),
+            (P::Network, |it| it.interfaces = Some(vec!["eth0".to_owned()])),
+            (P::Network, |it| it.interfaces = None),
+            (P::Seccomp, |it| it.calls[0].errno = 0),
+            (P::Landlock, |it| it.landlock = false),
+            (P::RootFilesystem, |it| it.writes[0].worked = true),
+            (P::Memory, |it| it.bounds.memory = None),
+            (P::Memory, |it| it.bounds.swap = Some(1)),
+            (P::Processes, |it| it.bounds.tasks = Some(1000)),
+            (P::Disk, |it| it.mounts.as_mut().unwrap()[2].space.as_mut().unwrap().bytes = 65 << 20),
+            (P::Disk, |it| it.mounts.as_mut().unwrap().push(mount("/run", "tmpfs", false, 1))),
+        ];
+        for (at, (protection, change)) in changes.into_iter().enumerate() {
+            let mut evidence = good();
+            change(&mut evidence);
+            let posture = of(&evidence);
+            let row = posture.get(protection).unwrap();
+            assert_eq!(row.state, ProtectionState::Absent, "change {at}: {row:?}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What QEMU says over QMP, line by line: pure. Once something in the machine took it over, it may say anything.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The longest line that is taken.
+pub(crate) const LONGEST_LINE: usize = 64 << 10;
+/// The longest text in it that is passed on.
+const LONGEST_TEXT: usize = 300;
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// It greets.
+    Greeting,
+    /// It carried out the command with this id.
+    Done(u64),
+    /// It did not, and why.
+    Failed(u64, String),
+    /// It stops, and why.
+    Shutdown(String),
+    /// Something else happened.
+    Other,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(rename = "QMP")]
+    greeting: Option<Value>,
+    id: Option<u64>,
+    #[serde(rename = "return")]
+    returned: Option<Value>,
+    error: Option<Refusal>,
+    event: Option<String>,
+    data: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    desc: Option<String>,
+}
+
+impl Message {
+    /// Reads a line; `None` for one that QEMU never says.
+    pub(crate) fn parse(line: &[u8]) -> Option<Self> {
+        let line: Line = serde_json::from_slice(line).ok()?;
+        match line {
+            Line { greeting: Some(_), .. } => Some(Self::Greeting),
+            Line { event: Some(event), data, .. } if event == "SHUTDOWN" => {
+                let reason = data.as_ref().and_then(|data| data.get("reason")).and_then(Value::as_str);
+                Some(Self::Shutdown(short(reason.unwrap_or_default())))
+            }
+            Line { event: Some(_), .. } => Some(Self::Other),
+            Line { id: Some(id), returned: Some(_), .. } => Some(Self::Done(id)),
+            Line { id: Some(id), error: Some(error), .. } => {
+                Some(Self::Failed(id, short(error.desc.as_deref().unwrap_or_default())))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(LONGEST_TEXT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lines_of_qemu_are_understood() {
+        for (line, message) in [
+            (r#"{"QMP": {"version": {}, "capabilities": []}}"#, Message::Greeting),
+            (r#"{"return": {}, "id": 7}"#, Message::Done(7)),
+            (r#"{"id": 8, "error": {"class": "X", "desc": "no\n"}}"#, Message::Failed(8, "no".to_owned())),
+            (
+                r#"{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#,
+                Message::Shutdown("guest-reset".to_owned()),
+            ),
+            (r#"{"event": "STOP"}"#, Message::Other),
+        ] {
+            assert_eq!(Message::parse(line.as_bytes()), Some(message), "{line}");
+        }
+        for odd in ["", "[]", "{}", r#"{"return": {}}"#, r#"{"id": -1, "return": {}}"#, r#"{"id": 1}"#] {
+            assert_eq!(Message::parse(odd.as_bytes()), None, "{odd}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn anything_is_understood_or_refused(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Message::parse(&line);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! QEMU, with the smallest machine that it has.
+//!
+//! ```text
+//! Qemu --fork, exec--> qemu-system (no files, no sockets, no network of its own: descriptors only)
+//!   |--QMP over a socket pair--> stop, cont; events
+//!   |--a socket pair--> virtio-serial port: the agent's streams
+//!   '--a socket pair--> the serial console, of which the end is kept
+//! ```
+//!
+//! Kernel, initramfs and disks are opened here and handed over as descriptors, so that the monitor needs no right to any
+//! path but those of its own program. Started by root, it runs as a user that no host has; under Landlock rules and
+//! without the host's network, or not at all. It is killed with the process that started it.
+
+mod arguments;
+mod message;
+mod qmp;
+mod rules;
+mod vm;
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream as Socket;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cofferdam_contract::Access;
+use cofferdam_linux::child::{self, Seclusion, Start};
+use cofferdam_linux::clock;
+use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
+
+use crate::error::{Result, VmError, io};
+use crate::run;
+use crate::vmm::{Accelerator, Contents, Disk, Machine, Started, Vmm};
+use crate::words::Words;
+use arguments::{Descriptors, arguments};
+use qmp::Qmp;
+use vm::QemuVm;
+
+/// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+const PROCESSORS: &str = "x86_64";
+/// The oldest that was seen to work.
+const OLDEST: (u32, u32) = (7, 2);
+const OLDEST_TEXT: &str = "7.2";
+/// Time to say which version it is.
+const VERSION_LIMIT: Duration = Duration::from_secs(20);
+/// Users that no host has.
+const FIRST_USER: u32 = 0x7200_0000;
+const USERS: u32 = 0x00f0_0000;
+pub(crate) const KVM: &str = "/dev/kvm";
+
+/// How QEMU is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QemuConfig {
+    /// Its program. Default: `qemu-system-…` of the usual directories.
+    pub program: Option<PathBuf>,
+    /// What runs the machine's instructions.
+    pub accelerator: Accelerator,
+    /// The processor that the machine has, by QEMU's name for it, with its version: never `max` or `host`, which mean
+    /// something else on each host.
+    pub processor: String,
+    /// Time that it has for an answer.
+    pub patience: Duration,
+}
+
+impl Default for QemuConfig {
+    fn default() -> Self {
+        Self {
+            program: None,
+            accelerator: Accelerator::default(),
+            processor: "Nehalem-v1".to_owned(),
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Makes machines with QEMU.
+#[derive(Debug)]
+pub struct Qemu {
+    config: QemuConfig,
+    version: OnceCell<String>,
+}
+
+impl Qemu {
+    /// Nothing is started before the first use.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::BadSource`] for a processor that is no single name, or one that differs from host to host.
+    pub fn new(config: QemuConfig) -> Result<Self> {
+        let name = &config.processor;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || ["max", "host"].contains(&&**name) {
+            let what = format!("{:?} does not name a processor that is the same on every host", name);
+            return Err(VmError::BadSource { what });
+        }
+        Ok(Self { config, version: OnceCell::new() })
+    }
+
+    fn program(&self) -> &Path {
+        self.config.program.as_deref().unwrap_or(Path::new(PROGRAM))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.program());
+        command.env_clear().env("LC_ALL", "C").current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    /// As whom the monitor runs; `None` leaves it the caller's user.
+    fn user(&self) -> Option<(u32, u32)> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let user = FIRST_USER + fastrand::u32(..USERS);
+        let group = match self.config.accelerator {
+            Accelerator::Tcg => None,
+            // The device's own group may open it, where it has one.
+            Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
+        };
+        Some((user, group.unwrap_or(user)))
+    }
+}
+
+#[async_trait]
+impl Vmm for Qemu {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn kernel_words(&self) -> String {
+        arguments::kernel_words(self.config.accelerator, clock::ticks_per_millisecond())
+    }
+
+    fn disk_word(&self, disk: &Disk, _: usize) -> String {
+        format!("serial:{}", disk.name)
+    }
+
+    async fn version(&self) -> Result<String> {
+        if std::env::consts::ARCH != PROCESSORS {
+            // It would run, and be given the agent of another kind of processor.
+            return Err(broken(format!("machines are made on {PROCESSORS} only so far")));
+        }
+        let mut command = self.command();
+        command.arg("--version");
+        let version = self.version.get_or_try_init(|| async move {
+            let asked = tokio::task::spawn_blocking(move || run::finish(command, PROGRAM, VERSION_LIMIT));
+            let finished = asked.await.map_err(|_| broken("its version was not waited for"))??;
+            accepted(&finished.said)
+        });
+        version.await.cloned()
+    }
+
+    async fn start(&self, machine: Machine) -> Result<Started> {
+        self.version().await?;
+        let Channels { theirs, stderr, agent, qmp, console, said } = Channels::open()?;
+        let numbers = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
+        let mut keep = Vec::from(theirs);
+        let mut take = |file: OwnedFd| {
+            let number = file.as_raw_fd();
+            keep.push(file);
+            number
+        };
+        let open = |path: &Path| File::open(path).map_err(io("open", path));
+        let opened = [open(&machine.kernel)?, open(&machine.initramfs)?];
+        let copy = |file: &File| file.try_clone().map_err(io("copy the descriptor of", "a kernel"));
+        let [kernel, initramfs] = [take(copy(&opened[0])?.into()), take(copy(&opened[1])?.into())];
+        let mut disks = Vec::new();
+        for disk in &machine.disks {
+            let file = match (&disk.contents, disk.access) {
+                (Contents::Shared(path), Access::ReadOnly) => open(path)?,
+                (Contents::Shared(_), _) => return Err(broken("a disk that is shared cannot be written to")),
+                (Contents::Own(file), _) => file.try_clone().map_err(io("copy the descriptor of", disk.name))?,
+            };
+            disks.push(take(file.into()));
+        }
+        let [agent_theirs, qmp_theirs, console_theirs] = numbers;
+        let descriptors =
+            Descriptors { kernel, initramfs, disks, agent: agent_theirs, qmp: qmp_theirs, console: console_theirs };
+        let mut command = self.command();
+        command.args(arguments(&self.config, &self.kernel_words(), &machine, &descriptors));
+        command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
+        let rules =
+            rules::of(self.program(), self.config.accelerator, &opened).map_err(|error| match error.kind() {
+                std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
+                _ => io("confine", self.program())(error),
+            })?;
+        let start = Start { keep, user: self.user(), rules: Some(rules), seclusion: Seclusion::Apart };
+        let started = tokio::task::spawn_blocking(move || child::start(command, start)).await;
+        let child = started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
+            // What QEMU's file itself forbids is told by its version, which was asked for before.
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::StorageFull => {
+                VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }
+            }
+            _ => io("start", self.program())(error),
+        })?;
+        let words = (Words::default(), Words::default());
+        tokio::spawn(words.0.clone().listen(console));
+        tokio::spawn(words.1.clone().listen(said));
+        let vm = QemuVm::watch(child, Qmp::begin(qmp, self.config.patience), words)?;
+        // From here on, what is dropped is ended.
+        vm.greet().await?;
+        let (reader, writer) = agent.into_split();
+        Ok(Started { vm: Box::new(vm), reader: Box::pin(reader), writer: Box::pin(writer) })
+    }
+}
+
+/// The connections of a machine, ours and the monitor's ends.
+struct Channels {
+    /// For agent, commands and console.
+    theirs: [OwnedFd; 3],
+    stderr: OwnedFd,
+    agent: UnixStream,
+    qmp: UnixStream,
+    console: UnixStream,
+    said: UnixStream,
+}
+
+impl Channels {
+    fn open() -> Result<Self> {
+        let pair = || {
+            let (ours, theirs) = Socket::pair()?;
+            ours.set_nonblocking(true)?;
+            Ok((UnixStream::from_std(ours)?, OwnedFd::from(theirs)))
+        };
+        let pair = || pair().map_err(io("make a socket for", PROGRAM));
+        let ((agent, one), (qmp, two), (console, three), (said, stderr)) = (pair()?, pair()?, pair()?, pair()?);
+        Ok(Self { theirs: [one, two, three], stderr, agent, qmp, console, said })
+    }
+}
+
+pub(crate) fn broken(what: impl Into<String>) -> VmError {
+    VmError::Monitor { monitor: "qemu", what: what.into() }
+}
+
+/// The version in what `--version` says, if it will do.
+fn accepted(said: &str) -> Result<String> {
+    let line = said.lines().next().unwrap_or_default();
+    let version = line.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split_whitespace().next());
+    let Some(version) = version else {
+        return Err(broken(format!("it says no version, but {}", crate::error::shown(line))));
+    };
+    let mut numbers = version.split('.').map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= OLDEST => Ok(version.to_owned()),
+        (Some(Ok(_)), Some(Ok(_))) => {
+            Err(VmError::OldTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
+        }
+        _ => Err(broken(format!("it says no version, but {}", crate::error::shown(line)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_old_ones_refused() {
+        assert_eq!(accepted("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright").unwrap(), "7.2.22");
+        assert_eq!(accepted("QEMU emulator version 10.0.2\n").unwrap(), "10.0.2");
+        let old = accepted("QEMU emulator version 6.2.0\n").unwrap_err();
+        assert!(matches!(&old, VmError::OldTool { found, .. } if found == "6.2.0"), "{old}");
+        for odd in ["", "QEMU emulator version x.y", "GNU bash\u{1b}[2J"] {
+            let error = accepted(odd).unwrap_err().to_string();
+            assert!(error.contains("no version") && !error.contains('\u{1b}'), "{error}");
+        }
+    }
+
+    #[test]
+    fn processors_that_differ_from_host_to_host_are_refused() {
+        for bad in ["max", "host", "", "Nehalem,+x", "a b"] {
+            assert!(Qemu::new(QemuConfig { processor: bad.to_owned(), ..QemuConfig::default() }).is_err(), "{bad}");
+        }
+    }
+}

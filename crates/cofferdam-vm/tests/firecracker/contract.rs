@@ -1,0 +1,334 @@
+//! Each request that can be made, compared with the published description of the API in `description.json`.
+
+use std::collections::BTreeSet;
+
+use cofferdam_contract::{ByteSize, ErrorKind};
+use cofferdam_vm::firecracker::{
+    Action, Balloon, BalloonStatsUpdate, BalloonUpdate, BootSource, CacheType, CpuTemplate, Drive, DriveId, Entropy,
+    LogLevel, Logger, MachineConfig, Method, Metrics, RateLimiter, Request, Serial, SnapshotCreate, SnapshotLoad,
+    SnapshotType, TokenBucket, VmState, Vsock,
+};
+use serde_json::{Value, json};
+
+use crate::support::{Reply, Server, http};
+
+fn description() -> Value {
+    serde_json::from_str(include_str!("description.json")).expect("it is JSON")
+}
+
+/// Every kind of request, in the shortest and the longest form.
+fn requests() -> Vec<Request> {
+    let id = || DriveId::new("data_1").unwrap();
+    let limiter = || {
+        let bucket = TokenBucket { size: 1 << 20, refill_time: 1000, one_time_burst: Some(4096) };
+        RateLimiter { bandwidth: Some(bucket), ops: Some(TokenBucket { one_time_burst: None, ..bucket }) }
+    };
+    let machine = || MachineConfig::new(2, ByteSize::from_mebibytes(256)).unwrap();
+    let templates = [
+        CpuTemplate::C3,
+        CpuTemplate::T2,
+        CpuTemplate::T2S,
+        CpuTemplate::T2CL,
+        CpuTemplate::T2A,
+        CpuTemplate::V1N1,
+        CpuTemplate::None,
+    ];
+    let levels = [LogLevel::Off, LogLevel::Error, LogLevel::Warning, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
+    let boot = BootSource { kernel_image_path: "/vmlinux".into(), initrd_path: None, boot_args: None };
+    let full_boot =
+        BootSource { initrd_path: Some("/initrd".into()), boot_args: Some("console=ttyS0".to_owned()), ..boot.clone() };
+    let snapshot = |snapshot_type| SnapshotCreate {
+        snapshot_type,
+        snapshot_path: "/state".into(),
+        mem_file_path: "/memory".into(),
+    };
+    let mut requests = vec![
+        Request::DescribeInstance,
+        Request::Version,
+        Request::DescribeMachine,
+        Request::BalloonStats,
+        Request::Machine(machine()),
+        Request::Machine(machine().tracking_dirty_pages().with_huge_pages().unwrap()),
+        Request::BootSource(boot),
+        Request::BootSource(full_boot),
+        Request::Drive(Drive::read_only(id(), "/root.img").as_root()),
+        Request::Drive(Drive::writable(id(), "/data.img", CacheType::Writeback).with_rate_limiter(limiter())),
+        Request::Vsock(Vsock::new(3, "/v.sock").unwrap()),
+        Request::Balloon(Balloon { amount_mib: 64, deflate_on_oom: true, stats_polling_interval_s: 1 }),
+        Request::ResizeBalloon(BalloonUpdate { amount_mib: 0 }),
+        Request::BalloonStatsInterval(BalloonStatsUpdate { stats_polling_interval_s: 5 }),
+        Request::Entropy(Entropy::default()),
+        Request::Entropy(Entropy { rate_limiter: Some(limiter()) }),
+        Request::Serial(Serial { serial_out_path: "/console".into() }),
+        Request::Metrics(Metrics { metrics_path: "/figures".into() }),
+        Request::Act(Action::InstanceStart),
+        Request::Act(Action::FlushMetrics),
+        Request::Change(VmState::Paused),
+        Request::Change(VmState::Resumed),
+        Request::CreateSnapshot(snapshot(SnapshotType::Full)),
+        Request::CreateSnapshot(snapshot(SnapshotType::Diff)),
+        Request::LoadSnapshot(SnapshotLoad::new("/state", "/memory")),
+        Request::LoadSnapshot(
+            SnapshotLoad::new("/state", "/memory")
+                .resumed()
+                .tracking_dirty_pages()
+                .with_vsock("/other.sock")
+                .with_network("eth0", "tap1")
+                .with_clock_of_now(),
+        ),
+    ];
+    requests.extend(templates.map(|template| Request::Machine(machine().with_cpu_template(template))));
+    requests.extend(levels.map(|level| {
+        let log_path = "/log".into();
+        Request::Logger(Logger { log_path, level, show_level: true, show_log_origin: false })
+    }));
+    requests
+}
+
+/// A number for each kind of request. Does not compile until a new kind is decided on here, and in the list above.
+fn kind(request: &Request) -> usize {
+    match request {
+        Request::DescribeInstance => 0,
+        Request::Version => 1,
+        Request::DescribeMachine => 2,
+        Request::BalloonStats => 3,
+        Request::Machine(_) => 4,
+        Request::BootSource(_) => 5,
+        Request::Drive(_) => 6,
+        Request::Vsock(_) => 7,
+        Request::Balloon(_) => 8,
+        Request::ResizeBalloon(_) => 9,
+        Request::BalloonStatsInterval(_) => 10,
+        Request::Entropy(_) => 11,
+        Request::Serial(_) => 12,
+        Request::Logger(_) => 13,
+        Request::Metrics(_) => 14,
+        Request::Act(_) => 15,
+        Request::Change(_) => 16,
+        Request::CreateSnapshot(_) => 17,
+        Request::LoadSnapshot(_) => 18,
+    }
+}
+
+const KINDS: usize = 19;
+
+fn method(request: &Request) -> &'static str {
+    match request.method() {
+        Method::Get => "GET",
+        Method::Put => "PUT",
+        Method::Patch => "PATCH",
+    }
+}
+
+/// What the description says of a method at a path; `{…}` in its paths stands for one part.
+fn described<'a>(description: &'a Value, method: &str, path: &str) -> Option<&'a Value> {
+    let fits = |template: &str| {
+        let (template, path): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
+        template.len() == path.len()
+            && template
+                .iter()
+                .zip(&path)
+                .all(|(part, word)| part == word || (part.starts_with('{') && !word.is_empty()))
+    };
+    let paths = description["paths"].as_object().expect("paths");
+    let (_, methods) = paths.iter().find(|(template, _)| fits(template))?;
+    methods.get(method)
+}
+
+/// How a request breaks the description.
+fn breaches(description: &Value, method: &str, path: &str, body: Option<&Value>, success: u16) -> Vec<String> {
+    let Some(described) = described(description, method, path) else {
+        return vec![format!("{method} {path} is not described")];
+    };
+    let mut breaches = Vec::new();
+    if described["answers"].get(success.to_string()).is_none() {
+        breaches.push(format!("{method} {path} is never answered with {success}"));
+    }
+    match (described["body"].as_str(), body) {
+        (None, None) => {}
+        (Some(kind), Some(body)) => object(description, kind, body, &format!("{method} {path}"), &mut breaches),
+        (wanted, given) => breaches.push(format!("{method} {path}: body {given:?}, described is {wanted:?}")),
+    }
+    breaches
+}
+
+fn object(description: &Value, kind: &str, value: &Value, at: &str, breaches: &mut Vec<String>) {
+    let described = &description["types"][kind];
+    assert!(described.is_object(), "the description has no {kind}");
+    let Some(fields) = value.as_object() else {
+        breaches.push(format!("{at}: {value} is no {kind}"));
+        return;
+    };
+    for required in described["required"].as_array().expect("a list").iter().filter_map(Value::as_str) {
+        if !fields.contains_key(required) {
+            breaches.push(format!("{at}: {required} is missing"));
+        }
+    }
+    for (name, value) in fields {
+        match described["properties"].get(name) {
+            Some(rule) => property(description, rule, value, &format!("{at} {name}"), breaches),
+            None => breaches.push(format!("{at}: {name} is unknown")),
+        }
+    }
+}
+
+fn property(description: &Value, rule: &Value, value: &Value, at: &str, breaches: &mut Vec<String>) {
+    if let Some(words) = rule.as_array() {
+        if !words.contains(value) {
+            breaches.push(format!("{at}: {value} is none of {words:?}"));
+        }
+        return;
+    }
+    let rule = rule.as_str().expect("a rule");
+    let right = match rule.split_once(' ').unwrap_or((rule, "")) {
+        ("string", _) => value.is_string(),
+        ("boolean", _) => value.is_boolean(),
+        ("integer", bounds) => value.as_u64().is_some_and(|number| within(number, bounds)),
+        ("list", kind) => {
+            let all = value.as_array().map(Vec::as_slice).unwrap_or_default();
+            all.iter().for_each(|value| object(description, kind, value, at, breaches));
+            value.is_array()
+        }
+        (kind, _) => {
+            object(description, kind, value, at, breaches);
+            true
+        }
+    };
+    if !right {
+        breaches.push(format!("{at}: {value} is not {rule}"));
+    }
+}
+
+/// Bounds as `1..32`, `3..` or nothing.
+fn within(number: u64, bounds: &str) -> bool {
+    let Some((least, most)) = bounds.split_once("..") else { return true };
+    number >= least.parse().expect("a number") && (most.is_empty() || number <= most.parse().expect("a number"))
+}
+
+fn request_breaches(description: &Value, request: &Request) -> Vec<String> {
+    let body = request.body().expect("it can be said");
+    breaches(description, method(request), &request.path(), body.as_ref(), request.success())
+}
+
+#[test]
+fn each_request_is_as_described() {
+    let description = description();
+    let requests = requests();
+    let kinds: BTreeSet<usize> = requests.iter().map(kind).collect();
+    assert_eq!(kinds, (0..KINDS).collect(), "each kind of request is tried");
+    let breaches: Vec<_> = requests.iter().flat_map(|request| request_breaches(&description, request)).collect();
+    assert!(breaches.is_empty(), "{breaches:#?}");
+}
+
+/// What is read of each answer must be promised by the description; and an answer with just that must be understood.
+#[tokio::test]
+async fn the_least_answer_that_is_described_is_understood() {
+    let server = Server::start(|seen| {
+        let description = description();
+        let kind = described(&description, &seen.method, &seen.path).expect("described")["answers"]["200"].clone();
+        Reply::Say(http(200, &least(&description, kind.as_str().expect("an answer")).to_string()))
+    });
+    let client = server.client();
+    client.describe("test").await.expect("an instance");
+    client.version("test").await.expect("a version");
+    let machine = client.machine("test").await.expect("a machine");
+    assert_eq!((machine.vcpus(), machine.smt()), (1, false));
+    client.balloon_stats("test").await.expect("a report");
+    assert!(server.seen().iter().all(|seen| seen.connection == 1), "one connection is kept");
+}
+
+/// A value with the required properties alone.
+fn least(description: &Value, kind: &str) -> Value {
+    let described = &description["types"][kind];
+    let required = described["required"].as_array().expect("a list").iter().filter_map(Value::as_str);
+    let fields = required.map(|name| {
+        let value = match &described["properties"][name] {
+            Value::Array(words) => words[0].clone(),
+            rule if rule == "string" => json!("x"),
+            _ => json!(1),
+        };
+        (name.to_owned(), value)
+    });
+    Value::Object(fields.collect())
+}
+
+/// Each state of the description is one that is known here.
+#[tokio::test]
+async fn each_state_of_an_instance_is_known() {
+    let description = description();
+    for state in description["types"]["InstanceInfo"]["properties"]["state"].as_array().expect("words").clone() {
+        let answer = json!({ "app_name": "x", "id": "x", "state": state, "vmm_version": "x" }).to_string();
+        let server = Server::start(move |_| Reply::Say(http(200, &answer)));
+        server.client().describe("test").await.unwrap_or_else(|error| panic!("{state}: {error}"));
+    }
+}
+
+/// What goes over the socket is what was compared above, on one connection.
+#[tokio::test]
+async fn what_is_sent_is_as_described() {
+    let server = Server::start(|seen| {
+        let description = description();
+        let success = if seen.method == "GET" { 200 } else { 204 };
+        let breaches = breaches(&description, &seen.method, &seen.path, seen.body.as_ref(), success);
+        let fault = json!({ "fault_message": breaches.join("; ") }).to_string();
+        match (breaches.is_empty(), success) {
+            (false, _) => Reply::Say(http(400, &fault)),
+            (true, 200) => Reply::Say(http(200, "{}")),
+            (true, _) => Reply::Say(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
+        }
+    });
+    let client = server.client();
+    for request in requests() {
+        client.send("test", &request).await.unwrap_or_else(|error| panic!("{request:?}: {error}"));
+    }
+    let seen = server.seen();
+    assert_eq!(seen.len(), requests().len());
+    for seen in &seen {
+        assert_eq!(seen.connection, 1, "one connection is kept");
+        let lower = seen.head.to_ascii_lowercase();
+        assert!(lower.contains("\r\nhost: localhost\r\n"), "{}", seen.head);
+        assert_eq!(lower.contains("\r\ncontent-type: application/json\r\n"), seen.body.is_some(), "{}", seen.head);
+        assert!(!lower.contains("transfer-encoding"), "{}", seen.head);
+    }
+}
+
+#[tokio::test]
+async fn a_status_that_is_not_described_is_an_error() {
+    for (request, status) in [(Request::Version, 204), (Request::Act(Action::InstanceStart), 200)] {
+        let server = Server::start(move |_| Reply::Say(http(status, "")));
+        let error = server.client().send("test", &request).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(&status.to_string()), "{error}");
+    }
+}
+
+/// The comparison itself notices what it is there for.
+#[test]
+fn the_comparison_notices_each_kind_of_breach() {
+    let description = description();
+    for (method, path, body, success, says) in [
+        ("PUT", "/boot", json!({}), 204, "is not described"),
+        ("PATCH", "/vsock", json!({}), 204, "is not described"),
+        ("PUT", "/drives/a/b", json!({}), 204, "is not described"),
+        ("PUT", "/boot-source", json!({ "boot_args": "x" }), 204, "kernel_image_path is missing"),
+        ("PUT", "/boot-source", json!({ "kernel_image_path": "x", "kernel": "x" }), 204, "kernel is unknown"),
+        ("PUT", "/boot-source", json!({ "kernel_image_path": 1 }), 204, "is not string"),
+        ("PUT", "/actions", json!({ "action_type": "Stop" }), 204, "is none of"),
+        ("PUT", "/vsock", json!({ "guest_cid": 2, "uds_path": "x" }), 204, "is not integer 3.."),
+        ("PUT", "/machine-config", json!({ "vcpu_count": 33, "mem_size_mib": 1 }), 204, "is not integer 1..32"),
+        ("PUT", "/entropy", json!({ "rate_limiter": { "ops": { "size": 1 } } }), 204, "refill_time is missing"),
+        (
+            "PUT",
+            "/snapshot/load",
+            json!({ "snapshot_path": "x", "network_overrides": [{}] }),
+            204,
+            "iface_id is missing",
+        ),
+        ("PATCH", "/vm", json!({ "state": "Paused" }), 200, "is never answered with 200"),
+    ] {
+        let found = breaches(&description, method, path, Some(&body), success);
+        assert!(found.iter().any(|breach| breach.contains(says)), "{method} {path} {body}: {found:?}");
+    }
+    let found = breaches(&description, "GET", "/version", Some(&json!({})), 200);
+    assert!(found.iter().any(|breach| breach.contains("body")), "{found:?}");
+}

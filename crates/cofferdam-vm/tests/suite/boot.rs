@@ -1,0 +1,122 @@
+//! Machines without a sandbox around them: they boot, their agent greets, they end, and say how.
+
+use std::time::Instant;
+
+use cofferdam_contract::{Access, ByteSize, ExecRequest, Limits, collect};
+use cofferdam_guest::{Evidence, Guest, Settings};
+use cofferdam_vm::image::Image;
+use cofferdam_vm::qemu::{Qemu, QemuConfig};
+use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
+
+use crate::support::{self, NO_HANG};
+
+const PORT: &str = "dev.cofferdam.agent";
+const WORDS: &str = "cofferdam.root=serial:root cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 \
+                     cofferdam.shm=1048576:256 cofferdam.user=4711:4712 cofferdam.port=dev.cofferdam.agent \
+                     cofferdam.memory=134217728 cofferdam.tasks=65 cofferdam.cpu=50000";
+
+fn machine(image: &Image, words: &str) -> Machine {
+    Machine {
+        kernel: image.kernel.clone(),
+        initramfs: image.initramfs.clone(),
+        command_line: words.to_owned(),
+        memory: ByteSize::from_mebibytes(256),
+        processors: 1,
+        disks: vec![Disk { name: "root", contents: Contents::Shared(image.root.clone()), access: Access::ReadOnly }],
+        port: PORT,
+    }
+}
+
+async fn start(image: &Image, words: &str) -> Started {
+    Qemu::new(QemuConfig::default()).unwrap().start(machine(image, words)).await.expect("a machine")
+}
+
+async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
+    let Started { vm, reader, writer } = start(image, WORDS).await;
+    let settings = Settings { patience: NO_HANG, ..Settings::default() };
+    match Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await {
+        Ok((guest, evidence)) => (vm, guest, evidence),
+        Err(error) => panic!("{error}; {:?}; {}", vm.is_ended(), vm.console()),
+    }
+}
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_boots_runs_a_command_and_leaves_nothing() {
+    let Some(image) = support::image("a_machine_boots_runs_a_command_and_leaves_nothing") else { return };
+    let before = support::census();
+    let begun = Instant::now();
+    let (vm, guest, evidence) = greeted(&image).await;
+    println!("greeted and measured after {:?}", begun.elapsed());
+    assert_eq!(evidence.kernel, image.release);
+    assert_eq!((evidence.uids.clone(), evidence.gids.clone()), (vec![4711; 4], vec![4712; 4]));
+    assert_eq!(evidence.groups, Some(vec![]));
+    assert_eq!(evidence.capabilities, [Some(0); 5]);
+    assert!(
+        evidence.landlock && evidence.marks && evidence.no_new_privileges && evidence.seccomp_filtered,
+        "{evidence:?}"
+    );
+    assert_eq!(
+        (evidence.bounds.version, evidence.bounds.memory, evidence.bounds.tasks),
+        (2, Some(134_217_728), Some(65))
+    );
+    assert_eq!((evidence.bounds.swap, evidence.bounds.cpu_millis), (Some(0), Some(500)));
+    assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);
+    assert!(evidence.mount_of("/").is_some_and(|mount| mount.read_only), "{:?}", evidence.mounts);
+    assert_eq!(evidence.interfaces, Some(vec![]));
+    let request = ExecRequest::shell("echo $(id -u):$(id -g) $(uname -r); echo x > /workspace/file; cat /workspace/file; date +%s; cat /sys/devices/system/clocksource/clocksource0/current_clocksource").build().unwrap();
+    let begun = Instant::now();
+    let handle = promptly(guest.start(&request, &Limits::default())).await.unwrap();
+    let done = promptly(collect(handle)).await.unwrap();
+    println!("a command after {:?}: {done:?}", begun.elapsed());
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(said.starts_with(&format!("4711:4712 {}\nx\n", image.release)), "{said}");
+    promptly(guest.close()).await;
+    let ended = promptly(vm.ended()).await;
+    assert!(ended.by_itself, "{ended:?}");
+    drop(vm);
+    assert_eq!(support::left(&before).await, Default::default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_init_does_not_understand_is_told_on_the_console() {
+    let Some(image) = support::image("what_the_init_does_not_understand_is_told_on_the_console") else { return };
+    let before = support::census();
+    for (words, says) in [
+        (format!("{WORDS} cofferdam.nonsense=1"), "understand the command line at cofferdam.nonsense=1"),
+        (WORDS.replace("serial:root", "vdb"), "find the disk vdb: error 2"),
+    ] {
+        let Started { vm, .. } = start(&image, &words).await;
+        let ended = promptly(vm.ended()).await;
+        assert!(ended.by_itself, "{ended:?}");
+        assert!(vm.console().contains(says), "{}", vm.console());
+    }
+    assert_eq!(support::left(&before).await, Default::default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_is_paused_goes_on_and_is_killed() {
+    let Some(image) = support::image("a_machine_is_paused_goes_on_and_is_killed") else { return };
+    let before = support::census();
+    let (vm, guest, _) = greeted(&image).await;
+    promptly(vm.pause()).await.unwrap();
+    promptly(vm.pause()).await.unwrap();
+    guest.set_paused(true);
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    promptly(vm.resume()).await.unwrap();
+    guest.set_paused(false);
+    let request = ExecRequest::argv(["true"]).build().unwrap();
+    let handle = promptly(guest.start(&request, &Limits::default())).await.unwrap();
+    let done = promptly(collect(handle)).await.unwrap();
+    assert!(done.exit.success());
+    vm.pause().await.unwrap();
+    promptly(vm.kill()).await.unwrap();
+    promptly(vm.kill()).await.unwrap();
+    assert!(!promptly(vm.ended()).await.by_itself);
+    assert!(vm.pause().await.is_err());
+    drop((vm, guest));
+    assert_eq!(support::left(&before).await, Default::default());
+}

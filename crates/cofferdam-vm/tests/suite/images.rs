@@ -1,0 +1,166 @@
+//! Images: the same from the same, whole or made again, by anybody.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use cofferdam_contract::ByteSize;
+use cofferdam_debian::Cache;
+use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
+use cofferdam_vm::{MakePolicy, VmError};
+
+use crate::support;
+
+fn has_mkfs(test: &str) -> bool {
+    let there = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists());
+    if !there {
+        println!("SKIP {test}: no mkfs.ext4 here (package e2fsprogs)");
+    }
+    there
+}
+
+/// A source of files: no package is needed, and no machine would start from it.
+fn sample(place: &Path) -> Source {
+    let root = place.join("root");
+    fs::create_dir_all(root.join("usr/bin")).unwrap();
+    fs::write(root.join("usr/bin/program"), vec![1; 20_000]).unwrap();
+    std::os::unix::fs::symlink("usr/bin", root.join("bin")).unwrap();
+    let (image, module) = (place.join("kernel"), place.join("virtio.ko"));
+    fs::write(&image, "a kernel").unwrap();
+    fs::write(&module, "a module").unwrap();
+    let kernel = KernelSource::Files { image, modules: vec![module] };
+    Source { kernel, root: RootSource::Directory(root), ..Source::default() }
+}
+
+fn images(place: &Path, name: &str) -> Images {
+    Images::new(place.join(name), Cache::new(place.join("packages")))
+}
+
+#[test]
+fn the_same_sources_give_the_same_bytes_in_every_cache() {
+    if !has_mkfs("the_same_sources_give_the_same_bytes_in_every_cache") {
+        return;
+    }
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let make = |place: &Path, source: &Source| images(place, "cache").make(source, &mut |_| ()).unwrap();
+    let source = sample(two.path());
+    let (first, second) = (make(one.path(), &sample(one.path())), make(two.path(), &source));
+    assert_eq!(first.key, second.key);
+    for (one, two) in
+        [(&first.kernel, &second.kernel), (&first.initramfs, &second.initramfs), (&first.root, &second.root)]
+    {
+        assert!(fs::read(one).unwrap() == fs::read(two).unwrap(), "{} differs", one.display());
+    }
+    // A directory is looked at each time.
+    fs::write(two.path().join("root/usr/bin/program"), "changed").unwrap();
+    let changed = images(two.path(), "cache").find(&source, MakePolicy::Never, &mut |_| ()).unwrap();
+    assert_ne!(changed.key, second.key);
+}
+
+#[test]
+fn a_damaged_image_is_made_again_and_only_then() {
+    if !has_mkfs("a_damaged_image_is_made_again_and_only_then") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (images, source) = (images(place.path(), "cache"), sample(place.path()));
+    let image = images.make(&source, &mut |_| ()).unwrap();
+    let whole = fs::read(&image.root).unwrap();
+    let written = || {
+        let mut written = false;
+        let again = images.make(&source, &mut |step| written |= step == Progress::Disk).unwrap();
+        assert_eq!(again, image);
+        assert!(fs::read(&image.root).unwrap() == whole);
+        written
+    };
+    assert!(!written());
+    fs::set_permissions(&image.root, Permissions::from_mode(0o644)).unwrap();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    fs::write(&image.root, damaged).unwrap();
+    assert!(written());
+    fs::remove_file(&image.root).unwrap();
+    assert!(written());
+    assert!(!written());
+}
+
+#[test]
+fn several_at_once_make_one() {
+    if !has_mkfs("several_at_once_make_one") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (images, source) = (images(place.path(), "cache"), sample(place.path()));
+    let written = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut count = |step| {
+                    if step == Progress::Disk {
+                        written.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                };
+                images.make(&source, &mut count).unwrap();
+            });
+        }
+    });
+    assert_eq!(written.into_inner(), 1);
+    let names = fs::read_dir(place.path().join("cache")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("work.")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn what_is_too_large_or_not_there_is_refused() {
+    if !has_mkfs("what_is_too_large_or_not_there_is_refused") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let source = Source { most: ByteSize::from_bytes(1 << 20), ..sample(place.path()) };
+    let refused = |source: &Source| images(place.path(), "cache").make(source, &mut |_| ()).unwrap_err();
+    assert!(matches!(refused(&source), VmError::TooLarge { .. }));
+    let missing = Source { root: RootSource::Tar(place.path().join("none")), ..source.clone() };
+    assert!(matches!(refused(&missing), VmError::Io { .. }));
+    let none = images(place.path(), "empty").find(&Source::default(), MakePolicy::Never, &mut |_| ());
+    assert!(matches!(none, Err(VmError::NoImage)));
+}
+
+/// Neither images nor machines need root.
+#[test]
+fn an_ordinary_user_makes_an_image_and_a_machine() {
+    const USER: u32 = 4711;
+    let test = "an_ordinary_user_makes_an_image_and_a_machine";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: this is one already");
+        return;
+    }
+    if support::image(test).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    // What was fetched before need not be fetched again; it is compared with its hashes all the same.
+    let packages = place.path().join("debian/packages");
+    fs::create_dir_all(&packages).unwrap();
+    for entry in fs::read_dir(support::cache().join("debian/packages")).unwrap() {
+        let path = entry.unwrap().path();
+        let copy = packages.join(path.file_name().unwrap());
+        fs::copy(&path, &copy).unwrap();
+        chown(&copy, Some(USER), Some(USER)).unwrap();
+    }
+    for path in [place.path(), &place.path().join("debian"), &packages] {
+        chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    let program = place.path().join("suite");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let mut again = Command::new(&program);
+    again.args(["--exact", "boot::a_machine_boots_runs_a_command_and_leaves_nothing", "--nocapture"]);
+    again.env("COFFERDAM_TEST_CACHE", place.path()).env("TMPDIR", place.path()).env("HOME", place.path());
+    let output = again.current_dir("/").uid(USER).gid(USER).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("greeted and measured"), "{said}");
+}

@@ -1,0 +1,256 @@
+//! What happens when something goes wrong: a clear error, no hang, nothing left.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecRequest, Limits, Sandbox, Spec};
+use cofferdam_vm::image::{KernelSource, RootSource};
+use cofferdam_vm::qemu::QemuConfig;
+use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{self, NO_HANG};
+
+/// Marks the process that holds a machine until it is killed.
+const HOLDER: &str = "COFFERDAM_TEST_HOLDER";
+const HOLDS: &str = "it holds a machine";
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+/// A spec whose machine has an amount of memory that no other's has.
+fn spec(mebibytes: u64) -> Spec {
+    let limits = Limits { memory: Some(ByteSize::from_mebibytes(mebibytes)), ..Limits::default() };
+    Spec::builder().limits(limits).build().unwrap()
+}
+
+/// Monitors whose parent is this process, by number.
+fn monitors_of(parent: u32) -> BTreeSet<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
+        name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*parent.to_string())
+    })
+    .collect()
+}
+
+/// The monitor of ours that has this much memory.
+fn monitor_with(argument: &str) -> u32 {
+    let found: Vec<u32> = monitors_of(std::process::id())
+        .into_iter()
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).any(|word| word == argument.as_bytes())
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]
+}
+
+fn forever() -> ExecRequest {
+    ExecRequest::argv(["sleep", "1000000"]).timeout(Duration::from_secs(3600)).build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
+    let test = "a_machine_killed_behind_our_back_ends_its_execs_with_the_reason";
+    let Some(backend) = support::backend(test) else { return };
+    let before = support::census();
+    let sandbox: Arc<dyn Sandbox> = promptly(backend.create(spec(77))).await.unwrap();
+    let handle = promptly(sandbox.start(forever())).await.unwrap();
+    // 77 MiB for guests, and what the kernel takes.
+    let pid = monitor_with("176M");
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
+    assert!(error.to_string().contains("its monitor ended") && error.remedy().is_some(), "{error:?}");
+    let error = promptly(sandbox.start(forever())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    promptly(sandbox.close()).await.expect("what is gone is closed");
+    drop((handle, sandbox, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
+    let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
+    let Some(backend) = support::backend(test) else { return };
+    let sandbox = promptly(backend.create(spec(80))).await.unwrap();
+    let pid = monitor_with("179M");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(|rest| rest.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).unwrap_or_default()
+    };
+    assert_eq!((field("NoNewPrivs"), field("Seccomp")), (vec!["1".to_owned()], vec!["2".to_owned()]), "{status}");
+    assert!(field("Uid").iter().chain(&field("Gid")).all(|id| id != "0"), "{status}");
+    if rustix::process::geteuid().is_root() {
+        for kind in ["net", "ipc", "uts"] {
+            let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
+            assert_ne!(namespace(&pid.to_string()), namespace("self"), "{kind}");
+        }
+    }
+    assert_eq!(std::fs::read(format!("/proc/{pid}/environ")).unwrap(), b"LC_ALL=C\0");
+    let line = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap()).into_owned();
+    assert!(!line.contains(&*support::cache().to_string_lossy()), "{line}");
+    // What listens has a name for others; what is connected by a pair has none.
+    let listening = std::fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        assert!(listening.lines().skip(1).all(|line| line.split_whitespace().count() < 8), "{listening}");
+    }
+    promptly(sandbox.close()).await.unwrap();
+}
+
+/// Nothing for a test of its own: what [`a_killed_supervisor_leaves_no_machine`] kills.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder() {
+    if std::env::var_os(HOLDER).is_none() {
+        return;
+    }
+    let backend = support::backend("holder").expect("an image");
+    let sandbox = promptly(backend.create(spec(64))).await.unwrap();
+    let _handle = promptly(sandbox.start(forever())).await.unwrap();
+    println!("\n{HOLDS}");
+    std::future::pending::<()>().await;
+}
+
+#[test]
+fn a_killed_supervisor_leaves_no_machine() {
+    if support::image("a_killed_supervisor_leaves_no_machine").is_none() {
+        return;
+    }
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "life::holder", "--nocapture"]).env(HOLDER, "1").stdout(Stdio::piped());
+    let mut child = again.spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let holds = lines.map_while(Result::ok).any(|line| line == HOLDS);
+    assert!(holds, "it made no machine");
+    let machines = monitors_of(child.id());
+    assert_eq!(machines.len(), 1, "{machines:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begun = Instant::now();
+    let runs = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains("qemu-system") && !stat.contains(") Z ")
+    };
+    while machines.iter().any(runs) {
+        assert!(begun.elapsed() < NO_HANG, "the machine goes on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_waits_for_any_more_is_not_left() {
+    let Some(backend) = support::backend("what_nobody_waits_for_any_more_is_not_left") else { return };
+    let before = support::census();
+    // Given up while it boots.
+    let given_up = tokio::time::timeout(Duration::from_millis(700), backend.create(spec(81))).await;
+    assert!(given_up.is_err(), "no machine boots that fast");
+    // Dropped without being closed, with a program in it.
+    let sandbox = promptly(backend.create(spec(82))).await.unwrap();
+    let handle = promptly(sandbox.start(forever())).await.unwrap();
+    drop((handle, sandbox));
+    // Not booted in time.
+    let deadlines = Deadlines { boot: Duration::from_millis(300), answer: NO_HANG };
+    let hasty = VmBackend::new(VmConfig { deadlines, ..support::config() }).unwrap();
+    let error = promptly(hasty.create(spec(83))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("not ready in time"), "{error}");
+    drop((backend, hasty));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_kernel_is_told_with_what_the_monitor_says() {
+    let test = "what_is_no_kernel_is_told_with_what_the_monitor_says";
+    if support::image(test).is_none() {
+        return;
+    }
+    let before = support::census();
+    let place = tempfile::tempdir().unwrap();
+    let (image, root) = (place.path().join("kernel"), place.path().join("root"));
+    std::fs::write(&image, "this is no kernel").unwrap();
+    std::fs::create_dir(&root).unwrap();
+    let error = without(|config| {
+        config.source.kernel = KernelSource::Files { image, modules: Vec::new() };
+        config.source.root = RootSource::Directory(root);
+        config.images = place.path().join("images");
+    });
+    let error = error.await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().to_lowercase().contains("kernel"), "{error}");
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+async fn without(change: impl FnOnce(&mut VmConfig)) -> Error {
+    let mut config = support::config();
+    change(&mut config);
+    promptly(VmBackend::new(config).unwrap().create(Spec::default())).await.unwrap_err()
+}
+
+/// A program that says this when it is asked for its version.
+fn says(directory: &Path, text: &str) -> QemuConfig {
+    let program = directory.join("monitor");
+    std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    QemuConfig { program: Some(program), ..QemuConfig::default() }
+}
+
+#[tokio::test]
+async fn a_monitor_that_will_not_do_is_named_with_what_to_do() {
+    if support::image("a_monitor_that_will_not_do_is_named_with_what_to_do").is_none() {
+        return;
+    }
+    let missing = QemuConfig { program: Some("/no/such/monitor".into()), ..QemuConfig::default() };
+    let error = without(|config| config.qemu = missing).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("qemu-system-x86")), "{error:?}");
+    let place = tempfile::tempdir().unwrap();
+    let old = says(place.path(), "echo QEMU emulator version 6.2.0");
+    let error = without(|config| config.qemu = old).await;
+    assert!(error.to_string().contains("6.2.0 is too old: 7.2 or newer"), "{error}");
+    let odd = says(place.path(), "echo hello");
+    let error = without(|config| config.qemu = odd).await;
+    assert!(error.to_string().contains("says no version"), "{error}");
+    // One that ends at once, and says why.
+    let ends = "case $1 in --version) echo QEMU emulator version 9.9.9;; *) echo no such machine >&2; exit 1;; esac";
+    let ends = says(place.path(), ends);
+    let error = without(|config| config.qemu = ends).await;
+    assert!(error.to_string().contains("no such machine"), "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_image_is_an_error_that_says_how_to_get_it() {
+    let place = tempfile::tempdir().unwrap();
+    let error = without(|config| {
+        config.images = place.path().join("none");
+        config.make = MakePolicy::Never;
+    });
+    let error = error.await;
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.remedy().is_some(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_fills_up_ends_nothing_but_the_write() {
+    let Some(backend) = support::backend("a_disk_that_fills_up_ends_nothing_but_the_write") else { return };
+    let before = support::census();
+    let limits = Limits { disk: Some(ByteSize::from_mebibytes(16)), ..Limits::default() };
+    let sandbox = promptly(backend.create(Spec::builder().limits(limits).build().unwrap())).await.unwrap();
+    let fill = "dd if=/dev/zero of=/workspace/big bs=65536 2>/dev/null; echo $?; rm /workspace/big; echo x > /workspace/f; cat /workspace/f";
+    let done = promptly(sandbox.exec(ExecRequest::shell(fill).build().unwrap())).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "1\nx\n", "{done:?}");
+    let usage = promptly(sandbox.usage()).await.unwrap();
+    assert!(usage.disk_bytes.is_some_and(|bytes| bytes < 16 << 20) && usage.memory_bytes.is_some(), "{usage:?}");
+    promptly(sandbox.close()).await.unwrap();
+    drop((sandbox, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}

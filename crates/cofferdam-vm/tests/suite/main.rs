@@ -1,0 +1,8 @@
+//! Virtual machines, made for real where there is a monitor and where packages can be had.
+#![forbid(unsafe_code)]
+
+mod boot;
+mod conformance;
+mod images;
+mod life;
+mod support;

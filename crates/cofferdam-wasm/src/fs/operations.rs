@@ -1,0 +1,314 @@
+//! What can be done to the files, by guests and by the file API alike.
+
+use std::sync::Arc;
+
+use super::contents::MAX_LENGTH;
+use super::tree::{Body, FIRST_ORDER, Ino, Kind, Times, Tree};
+use super::walk::{Base, LastLink, Place};
+use super::{Contents, FsError, FsResult};
+
+const MAX_TARGET: usize = 4096;
+
+/// What is known about a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) ino: Ino,
+    pub(crate) kind: Kind,
+    pub(crate) links: u64,
+    pub(crate) size: u64,
+    pub(crate) times: Times,
+}
+
+/// How to open.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OpenHow {
+    pub(crate) create: bool,
+    pub(crate) exclusive: bool,
+    pub(crate) truncate: bool,
+    pub(crate) directory: bool,
+    /// Whether anything may be made or changed.
+    pub(crate) writes: bool,
+}
+
+/// A new time of a node.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SetTime {
+    pub(crate) accessed: Option<u64>,
+    pub(crate) modified: Option<u64>,
+}
+
+/// An entry of a directory, and where the listing goes on after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listing {
+    pub(crate) name: Arc<str>,
+    pub(crate) ino: Ino,
+    pub(crate) kind: Kind,
+    pub(crate) next: u64,
+}
+
+impl Tree {
+    pub(crate) fn stat(&self, ino: Ino) -> FsResult<Stat> {
+        let node = self.node(ino)?;
+        let size = match &node.body {
+            Body::File(contents) => contents.length(),
+            Body::Directory(_) => 0,
+            Body::Symlink(target) => target.len() as u64,
+        };
+        Ok(Stat { ino, kind: node.kind(), links: node.links, size, times: node.times })
+    }
+
+    pub(crate) fn lookup(&self, base: Base<'_>, path: &str, last: LastLink) -> FsResult<Ino> {
+        self.find(base, path, last)
+    }
+
+    /// Opens what is there, or makes a file. The node is not held yet.
+    pub(crate) fn open(&mut self, base: Base<'_>, path: &str, last: LastLink, how: OpenHow, now: u64) -> FsResult<Ino> {
+        // A new name must not be a link, wherever that leads.
+        let last = if how.create && how.exclusive { LastLink::Keep } else { last };
+        let place = self.walk(base, path, last)?;
+        let Some(ino) = place.ino else {
+            if !how.create {
+                return Err(FsError::NotFound);
+            }
+            if place.must_be_directory {
+                return Err(FsError::IsADirectory);
+            }
+            let (parent, name) = place.entry()?;
+            return self.make(parent, &name, Body::File(Contents::default()), now);
+        };
+        if how.create && how.exclusive {
+            return Err(FsError::Exists);
+        }
+        match self.node(ino)?.kind() {
+            Kind::Symlink => return Err(FsError::TooManyLinks),
+            Kind::Directory if how.writes || how.create || how.truncate => return Err(FsError::IsADirectory),
+            Kind::Directory => {}
+            Kind::File if how.directory || place.must_be_directory => return Err(FsError::NotADirectory),
+            Kind::File if how.truncate => self.set_length(ino, 0, now)?,
+            Kind::File => {}
+        }
+        Ok(ino)
+    }
+
+    /// A node with its first entry, or neither.
+    fn make(&mut self, parent: Ino, name: &str, body: Body, now: u64) -> FsResult<Ino> {
+        self.directory(parent)?;
+        let ino = self.add(body, now)?;
+        match self.link(parent, name, ino, now) {
+            Ok(()) => Ok(ino),
+            Err(error) => {
+                self.drop_unused(ino);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn make_directory(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<Ino> {
+        let place = self.walk(base, path, LastLink::Keep)?;
+        if place.ino.is_some() {
+            return Err(FsError::Exists);
+        }
+        let (parent, name) = place.entry()?;
+        let ino = self.new_directory(parent, now)?;
+        match self.link(parent, &name, ino, now) {
+            Ok(()) => Ok(ino),
+            Err(error) => {
+                self.drop_unused(ino);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn make_symlink(&mut self, base: Base<'_>, path: &str, target: &str, now: u64) -> FsResult<()> {
+        if target.is_empty() {
+            return Err(FsError::NotFound);
+        }
+        if target.len() > MAX_TARGET {
+            return Err(FsError::NameTooLong);
+        }
+        if target.contains('\0') {
+            return Err(FsError::Invalid);
+        }
+        let place = self.walk(base, path, LastLink::Keep)?;
+        if place.ino.is_some() {
+            return Err(FsError::Exists);
+        }
+        if place.must_be_directory {
+            return Err(FsError::NotFound);
+        }
+        let (parent, name) = place.entry()?;
+        self.make(parent, &name, Body::Symlink(target.into()), now).map(drop)
+    }
+
+    pub(crate) fn read_link(&self, base: Base<'_>, path: &str) -> FsResult<Arc<str>> {
+        match &self.node(self.find(base, path, LastLink::Keep)?)?.body {
+            Body::Symlink(target) => Ok(Arc::clone(target)),
+            _ => Err(FsError::Invalid),
+        }
+    }
+
+    /// Another name for a file or link.
+    pub(crate) fn hard_link(
+        &mut self,
+        from: (Base<'_>, &str),
+        to: (Base<'_>, &str),
+        last: LastLink,
+        now: u64,
+    ) -> FsResult<()> {
+        let ino = self.find(from.0, from.1, last)?;
+        if self.node(ino)?.kind() == Kind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        let place = self.walk(to.0, to.1, LastLink::Keep)?;
+        if place.ino.is_some() {
+            return Err(FsError::Exists);
+        }
+        if place.must_be_directory {
+            return Err(FsError::NotFound);
+        }
+        let (parent, name) = place.entry()?;
+        self.link(parent, &name, ino, now)
+    }
+
+    pub(crate) fn unlink_file(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<()> {
+        let place = self.walk(base, path, LastLink::Keep)?;
+        let ino = place.ino.ok_or(FsError::NotFound)?;
+        match self.node(ino)?.kind() {
+            Kind::Directory => return Err(FsError::IsADirectory),
+            _ if place.must_be_directory => return Err(FsError::NotADirectory),
+            _ => {}
+        }
+        self.take_away(&place, now)
+    }
+
+    pub(crate) fn remove_directory(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<()> {
+        let place = self.walk(base, path, LastLink::Keep)?;
+        let ino = place.ino.ok_or(FsError::NotFound)?;
+        if !self.directory(ino)?.entries.is_empty() {
+            return Err(FsError::NotEmpty);
+        }
+        self.take_away(&place, now)
+    }
+
+    fn take_away(&mut self, place: &Place, now: u64) -> FsResult<()> {
+        let (parent, name) = place.entry()?;
+        let ino = self.unlink(parent, &name, now)?;
+        self.drop_unused(ino);
+        Ok(())
+    }
+
+    /// Moves an entry; what has the new name is replaced if it is of the same sort, a directory only if empty.
+    pub(crate) fn rename(&mut self, from: (Base<'_>, &str), to: (Base<'_>, &str), now: u64) -> FsResult<()> {
+        let old = self.walk(from.0, from.1, LastLink::Keep)?;
+        let ino = old.ino.ok_or(FsError::NotFound)?;
+        let (old_parent, old_name) = old.entry()?;
+        let new = self.walk(to.0, to.1, LastLink::Keep)?;
+        let (new_parent, new_name) = new.entry()?;
+        let is_directory = self.node(ino)?.kind() == Kind::Directory;
+        if !is_directory && (old.must_be_directory || new.must_be_directory) {
+            return Err(FsError::NotADirectory);
+        }
+        if self.node(new_parent)?.links == 0 {
+            return Err(FsError::NotFound);
+        }
+        if is_directory && self.is_within(new_parent, ino)? {
+            return Err(FsError::Invalid);
+        }
+        if let Some(replaced) = new.ino {
+            if replaced == ino {
+                return Ok(());
+            }
+            match (is_directory, &self.node(replaced)?.body) {
+                (true, Body::Directory(directory)) if !directory.entries.is_empty() => return Err(FsError::NotEmpty),
+                (true, Body::Directory(_)) => {}
+                (true, _) => return Err(FsError::NotADirectory),
+                (false, Body::Directory(_)) => return Err(FsError::IsADirectory),
+                (false, _) => {}
+            }
+        }
+        // The new name may cost more than the old one; what it costs is known to fit before anything goes.
+        let more = (new_name.len() as u64).saturating_sub(old_name.len() as u64);
+        self.charge(more)?;
+        self.refund(more);
+        // Held, so that it outlives having no name.
+        self.hold(ino)?;
+        let moved = self.unlink(old_parent, &old_name, now).and_then(|_| {
+            if new.ino.is_some() {
+                let replaced = self.unlink(new_parent, &new_name, now)?;
+                self.drop_unused(replaced);
+            }
+            self.link(new_parent, &new_name, ino, now)
+        });
+        self.let_go(ino);
+        moved
+    }
+
+    /// Whether `ino` is `above` or lies below it.
+    fn is_within(&self, mut ino: Ino, above: Ino) -> FsResult<bool> {
+        loop {
+            if ino == above {
+                return Ok(true);
+            }
+            let next = self.directory(ino)?.above;
+            if next == ino || !self.nodes.contains_key(&next) {
+                return Ok(false);
+            }
+            ino = next;
+        }
+    }
+
+    pub(crate) fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        Ok(self.contents(ino)?.read(offset, buffer))
+    }
+
+    /// Writes all of `data`, or nothing of it.
+    pub(crate) fn write(&mut self, ino: Ino, offset: u64, data: &[u8], now: u64) -> FsResult<()> {
+        if data.is_empty() {
+            return self.contents(ino).map(drop);
+        }
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_LENGTH);
+        end.ok_or(FsError::TooLarge)?;
+        let cost = self.contents(ino)?.cost_of_write(offset, data.len());
+        self.charge(cost)?;
+        self.contents_mut(ino)?.write(offset, data);
+        self.touch(ino, now);
+        Ok(())
+    }
+
+    pub(crate) fn set_length(&mut self, ino: Ino, length: u64, now: u64) -> FsResult<()> {
+        if length > MAX_LENGTH {
+            return Err(FsError::TooLarge);
+        }
+        let freed = self.contents_mut(ino)?.set_length(length);
+        self.refund(freed);
+        self.touch(ino, now);
+        Ok(())
+    }
+
+    pub(crate) fn set_times(&mut self, ino: Ino, set: SetTime, now: u64) -> FsResult<()> {
+        let times = &mut self.node_mut(ino)?.times;
+        times.accessed = set.accessed.unwrap_or(times.accessed);
+        times.modified = set.modified.unwrap_or(times.modified);
+        times.changed = now;
+        Ok(())
+    }
+
+    /// The entries of a directory from this place of its order on, at most `count`. Entries that come or go meanwhile
+    /// neither repeat nor hide others.
+    pub(crate) fn list_from(&self, ino: Ino, from: u64, count: usize) -> FsResult<Vec<Listing>> {
+        let directory = self.directory(ino)?;
+        let dots = [(".", ino), ("..", directory.above)].into_iter().zip(0u64..);
+        let dots = dots.filter(|(_, place)| *place >= from).map(|((name, ino), place)| Listing {
+            name: name.into(),
+            ino,
+            kind: Kind::Directory,
+            next: place + 1,
+        });
+        let entries = directory.by_order.range(from.max(FIRST_ORDER)..).filter_map(|(place, name)| {
+            let ino = directory.entries.get(name)?.ino;
+            let kind = self.nodes.get(&ino)?.kind();
+            Some(Listing { name: Arc::clone(name), ino, kind, next: place + 1 })
+        });
+        Ok(dots.chain(entries).take(count).collect())
+    }
+}

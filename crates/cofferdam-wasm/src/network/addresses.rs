@@ -1,0 +1,217 @@
+//! Which addresses are of the public internet: all that is not is close to this machine, or may be.
+//!
+//! Who owns a name decides what it leads to. A name must not lead to this machine, to its network, or to the services of
+//! a cloud that trust whoever asks them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Blocks of IPv4 that are not of the public internet: the first address, and how many leading bits count.
+const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
+    (Ipv4Addr::new(0, 0, 0, 0), 8),
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
+    (Ipv4Addr::new(168, 63, 129, 16), 32), // Azure's services for its machines.
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(172, 16, 0, 0), 12),
+    (Ipv4Addr::new(192, 0, 0, 0), 24),
+    (Ipv4Addr::new(192, 0, 2, 0), 24),
+    (Ipv4Addr::new(192, 88, 99, 0), 24),
+    (Ipv4Addr::new(192, 168, 0, 0), 16),
+    (Ipv4Addr::new(198, 18, 0, 0), 15),
+    (Ipv4Addr::new(198, 51, 100, 0), 24),
+    (Ipv4Addr::new(203, 0, 113, 0), 24),
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+/// Whether an address is of the public internet, in whichever form it is written.
+pub(crate) fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let is_in = |(block, bits): (Ipv4Addr, u32)| (block.to_bits() ^ address.to_bits()) >> (32 - bits) == 0;
+    !NOT_PUBLIC.into_iter().any(is_in)
+}
+
+/// Of IPv6 only what is known to be public is: global unicast, without what is special in it, and addresses that stand for
+/// a public one of IPv4. That leaves out addresses mapped to IPv4, which no socket of ours takes.
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let segments = address.segments();
+    match segments {
+        // NAT64. A network may have a prefix of its own for it, which nobody can tell from other addresses.
+        [0x64, 0xff9b, 0, 0, 0, 0, _, _] => is_public_v4(embedded(segments[6], segments[7])),
+        // 6to4.
+        [0x2002, high, low, ..] if !is_public_v4(embedded(high, low)) => false,
+        // ISATAP.
+        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] if !is_public_v4(embedded(high, low)) => false,
+        // For protocols, Teredo among them; for documents, twice.
+        [0x2001, 0..0x200, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..0x1000, ..] => false,
+        [first, ..] => first >> 13 == 1,
+    }
+}
+
+fn embedded(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn public(text: &str) -> bool {
+        is_public(text.parse().unwrap_or_else(|_| panic!("{text}")))
+    }
+
+    #[test]
+    fn what_is_close_is_not_public() {
+        for text in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "10.255.255.255",
+            "100.64.0.1",
+            "100.100.100.200",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.255.255.254",
+            "168.63.129.16",
+            "169.254.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.192",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.0.1",
+            "192.168.255.255",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.9",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::127.0.0.1",
+            "::8.8.8.8",
+            "::ffff:127.0.0.1",
+            "::ffff:8.8.8.8",
+            "::ffff:0:127.0.0.1",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b:1::8.8.8.8",
+            "100::1",
+            "2001::1",
+            "2001:0:808:808::1",
+            "2001:10::1",
+            "2001:20::1",
+            "2001:1ff::1",
+            "2001:db8::1",
+            "2002:7f00:1::1",
+            "2002:a00:1::1",
+            "2002:a9fe:a9fe::1",
+            "2002:c0a8:1::",
+            "3fff::1",
+            "3fff:fff::1",
+            "5f00::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "febf::1",
+            "fec0::1",
+            "ff02::1",
+            "2600::5efe:10.0.0.1",
+            "2600::200:5efe:127.0.0.1",
+            "4000::1",
+            "1fff::1",
+        ] {
+            assert!(!public(text), "{text}");
+        }
+        for text in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.0",
+            "168.63.129.15",
+            "168.63.129.17",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "64:ff9b::8.8.8.8",
+            "2001:200::1",
+            "2001:4860:4860::8888",
+            "2002:808:808::1",
+            "2606:4700::1111",
+            "2000::1",
+            "3ffe::1",
+            "3fff:1000::1",
+            "2600::5efe:8.8.8.8",
+        ] {
+            assert!(public(text), "{text}");
+        }
+    }
+
+    /// What the standard library says of addresses, where it says it.
+    fn is_special(address: Ipv4Addr) -> bool {
+        address.is_loopback()
+            || address.is_private()
+            || address.is_link_local()
+            || address.is_multicast()
+            || address.is_broadcast()
+            || address.is_documentation()
+            || address.is_unspecified()
+    }
+
+    proptest! {
+        #[test]
+        fn no_special_address_is_public(bits in any::<u32>(), first in prop::sample::select(vec![0, 10, 127, 169, 172, 192, 224, 255])) {
+            for address in [Ipv4Addr::from_bits(bits), Ipv4Addr::from_bits(bits & 0xff_ffff | first << 24)] {
+                prop_assert!(!(is_special(address) && is_public(address.into())), "{}", address);
+            }
+        }
+
+        #[test]
+        fn an_address_in_another_form_is_never_more_public(bits in any::<u32>(), tail in any::<[u16; 5]>()) {
+            let (high, low) = ((bits >> 16) as u16, bits as u16);
+            let [a, b, c, d, e] = tail;
+            let public = is_public(Ipv4Addr::from_bits(bits).into());
+            for form in [[0x64, 0xff9b, 0, 0, 0, 0, high, low], [0x2002, high, low, a, b, c, d, e]] {
+                let isatap = form[5] == 0x5efe;
+                let shown = is_public(Ipv6Addr::from(form).into());
+                prop_assert!(shown == public || (isatap && !shown), "{:x?}", form);
+            }
+            for form in [[0, 0, 0, 0, 0, 0xffff, high, low], [0, 0, 0, 0, 0, 0, high, low], [0, 0, 0, 0, 0xffff, 0, high, low]] {
+                prop_assert!(!is_public(Ipv6Addr::from(form).into()), "{:x?}", form);
+            }
+        }
+
+        #[test]
+        fn only_global_unicast_and_nat64_are_public(segments in any::<[u16; 8]>()) {
+            let address = Ipv6Addr::from(segments);
+            if is_public(address.into()) {
+                prop_assert!(segments[0] >> 13 == 1 || segments[..2] == [0x64, 0xff9b]);
+            }
+        }
+    }
+}

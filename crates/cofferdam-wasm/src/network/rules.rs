@@ -1,0 +1,426 @@
+//! What a policy lets a guest look up and connect to. No IO: names, addresses and ports in, a verdict out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use cofferdam_contract::{Error, NetworkPolicy, Result};
+
+use super::addresses::is_public;
+
+/// The most hosts of one policy.
+const MAX_HOSTS: usize = 1024;
+const MAX_NAME: usize = 253;
+const MAX_LABEL: usize = 63;
+
+/// The hosts of a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rules(Vec<Rule>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    host: Host,
+    /// Without one, every port.
+    port: Option<u16>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Host {
+    Name(String),
+    /// Every name below this one, but not this one.
+    Below(String),
+    Address(IpAddr),
+}
+
+/// A name that may be looked up, and the ports to which that leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    /// Without any, every port.
+    ports: Option<BTreeSet<u16>>,
+}
+
+/// What a guest may look up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sought {
+    /// An address, written as such.
+    Address(IpAddr),
+    Name(Arc<Target>),
+}
+
+/// An address that a name has led to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) address: IpAddr,
+    pub(crate) target: Arc<Target>,
+}
+
+/// Why a connection is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Allowed {
+    /// The policy has the very address.
+    Listed,
+    /// The policy has a name for this machine.
+    Localhost,
+    /// A name has led there. It must not have led to this machine, whatever addresses that has.
+    Elsewhere,
+}
+
+/// Why something is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    NoName,
+    NotListed,
+    NotLookedUp,
+    OtherPort,
+    NotPublic,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoName => "it is no name of a host",
+            Self::NotListed => "the policy does not have it",
+            Self::NotLookedUp => "no name of the policy has led there",
+            Self::OtherPort => "the policy has other ports for it",
+            Self::NotPublic => "a name of the policy leads there, but the address is not public",
+        })
+    }
+}
+
+impl Rules {
+    /// Reads a policy; `None` where there is no network.
+    pub(crate) fn of(policy: &NetworkPolicy) -> Result<Option<Self>> {
+        match policy {
+            NetworkPolicy::None => Ok(None),
+            NetworkPolicy::Allow { hosts } if hosts.len() > MAX_HOSTS => {
+                Err(Error::invalid("create", format!("a network policy has at most {MAX_HOSTS} hosts")))
+            }
+            NetworkPolicy::Allow { hosts } => {
+                hosts.iter().map(|host| rule(host)).collect::<Result<_>>().map(|rules| Some(Self(rules)))
+            }
+            _ => Err(Error::unsupported("create", "a WebAssembly sandbox has no such network policy")),
+        }
+    }
+
+    /// Whether a guest may look this up.
+    pub(crate) fn lookup(&self, asked: &str) -> std::result::Result<Sought, Refusal> {
+        if let Ok(address) = asked.parse() {
+            let listed = self.0.iter().any(|rule| rule.host == Host::Address(address));
+            return if listed { Ok(Sought::Address(address)) } else { Err(Refusal::NotListed) };
+        }
+        let name = name(asked).ok_or(Refusal::NoName)?;
+        let mut ports = Some(BTreeSet::new());
+        let mut listed = false;
+        for rule in self.0.iter().filter(|rule| rule.host.has(&name)) {
+            listed = true;
+            match (rule.port, &mut ports) {
+                (Some(port), Some(ports)) => drop(ports.insert(port)),
+                _ => ports = None,
+            }
+        }
+        if listed { Ok(Sought::Name(Arc::new(Target { name, ports }))) } else { Err(Refusal::NotListed) }
+    }
+
+    /// Whether a guest may connect to this, when its names have led to `known`.
+    pub(crate) fn connect<'a>(
+        &self,
+        known: impl IntoIterator<Item = &'a Known>,
+        to: SocketAddr,
+    ) -> std::result::Result<Allowed, Refusal> {
+        let mut refusal = Refusal::NotLookedUp;
+        for rule in self.0.iter().filter(|rule| rule.host == Host::Address(to.ip())) {
+            if rule.port.is_none_or(|port| port == to.port()) {
+                return Ok(Allowed::Listed);
+            }
+            refusal = Refusal::OtherPort;
+        }
+        for Known { target, .. } in known.into_iter().filter(|known| known.address == to.ip()) {
+            match target.leads_to(to.ip()) {
+                Ok(allowed) if target.has_port(to.port()) => return Ok(allowed),
+                Ok(_) => refusal = Refusal::OtherPort,
+                Err(other) => refusal = other,
+            }
+        }
+        Err(refusal)
+    }
+}
+
+impl Target {
+    /// Whether the name may lead to this address. Only `localhost` leads to this machine, and nowhere else.
+    pub(crate) fn leads_to(&self, address: IpAddr) -> std::result::Result<Allowed, Refusal> {
+        match self.name.as_str() {
+            "localhost" if address.is_loopback() => Ok(Allowed::Localhost),
+            "localhost" => Err(Refusal::NotPublic),
+            _ if is_public(address) => Ok(Allowed::Elsewhere),
+            _ => Err(Refusal::NotPublic),
+        }
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+}
+
+impl Host {
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Name(own) => own == name,
+            Self::Below(domain) => name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.ends_with('.')),
+            Self::Address(_) => false,
+        }
+    }
+}
+
+/// Reads a host of a policy.
+fn rule(text: &str) -> Result<Rule> {
+    let invalid = |what: &str, remedy: &str| {
+        let shown: String = text.chars().take(MAX_NAME).collect();
+        let error = Error::invalid("create", format!("a host of the network policy {what}"));
+        Err(error.with_context("host", shown.escape_debug().to_string()).with_remedy(remedy))
+    };
+    const FORMS: &str =
+        "write a name, *. and a domain, or an address (of IPv6 in brackets), each with an optional :PORT";
+    let Some((host, port)) = split(text) else { return invalid("has no port from 1 to 65535", FORMS) };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let host = match bare.unwrap_or(host).parse::<IpAddr>() {
+        Ok(address) if bare.is_some() && address.is_ipv4() => return invalid("is no name and no address", FORMS),
+        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
+            return invalid("is an address of IPv4 in the form of IPv6", "write it as it is in IPv4");
+        }
+        Ok(address) if is_of_none_or_many(address) => return invalid("is an address of no single host", FORMS),
+        Ok(address) => Host::Address(address),
+        Err(_) => match (name(host.strip_prefix("*.").unwrap_or(host)), host.starts_with("*.")) {
+            (Some(domain), true) => Host::Below(domain),
+            (Some(name), false) => Host::Name(name),
+            (None, _) if !host.is_ascii() => {
+                return invalid("is not of letters of ASCII", "write it as it is looked up, beginning with xn--");
+            }
+            (None, _) => return invalid("is no name and no address", FORMS),
+        },
+    };
+    Ok(Rule { host, port })
+}
+
+pub(crate) fn is_of_none_or_many(address: IpAddr) -> bool {
+    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    address.is_unspecified() || address.is_multicast() || broadcast
+}
+
+/// Host and port; `None` if there is something for a port that is none.
+fn split(text: &str) -> Option<(&str, Option<u16>)> {
+    let end = text.rfind(']').map_or(0, |end| end + 1);
+    // An address of IPv6 without brackets has no port.
+    let unbracketed = end == 0 && text.matches(':').count() > 1;
+    match text[end..].rfind(':').filter(|_| !unbracketed) {
+        None => Some((text, None)),
+        Some(colon) => {
+            let (host, port) = (&text[..end + colon], &text[end + colon + 1..]);
+            let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+            port.parse().ok().filter(|port| digits && *port != 0).map(|port| (host, Some(port)))
+        }
+    }
+}
+
+/// A name in small letters, without a dot at its end. Numbers that resolvers take for addresses are none.
+fn name(text: &str) -> Option<String> {
+    let text = text.strip_suffix('.').unwrap_or(text);
+    let is_label = |label: &str| {
+        let of_letters = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+        (1..=MAX_LABEL).contains(&label.len()) && of_letters
+    };
+    let last = text.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let is_number = last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x");
+    (text.len() <= MAX_NAME && text.split('.').all(is_label) && !is_number).then(|| text.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_contract::ErrorKind;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(hosts: &[&str]) -> Result<Rules> {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        Rules::of(&NetworkPolicy::Allow { hosts }).map(|rules| rules.expect("rules"))
+    }
+
+    /// What comes of looking up a name that resolves to these addresses, and connecting to one of these.
+    fn verdict(hosts: &[&str], name: &str, resolved: &[&str], to: &str) -> std::result::Result<Allowed, Refusal> {
+        let rules = read(hosts).unwrap();
+        let known: Vec<Known> = match rules.lookup(name) {
+            Ok(Sought::Name(target)) => {
+                let known = |text: &&str| Known { address: text.parse().unwrap(), target: Arc::clone(&target) };
+                resolved.iter().map(known).collect()
+            }
+            Ok(Sought::Address(_)) => Vec::new(),
+            Err(refusal) => return Err(refusal),
+        };
+        rules.connect(&known, to.parse().unwrap())
+    }
+
+    #[test]
+    fn verdicts() {
+        use Allowed::{Elsewhere, Listed, Localhost};
+        use Refusal::{NoName, NotListed, NotLookedUp, NotPublic, OtherPort};
+        for (hosts, name, resolved, to, expected) in [
+            (&["a.example"][..], "a.example", &["8.8.8.8"][..], "8.8.8.8:443", Ok(Elsewhere)),
+            (&["a.example"], "A.Example.", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
+            (&["A.EXAMPLE."], "a.example", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
+            (&["a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:443", Ok(Elsewhere)),
+            (&["a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Err(OtherPort)),
+            (&["a.example:443", "a.example:80"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
+            (&["a.example:443", "a.example"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
+            (&["a.example", "a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
+            (&["*.example:1", "a.example:2"], "a.example", &["8.8.8.8"], "8.8.8.8:2", Ok(Elsewhere)),
+            (&["a.example"], "a.example", &["8.8.8.8"], "8.8.4.4:443", Err(NotLookedUp)),
+            (&["a.example"], "a.example", &["2606:4700::1"], "[2606:4700::1]:443", Ok(Elsewhere)),
+            (&["a.example"], "b.example", &[], "8.8.8.8:1", Err(NotListed)),
+            (&["a.example"], "a.example.b", &[], "8.8.8.8:1", Err(NotListed)),
+            (&["a.example"], "b.a.example", &[], "8.8.8.8:1", Err(NotListed)),
+            (&["a.example"], "a.example..", &[], "8.8.8.8:1", Err(NoName)),
+            (&["a.example"], "a.example\0", &[], "8.8.8.8:1", Err(NoName)),
+            (&["a.example"], "", &[], "8.8.8.8:1", Err(NoName)),
+            (&["*.example"], "b.a.example", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
+            (&["*.example"], "example", &[], "8.8.8.8:1", Err(NotListed)),
+            (&["*.a.example"], "ba.example", &[], "8.8.8.8:1", Err(NotListed)),
+            (&["*.example"], ".example", &[], "8.8.8.8:1", Err(NoName)),
+            (&["*.a.example"], "*.a.example", &[], "8.8.8.8:1", Err(NoName)),
+            // A name that leads where it must not.
+            (&["a.example"], "a.example", &["127.0.0.1"], "127.0.0.1:80", Err(NotPublic)),
+            (&["a.example"], "a.example", &["169.254.169.254"], "169.254.169.254:80", Err(NotPublic)),
+            (&["a.example"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Err(NotPublic)),
+            (&["a.example"], "a.example", &["::1"], "[::1]:80", Err(NotPublic)),
+            (&["a.example"], "a.example", &["64:ff9b::7f00:1"], "[64:ff9b::7f00:1]:80", Err(NotPublic)),
+            (&["a.example"], "a.example", &["::ffff:127.0.0.1"], "[::ffff:127.0.0.1]:80", Err(NotPublic)),
+            (&["a.example", "127.0.0.1:80"], "a.example", &["127.0.0.1"], "127.0.0.1:81", Err(NotPublic)),
+            (&["a.example", "10.1.2.3"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Ok(Listed)),
+            (&["*.localhost"], "a.localhost", &["127.0.0.1"], "127.0.0.1:80", Err(NotPublic)),
+            (&["localhost"], "localhost", &["127.0.0.1", "::1"], "[::1]:80", Ok(Localhost)),
+            (&["localhost:80"], "localhost", &["127.0.0.1"], "127.0.0.1:80", Ok(Localhost)),
+            (&["localhost:80"], "localhost", &["127.0.0.1"], "127.0.0.1:81", Err(OtherPort)),
+            (&["localhost"], "localhost", &["127.0.0.1"], "127.0.0.2:80", Err(NotLookedUp)),
+            (&["localhost"], "localhost", &["8.8.8.8"], "8.8.8.8:80", Err(NotPublic)),
+            // Addresses that are listed as such.
+            (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:80", Ok(Listed)),
+            (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:81", Err(OtherPort)),
+            (&["127.0.0.1:80", "127.0.0.1:81"], "127.0.0.1", &[], "127.0.0.1:81", Ok(Listed)),
+            (&["127.0.0.1"], "127.0.0.1", &[], "[::ffff:127.0.0.1]:80", Err(NotLookedUp)),
+            (&["127.0.0.1"], "127.0.0.1", &[], "[::127.0.0.1]:80", Err(NotLookedUp)),
+            (&["127.0.0.1"], "::ffff:127.0.0.1", &[], "127.0.0.1:80", Err(NotListed)),
+            (&["127.0.0.1"], "127.0.0.2", &[], "127.0.0.1:80", Err(NotListed)),
+            (&["127.0.0.1"], "2130706433", &[], "127.0.0.1:80", Err(NoName)),
+            (&["127.0.0.1"], "0x7f.1", &[], "127.0.0.1:80", Err(NoName)),
+            (&["127.0.0.1"], "0x7f000001", &[], "127.0.0.1:80", Err(NoName)),
+            (&["[::1]:80"], "::1", &[], "[::1]:80", Ok(Listed)),
+            (&["[::1]"], "::1", &[], "[::1]:9", Ok(Listed)),
+            (&["fd00::1"], "fd00:0::1", &[], "[fd00::1]:9", Ok(Listed)),
+            (&["[64:ff9b::7f00:1]"], "64:ff9b::127.0.0.1", &[], "[64:ff9b::7f00:1]:9", Ok(Listed)),
+        ] {
+            assert_eq!(verdict(hosts, name, resolved, to), expected, "{hosts:?} {name} {resolved:?} {to}");
+        }
+        assert_eq!(verdict(&[], "localhost", &[], "127.0.0.1:80"), Err(NotListed));
+        assert_eq!(Rules::of(&NetworkPolicy::None).unwrap(), None);
+    }
+
+    #[test]
+    fn hosts_that_are_none_are_refused() {
+        let long = "a".repeat(64);
+        for text in [
+            "",
+            ".",
+            "*",
+            "*.",
+            "*a.example",
+            "a.*.example",
+            "*.*.example",
+            "a..example",
+            ".example",
+            "a b",
+            "a/b",
+            "a:0",
+            "a:",
+            "a:65536",
+            "a:+80",
+            "a:x",
+            "a:80:80",
+            ":80",
+            "http://a",
+            "a@b",
+            "127.1",
+            "1",
+            "0x7f.1",
+            "a.1",
+            "*.1",
+            "127.0.0.1:",
+            "127.0.0.256",
+            "[127.0.0.1]",
+            "[::1",
+            "::1]",
+            "[::1]:0",
+            "[::1]x",
+            "[a]",
+            "fe80::1%1",
+            "[]:80",
+            "::ffff:127.0.0.1",
+            "[::ffff:8.8.8.8]:80",
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+            "ü.example",
+            "a\0",
+            long.as_str(),
+        ] {
+            let error = read(&[text]).expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+        }
+        assert!(read(&["a"; MAX_HOSTS]).is_ok() && read(&["a"; MAX_HOSTS + 1]).is_err());
+        for text in ["a", "a_b.c-d", "xn--tda.example", "*.com", "1.a", "10.0.0.1:65535", "fe80::1", "[fe80::1]:1"] {
+            assert!(read(&[text]).is_ok(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(host in ".{0,40}", asked in ".{0,40}") {
+            let _ = read(&[&host]);
+            let _ = read(&["a.example", "*.b"]).unwrap().lookup(&asked);
+        }
+
+        #[test]
+        fn only_what_is_listed_is_looked_up(asked in "[a-c.*A-C]{0,12}") {
+            let rules = read(&["a.b", "*.b.c"]).unwrap();
+            if rules.lookup(&asked).is_ok() {
+                let name = asked.to_ascii_lowercase();
+                let name = name.strip_suffix('.').unwrap_or(&name);
+                prop_assert!(name == "a.b" || name.ends_with(".b.c") && name.len() > 4, "{}", asked);
+            }
+        }
+
+        #[test]
+        fn a_name_leads_nowhere_but_to_public_addresses(bits in any::<u128>(), port in 1u16..) {
+            for address in [IpAddr::V6(bits.into()), IpAddr::V4((bits as u32).into())] {
+                let rules = read(&["a.b", "127.0.0.1:80"]).unwrap();
+                let Ok(Sought::Name(target)) = rules.lookup("a.b") else { panic!() };
+                let known = Known { address, target };
+                let to = SocketAddr::new(address, port);
+                prop_assert_eq!(rules.connect([&known], to).is_ok(), is_public(address));
+                prop_assert!(rules.connect([], to).is_err());
+            }
+        }
+
+        #[test]
+        fn a_port_rule_holds(rule in 1u16.., port in 1u16..) {
+            let rules = read(&[&format!("a.b:{rule}"), &format!("9.9.9.9:{rule}")]).unwrap();
+            let Ok(Sought::Name(target)) = rules.lookup("a.b") else { panic!() };
+            let known = Known { address: [8, 8, 8, 8].into(), target };
+            for address in [[8, 8, 8, 8], [9, 9, 9, 9]] {
+                prop_assert_eq!(rules.connect([&known], (address, port).into()).is_ok(), rule == port);
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a sandbox can say about itself.
+
+use cofferdam_contract::{Cpus, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace};
+
+const INSIDE: &str = "the code runs inside Cofferdam's own process: it can make no system call, and reaches only what \
+                      the functions of WASI give it";
+
+/// The posture of a sandbox of this spec. The rows are what the engine was told to enforce; `cofferdam doctor` tries it.
+pub(crate) fn posture(spec: &Spec) -> Posture {
+    Posture::new(Protection::ALL.iter().map(|protection| row(*protection, spec)))
+}
+
+fn row(protection: Protection, spec: &Spec) -> PostureItem {
+    let limits = spec.limits();
+    let bound = match protection {
+        Protection::Memory => limits.memory.map(|limit| {
+            format!(
+                "memories, tables and files together are refused growth beyond {limit}; compiled code is not counted"
+            )
+        }),
+        Protection::CpuTime => limits
+            .cpu_time
+            .map(|limit| format!("the guest's thread is interrupted when it has used {} s", limit.as_secs_f64())),
+        Protection::Cpus => return limits.cpus.map_or_else(|| not_asked(protection), |share| cpus(share, spec)),
+        Protection::Processes => limits
+            .processes
+            .map(|limit| format!("a module can start neither process nor thread; at most {limit} execs run at once")),
+        Protection::Disk => limits.disk.map(|limit| {
+            format!("files in memory; contents, names and what describes them together stay below {limit}")
+        }),
+        Protection::WallTime => Some(format!(
+            "the guest is interrupted after {} s, in its code and in its calls",
+            limits.wall_time.as_secs_f64()
+        )),
+        Protection::Workspace => Some(match spec.workspace() {
+            Workspace::HostDir { .. } => "a copy in memory of the host's directory, which cannot be written".to_owned(),
+            Workspace::Private { access } => format!("files in memory, of this sandbox alone, {access:?}"),
+        }),
+        Protection::Network => Some(network(spec)),
+        _ => return item(protection, ProtectionState::NotAsked, INSIDE),
+    };
+    match bound {
+        Some(mechanism) => item(protection, ProtectionState::Enforced, &mechanism),
+        None => not_asked(protection),
+    }
+}
+
+fn network(spec: &Spec) -> String {
+    match spec.network() {
+        NetworkPolicy::Allow { hosts } => format!(
+            "components alone reach a network: by TCP, through functions of WASI that check each name, address and port \
+             against the policy ({} hosts); modules of preview 1 and interpreters have no function for it",
+            hosts.len()
+        ),
+        _ => "no function of WASI that the guest can call opens a connection".to_owned(),
+    }
+}
+
+/// Each exec is one thread, so that a bound on execs can be a bound on processors.
+fn cpus(share: Cpus, spec: &Spec) -> PostureItem {
+    match spec.limits().processes {
+        Some(execs) if u64::from(execs) * 1000 <= u64::from(share.as_millis()) => {
+            let mechanism = format!("each exec is one thread, and at most {execs} run at once");
+            item(Protection::Cpus, ProtectionState::Enforced, &mechanism)
+        }
+        _ => PostureItem {
+            remedy: Some("ask for no more processes than processors, or use a backend of level process".to_owned()),
+            ..item(Protection::Cpus, ProtectionState::Absent, "nothing slows a guest down")
+        },
+    }
+}
+
+fn not_asked(protection: Protection) -> PostureItem {
+    item(protection, ProtectionState::NotAsked, "no bound was asked for")
+}
+
+fn item(protection: Protection, state: ProtectionState, mechanism: &str) -> PostureItem {
+    PostureItem { protection, state, mechanism: mechanism.to_owned(), probed: false, remedy: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_contract::Limits;
+
+    #[test]
+    fn a_share_is_claimed_only_where_it_holds() {
+        let state = |processes, millis| {
+            let limits = Limits { processes, cpus: Some(Cpus::from_millis(millis)), ..Limits::default() };
+            let spec = Spec::builder().limits(limits).build().unwrap();
+            posture(&spec).get(Protection::Cpus).unwrap().state
+        };
+        assert_eq!(state(Some(2), 2000), ProtectionState::Enforced);
+        assert_eq!(state(Some(2), 1500), ProtectionState::Absent);
+        assert_eq!(state(None, 64_000), ProtectionState::Absent);
+    }
+}

@@ -1,0 +1,79 @@
+//! The directories that a module is given, and what it calls them.
+
+use cofferdam_contract::{Error, Result, SandboxPath, Spec, WORKSPACE_PATH};
+use serde_json::Value;
+
+use crate::command::{Asked, directory};
+use crate::state::Shared;
+use crate::wasi::Preopen;
+
+/// The most names that can be given.
+const MAX_NAMES: usize = 16;
+const MAX_NAME: usize = 255;
+
+/// The names that a spec gives to directories of the workspace, in place of those that are always there.
+pub(crate) type Directories = Vec<(String, SandboxPath)>;
+
+/// Reads `wasm.directories`: an object from names to paths in the workspace.
+pub(crate) fn read(value: &Value) -> Result<Directories> {
+    let invalid = |what: &str| Error::invalid("create", format!("wasm.directories {what}"));
+    let object = value.as_object().ok_or_else(|| invalid("is an object from names to paths in the workspace"))?;
+    if object.len() > MAX_NAMES {
+        return Err(invalid("has at most 16 names"));
+    }
+    let entry = |(name, path): (&String, &Value)| {
+        if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
+            return Err(invalid("has names of 1 to 255 bytes without NUL"));
+        }
+        let path = path.as_str().ok_or_else(|| invalid("has a path, which is text, for each name"))?;
+        Ok((name.clone(), SandboxPath::new(path)?))
+    };
+    object.iter().map(entry).collect()
+}
+
+fn named(spec: &Spec) -> Result<Option<Directories>> {
+    spec.attributes().get("wasm.directories").map(read).transpose()
+}
+
+/// What a module gets.
+pub(crate) fn preopens(shared: &Shared, asked: &Asked) -> Result<Vec<Preopen>> {
+    let access = shared.spec.workspace().access();
+    let Some(directories) = named(&shared.spec)? else {
+        return Ok(shared.all_files().preopens(access, asked.working_dir));
+    };
+    let open = |(name, path): &(String, SandboxPath)| {
+        let ino = directory(shared, path)?;
+        // Links may lead to absolute paths in the workspace from the workspace itself alone.
+        let absolute = (ino == shared.workspace).then(|| WORKSPACE_PATH.to_owned());
+        Ok(Preopen { name: name.clone(), ino, absolute, access })
+    };
+    directories.iter().map(open).collect()
+}
+
+/// Refuses names of their own for what begins with the usual ones: interpreters remember them, and so do snapshots.
+pub(crate) fn refuse_named(spec: &Spec) -> Result<()> {
+    match named(spec)? {
+        None => Ok(()),
+        Some(_) => {
+            Err(Error::unsupported("start", "interpreters, sessions and direct runs have the usual directories")
+                .with_remedy("leave out wasm.directories"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names_and_paths_are_read_or_refused() {
+        let read_names = read(&json!({ "b": "x/y", "/": "." })).unwrap();
+        assert_eq!(read_names, [("/".into(), SandboxPath::default()), ("b".into(), SandboxPath::new("x/y").unwrap())]);
+        assert_eq!(read(&json!({})).unwrap(), []);
+        let many: serde_json::Map<_, _> = (0..17).map(|number| (number.to_string(), json!("."))).collect();
+        for bad in [json!(["a"]), json!({ "": "." }), json!({ "a": 1 }), json!({ "a": ".." }), many.into()] {
+            assert!(read(&bad).is_err(), "{bad}");
+        }
+    }
+}

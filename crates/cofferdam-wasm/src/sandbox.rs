@@ -1,0 +1,214 @@
+//! One sandbox of WebAssembly.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    DirEntry, EntryKind, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec, WORKSPACE_PATH, Workspace,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+
+use crate::backend::NAME;
+use crate::exec;
+use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
+use crate::state::Shared;
+use crate::time::since_1970;
+use crate::wasi::lock;
+
+/// The most entries of a directory that is listed.
+const MAX_ENTRIES: usize = 100_000;
+const PIECE: usize = 64 << 10;
+
+/// A sandbox; the execs hold only what they share with it, so that dropping it ends them.
+#[derive(Debug)]
+pub(crate) struct WasmSandbox(pub(crate) Arc<Shared>);
+
+impl WasmSandbox {
+    fn base(&self) -> Base<'static> {
+        Base { ino: self.0.workspace, name: Some(WORKSPACE_PATH) }
+    }
+}
+
+impl Drop for WasmSandbox {
+    fn drop(&mut self) {
+        self.0.shut();
+    }
+}
+
+/// A path for the tree, in which the workspace itself is a dot.
+fn relative(path: &SandboxPath) -> &str {
+    if path.is_workspace() { "." } else { path.as_str() }
+}
+
+#[async_trait]
+impl Sandbox for WasmSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.0.id
+    }
+
+    fn spec(&self) -> &Spec {
+        &self.0.spec
+    }
+
+    fn posture(&self) -> &Posture {
+        &self.0.posture
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        exec::start(&self.0, request).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        let contents = self.0.tree("read_file")?.file(self.base(), relative(path));
+        let contents = contents.map_err(|error| error.into_error("read_file", path.as_str()))?;
+        Ok(Box::new(Reader { contents, at: 0 }))
+    }
+
+    async fn write_file(&self, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
+        self.own_workspace("write_file")?;
+        let failed = |error: FsError| error.into_error("write_file", path.as_str());
+        let file = Nameless::new(&self.0).map_err(failed)?;
+        let mut piece = vec![0; PIECE];
+        let mut written = 0u64;
+        loop {
+            let read = contents.read(&mut piece).await.map_err(|error| {
+                Error::new(ErrorKind::Io, "write_file", "the source of the bytes failed").with_source(error)
+            })?;
+            if read == 0 {
+                break;
+            }
+            self.0.tree("write_file")?.write(file.ino, written, &piece[..read], 0).map_err(failed)?;
+            written += read as u64;
+        }
+        let now = self.now();
+        self.0.tree("write_file")?.put_in_place(self.base(), relative(path), file.ino, now).map_err(failed)?;
+        Ok(written)
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        let tree = self.0.tree("list_dir")?;
+        let entries = tree.lookup(self.base(), relative(path), LastLink::Follow);
+        let entries = entries.and_then(|ino| tree.list(ino, MAX_ENTRIES));
+        let entries = entries.map_err(|error| error.into_error("list_dir", path.as_str()))?;
+        let entries =
+            entries.ok_or_else(|| Error::new(ErrorKind::ResourceExhausted, "list_dir", "more than 100,000 entries"))?;
+        let entry = |(name, kind, size)| {
+            let kind = match kind {
+                Kind::File => EntryKind::File,
+                Kind::Directory => EntryKind::Directory,
+                Kind::Symlink => EntryKind::Symlink,
+            };
+            DirEntry { name, kind, size }
+        };
+        Ok(entries.into_iter().map(entry).collect())
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.own_workspace("remove")?;
+        let now = self.now();
+        let removed = self.0.tree("remove")?.remove_all(self.base(), relative(path), now);
+        removed.map_err(|error| error.into_error("remove", path.as_str()))
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.quiet("snapshot")?;
+        Ok(Snapshot::new(NAME, self.0.freeze_files("snapshot")?))
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        self.quiet("fork")?;
+        let shared = Shared::copied(&self.0.common, self.0.spec.clone(), &self.0.freeze_files("fork")?)?;
+        Ok(Arc::new(WasmSandbox(Arc::new(shared))))
+    }
+
+    async fn pause(&self) -> Result<()> {
+        Err(Error::unsupported("pause", "the wasm backend cannot stop programs and let them go on"))
+    }
+
+    async fn resume(&self) -> Result<()> {
+        Err(Error::unsupported("resume", "the wasm backend cannot stop programs and let them go on"))
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        let disk = self.0.tree("usage")?.disk();
+        Ok(SandboxUsage {
+            cpu_seconds: Some(self.0.cpu().as_secs_f64()),
+            memory_bytes: Some(self.0.account.used()),
+            peak_memory_bytes: Some(self.0.account.peak()),
+            processes: Some(u32::try_from(self.0.running()).unwrap_or(u32::MAX)),
+            disk_bytes: Some(disk),
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.0.shut();
+        self.0.empty().await;
+        Ok(())
+    }
+}
+
+impl WasmSandbox {
+    /// Refuses while an exec runs: it would be missing in the copy without a word.
+    fn quiet(&self, operation: &'static str) -> Result<()> {
+        if self.0.running() == 0 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Conflict, operation, "an exec runs in the sandbox")
+            .with_remedy("wait for its end, or use a session, whose guest is part of its snapshots"))
+    }
+
+    /// Refuses to change the copy of a directory that is somebody else's: it would look as if that had been changed.
+    fn own_workspace(&self, operation: &'static str) -> Result<()> {
+        match self.0.spec.workspace() {
+            Workspace::Private { .. } => Ok(()),
+            Workspace::HostDir { .. } => Err(Error::unsupported(
+                operation,
+                "the workspace is a copy of a directory of the host, to be read only",
+            )
+            .with_remedy("change the directory itself before the sandbox is made")),
+        }
+    }
+
+    /// The time for stamps, which guests can read.
+    fn now(&self) -> u64 {
+        if self.0.policy.seed.is_some() { 0 } else { since_1970() }
+    }
+}
+
+/// A file on its way in. Without a name when this is dropped, it goes.
+struct Nameless<'a> {
+    shared: &'a Shared,
+    ino: Ino,
+}
+
+impl<'a> Nameless<'a> {
+    fn new(shared: &'a Shared) -> Result<Self, FsError> {
+        Ok(Self { ino: lock(&shared.files).nameless_file(0)?, shared })
+    }
+}
+
+impl Drop for Nameless<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.files).let_go(self.ino);
+    }
+}
+
+/// A file as it was when it was opened.
+struct Reader {
+    contents: Contents,
+    at: u64,
+}
+
+impl AsyncRead for Reader {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let room = buffer.remaining().min(PIECE);
+        let read = self.contents.read(self.at, buffer.initialize_unfilled_to(room));
+        buffer.advance(read);
+        self.at += read as u64;
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,251 @@
+//! What a sandbox's execs and its callers share.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cofferdam_contract::{Access, Error, ErrorKind, Posture, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace};
+use tokio::sync::{Semaphore, watch};
+
+use crate::WasmConfig;
+use crate::account::Account;
+use crate::backend::NAME;
+use crate::ending::{Ending, SIGKILL};
+use crate::engine::{Engines, on_thread};
+use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};
+use crate::import::{Times, import};
+use crate::leash::Leash;
+use crate::policy::Policy;
+use crate::posture::posture;
+use crate::session::Beginnings;
+use crate::snapshot::{SessionSnapshot, refuse_shared};
+use crate::time::since_1970;
+use crate::wasi::{Preopen, lock};
+
+#[derive(Debug, Default)]
+struct State {
+    closed: bool,
+    next_exec: u64,
+    execs: BTreeMap<u64, Arc<Leash>>,
+    cpu: Duration,
+}
+
+/// What a backend's sandboxes have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) config: WasmConfig,
+    pub(crate) engines: Engines,
+    /// Places for running guests.
+    pub(crate) places: Arc<Semaphore>,
+    /// Sandboxes so far.
+    pub(crate) made: AtomicU64,
+}
+
+/// The files of a sandbox, and the directories in them that there always are.
+#[derive(Debug, Clone)]
+pub(crate) struct Files {
+    pub(crate) tree: Arc<Mutex<Tree>>,
+    pub(crate) workspace: Ino,
+    pub(crate) temporary: Ino,
+}
+
+impl Files {
+    pub(crate) fn new(spec: &Spec, policy: Policy, account: &Arc<Account>) -> Result<Self> {
+        let mut tree = Tree::new(spec.limits().disk.map(|limit| limit.as_bytes()), Arc::clone(account));
+        let now = if policy.seed.is_some() { 0 } else { since_1970() };
+        let top = Base { ino: ROOT, name: None };
+        let mut make =
+            |name: &str| tree.make_directory(top, name, now).map_err(|error| error.into_error("create", name));
+        let (workspace, temporary) = (make("workspace")?, make("tmp")?);
+        Ok(Self { tree: Arc::new(Mutex::new(tree)), workspace, temporary })
+    }
+
+    /// What an exec begins with, which is the same in a snapshot: C libraries remember it.
+    pub(crate) fn preopens(&self, access: Access, working_dir: Ino) -> Vec<Preopen> {
+        let open = |name: &str, ino, absolute: Option<&str>, access| Preopen {
+            name: name.to_owned(),
+            ino,
+            absolute: absolute.map(str::to_owned),
+            access,
+        };
+        let here = (working_dir == self.workspace).then_some(WORKSPACE_PATH);
+        vec![
+            open(WORKSPACE_PATH, self.workspace, Some(WORKSPACE_PATH), access),
+            open("/tmp", self.temporary, Some("/tmp"), Access::ReadWrite),
+            open(".", working_dir, here, access),
+        ]
+    }
+}
+
+/// The files of a sandbox at a moment.
+#[derive(Debug, Clone)]
+pub(crate) struct FrozenFiles {
+    tree: FrozenTree,
+    workspace: Ino,
+    temporary: Ino,
+}
+
+/// One sandbox, as its execs know it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: SandboxId,
+    pub(crate) spec: Spec,
+    pub(crate) policy: Policy,
+    pub(crate) posture: Posture,
+    pub(crate) common: Arc<Common>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) files: Arc<Mutex<Tree>>,
+    pub(crate) workspace: Ino,
+    pub(crate) temporary: Ino,
+    state: Mutex<State>,
+    /// Execs alive.
+    alive: watch::Sender<usize>,
+}
+
+impl Shared {
+    /// A new sandbox, refused where it would be weaker than asked.
+    pub(crate) fn new(common: &Arc<Common>, spec: Spec) -> Result<Self> {
+        let policy = Policy::of(&spec)?;
+        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
+        let files = Files::new(&spec, policy, &account)?;
+        Self::with(common, spec, policy, account, files)
+    }
+
+    /// As [`Self::new`], with a copy of the host's directory in it where the spec lends one, made on a thread of its own.
+    pub(crate) async fn filled(common: &Arc<Common>, spec: Spec) -> Result<Arc<Self>> {
+        let shared = Arc::new(Self::new(common, spec)?);
+        let Workspace::HostDir { path, .. } = shared.spec.workspace() else { return Ok(shared) };
+        let (path, filled) = (path.clone(), Arc::clone(&shared));
+        let times = if shared.policy.seed.is_some() { Times::Made } else { Times::Kept };
+        on_thread(move || import(&path, &mut lock(&filled.files), filled.workspace, times)).await?;
+        Ok(shared)
+    }
+
+    /// A new sandbox with the files of a snapshot.
+    pub(crate) fn restored(common: &Arc<Common>, spec: Spec, snapshot: &SessionSnapshot) -> Result<(Self, Beginnings)> {
+        let policy = Policy::of(&spec)?;
+        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
+        let disk = spec.limits().disk.map(|limit| limit.as_bytes());
+        let (files, beginnings) = snapshot.thaw(disk, &account, (policy, spec.workspace().access()))?;
+        Ok((Self::with(common, spec, policy, account, files)?, beginnings))
+    }
+
+    /// A new sandbox with a copy of the files of another one.
+    pub(crate) fn copied(common: &Arc<Common>, spec: Spec, copy: &FrozenFiles) -> Result<Self> {
+        let policy = Policy::of(&spec)?;
+        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
+        let disk = spec.limits().disk.map(|limit| limit.as_bytes());
+        let failed = |error: crate::fs::FsError| error.into_error("restore", "/workspace");
+        let (mut tree, renumbered) = copy.tree.thaw(disk, Arc::clone(&account)).map_err(failed)?;
+        // Nothing runs in the copy that could hold them.
+        renumbered.nameless.iter().for_each(|ino| tree.let_go(*ino));
+        let workspace = renumbered.of(copy.workspace.0).map_err(failed)?;
+        let temporary = renumbered.of(copy.temporary.0).map_err(failed)?;
+        refuse_shared(&tree, workspace, temporary, spec.workspace().access())?;
+        let files = Files { tree: Arc::new(Mutex::new(tree)), workspace, temporary };
+        Self::with(common, spec, policy, account, files)
+    }
+
+    fn with(common: &Arc<Common>, spec: Spec, policy: Policy, account: Arc<Account>, files: Files) -> Result<Self> {
+        let posture = posture(&spec);
+        posture.require(spec.allow_weaker())?;
+        let number = common.made.fetch_add(1, Ordering::Relaxed) + 1;
+        let Files { tree, workspace, temporary } = files;
+        Ok(Self {
+            id: SandboxId::new(format!("{NAME}-{number}")),
+            spec,
+            policy,
+            posture,
+            common: Arc::clone(common),
+            account,
+            files: tree,
+            workspace,
+            temporary,
+            state: Mutex::default(),
+            alive: watch::Sender::new(0),
+        })
+    }
+
+    /// The files as they are now.
+    pub(crate) fn freeze_files(&self, operation: &'static str) -> Result<FrozenFiles> {
+        let tree = self.tree(operation)?.freeze();
+        Ok(FrozenFiles { tree, workspace: self.workspace, temporary: self.temporary })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.lock().closed { Err(Error::closed(operation)) } else { Ok(()) }
+    }
+
+    pub(crate) fn all_files(&self) -> Files {
+        Files { tree: Arc::clone(&self.files), workspace: self.workspace, temporary: self.temporary }
+    }
+
+    /// The files of a sandbox that is open.
+    pub(crate) fn tree(&self, operation: &'static str) -> Result<MutexGuard<'_, Tree>> {
+        self.check_open(operation)?;
+        Ok(lock(&self.files))
+    }
+
+    /// Enters an exec, which counts as a process.
+    pub(crate) fn enter(self: &Arc<Self>, leash: &Arc<Leash>) -> Result<Seat> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Error::closed("start"));
+        }
+        if self.spec.limits().processes.is_some_and(|limit| state.execs.len() >= limit as usize) {
+            return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the limit on processes is reached"));
+        }
+        state.next_exec += 1;
+        let id = state.next_exec;
+        state.execs.insert(id, Arc::clone(leash));
+        self.alive.send_modify(|count| *count += 1);
+        Ok(Seat { shared: Arc::clone(self), id })
+    }
+
+    pub(crate) fn add_cpu(&self, time: Duration) {
+        self.lock().cpu += time;
+    }
+
+    pub(crate) fn cpu(&self) -> Duration {
+        self.lock().cpu
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.lock().execs.len()
+    }
+
+    /// Makes the sandbox unusable and ends its execs.
+    pub(crate) fn shut(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        for leash in state.execs.values() {
+            leash.order(Ending::Cancelled { signal: SIGKILL });
+        }
+    }
+
+    /// Waits until no exec is alive, and frees the files.
+    pub(crate) async fn empty(&self) {
+        // The sender lives as long as this, so that waiting cannot fail.
+        let _ = self.alive.subscribe().wait_for(|count| *count == 0).await;
+        *lock(&self.files) = Tree::new(None, Arc::new(Account::new(None)));
+    }
+}
+
+/// An exec's place in its sandbox.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    shared: Arc<Shared>,
+    pub(crate) id: u64,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.lock().execs.remove(&self.id);
+        self.shared.alive.send_modify(|count| *count -= 1);
+    }
+}

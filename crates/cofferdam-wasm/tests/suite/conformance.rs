@@ -1,0 +1,14 @@
+//! The conformance kit against the backend.
+
+use std::sync::Arc;
+
+use cofferdam_conformance::{Options, Target, run};
+use cofferdam_wasm::{WasmBackend, WasmPrograms};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kit_passes() {
+    let target = Target::new(Arc::new(WasmBackend::default()), WasmPrograms);
+    let report = run(&target, &Options { parallelism: 2, ..Options::default() }).await;
+    println!("{report}");
+    assert!(report.is_success(), "{report}");
+}

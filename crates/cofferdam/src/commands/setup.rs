@@ -1,0 +1,46 @@
+//! `cofferdam setup`: installs the interpreters for WebAssembly.
+
+use cofferdam::Result;
+use cofferdam::registry::{self, Installed, WASM_LANGUAGES};
+use serde_json::json;
+
+use super::block_on;
+use crate::args::SetupArgs;
+use crate::report::{self, Form};
+
+/// Installs what is asked for; the exit status is 0 when all of it is there.
+pub fn main(args: &SetupArgs) -> u8 {
+    let form = if args.json { Form::Json } else { Form::Text };
+    match install(args) {
+        Ok(installed) => {
+            let result = if args.json {
+                report::document(&json!({ "installed": installed }))
+            } else {
+                report::print(&installed.iter().map(line).collect::<String>())
+            };
+            report::printed(result, 0)
+        }
+        Err(error) => report::error(&error, form),
+    }
+}
+
+fn install(args: &SetupArgs) -> Result<Vec<Installed>> {
+    let all = WASM_LANGUAGES.map(str::to_owned).to_vec();
+    let languages = if args.languages.is_empty() { all } else { args.languages.clone() };
+    block_on(async {
+        let mut installed: Vec<Installed> = Vec::new();
+        for language in languages {
+            if installed.iter().any(|known| known.language == language) {
+                continue;
+            }
+            let name = language.clone();
+            installed.push(registry::install(&language, move |step| eprintln!("{name}: {step}")).await?);
+        }
+        Ok(installed)
+    })
+}
+
+fn line(installed: &Installed) -> String {
+    let Installed { language, version, licence, .. } = installed;
+    format!("{language} {version} is ready: cofferdam run --level wasm --lang {language} ... (licence: {licence})\n")
+}

@@ -1,0 +1,101 @@
+//! Containers from the command line, as far as it needs no engine, and with the engine that the tests were given.
+
+use std::process::Command;
+
+use super::{cofferdam, json, outcome, run};
+
+/// The command with the engine of the tests; says why there is none.
+fn with_engine(mut command: Command) -> Option<Command> {
+    let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
+        println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
+        return None;
+    };
+    command.env("DOCKER_HOST", format!("unix://{socket}"));
+    Some(command)
+}
+
+#[test]
+fn a_missing_engine_is_explained() {
+    let (code, _, stderr) =
+        outcome(run(["--backend", "docker", "--", "true"]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"));
+    assert_eq!(code, 125);
+    assert!(stderr.contains("/nowhere/docker.sock") && stderr.contains("  try: "), "{stderr}");
+    let (code, _, stderr) =
+        outcome(run(["--backend", "docker", "--", "true"]).env("DOCKER_HOST", "ssh://host").env_remove("HOME"));
+    assert_eq!(code, 125);
+    assert!(stderr.contains("only unix:// and tcp:// are spoken here"), "{stderr}");
+}
+
+#[test]
+fn no_engine_is_asked_when_another_backend_runs() {
+    let (code, stdout, stderr) = outcome(
+        run(["--backend", "simulated", "--", "sim", "print", "x"]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"),
+    );
+    assert!(!stderr.contains("nowhere"), "{code} {stdout} {stderr}");
+}
+
+#[test]
+fn a_script_runs_in_a_container() {
+    let code = "import os, sys; print(6 * 7, os.getuid() != 0, sys.argv[1:])";
+    let Some(mut command) = with_engine(run(["--json", "--lang", "python", "--code", code, "a", "b"])) else { return };
+    let (status, stdout, stderr) = outcome(command.env("SANDBOX_TYPE", "docker"));
+    assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
+    let answer = json(&stdout);
+    assert_eq!((answer["backend"].as_str(), answer["level"].as_str()), (Some("docker"), Some("container")));
+    assert_eq!(answer["stdout"]["text"], "42 True ['a', 'b']\n");
+    let weak = answer["posture"].as_array().expect("rows").iter().filter(|row| row["remedy"].is_string()).count();
+    assert_eq!(weak, 0, "{}", answer["posture"]);
+}
+
+#[test]
+fn ends_are_told_as_everywhere() {
+    for (words, status) in [
+        (&["--timeout", "1s", "--", "sleep", "100"][..], 124),
+        (&["--", "sh", "-c", "exit 7"], 7),
+        (&["--", "sh", "-c", "kill -9 $$"], 137),
+        (&["--", "no-such-program"], 127),
+        (&["--", "/etc/passwd"], 126),
+        (&["--memory", "32M", "--", "python3", "-c", "x = b'x' * (256 << 20)"], 137),
+        (&["--image", "no/such:image", "--", "true"], 127),
+        (&["--net", "example.org", "--", "true"], 125),
+    ] {
+        let Some(mut command) = with_engine(run(["--backend", "docker"])) else { return };
+        let (code, _, stderr) = outcome(command.args(words));
+        assert_eq!(code, status, "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn images_are_made_from_directories_and_listed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(directory.path().join("own")).expect("a directory inside");
+    let name = format!("cofferdam-test/{}:1", std::process::id());
+    let Some(mut import) = with_engine(cofferdam()) else { return };
+    import.args(["image", "import"]).arg(directory.path()).args([&name, "--json"]);
+    let (code, stdout, stderr) = outcome(&mut import);
+    assert_eq!(code, 0, "{stderr}");
+    let id = json(&stdout)["id"].as_str().expect("an id").to_owned();
+    let Some(mut list) = with_engine(cofferdam()) else { return };
+    let (_, stdout, _) = outcome(list.args(["image", "list", "--json"]));
+    let images = json(&stdout)["images"].as_array().expect("a list").clone();
+    let found = images.iter().find(|image| image["id"] == *id).expect("the image is listed");
+    assert_eq!(found["names"][0], *name);
+    assert_eq!(found["imported"], true);
+    let Some(mut command) = with_engine(run(["--image", &name, "--", "/no-program"])) else { return };
+    let (code, _, stderr) = outcome(&mut command);
+    assert_eq!(code, 127, "{stderr}");
+    let Some(mut refused) = with_engine(cofferdam()) else { return };
+    let (code, _, stderr) = outcome(refused.args(["image", "import", "/no/such/directory", &name]));
+    assert!(code == 127 && stderr.contains("/no/such/directory"), "{stderr}");
+}
+
+#[test]
+fn doctor_tells_of_engines() {
+    let (code, stdout, _) =
+        outcome(cofferdam().args(["doctor", "--backend", "docker"]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"));
+    assert_eq!(code, 1, "{stdout}");
+    assert!(stdout.contains("docker (level container): cannot") || stdout.contains("missing"), "{stdout}");
+    let Some(mut doctor) = with_engine(cofferdam()) else { return };
+    let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "docker"]));
+    assert!(code == 0 && stdout.contains("ok       image"), "{stdout}");
+}

@@ -1,0 +1,111 @@
+//! WebAssembly modules on the command line.
+
+use std::path::PathBuf;
+
+use cofferdam::Command as What;
+use cofferdam_conformance::{GuestProgram, Programs};
+use cofferdam_wasm::WasmPrograms;
+
+use super::{cofferdam, json, outcome};
+
+/// A directory with the module of a program in it, as `guest.wasm`.
+fn module(program: &GuestProgram) -> (tempfile::TempDir, PathBuf) {
+    let request = WasmPrograms.request(program).expect("a program of WASI").build().expect("a request");
+    let What::Script(script) = request.command() else { panic!("{request:?}") };
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("guest.wasm");
+    std::fs::write(&path, &script.contents).expect("written");
+    (directory, path)
+}
+
+fn run(words: &[&str]) -> (i32, String, String) {
+    outcome(cofferdam().args(["run", "--daemon", "never"]).args(words))
+}
+
+#[test]
+fn a_module_runs_by_its_extension_and_by_every_other_way_to_name_it() {
+    let program = GuestProgram::Sequence(vec![
+        GuestProgram::Print { stdout: "out".into(), stderr: "err".into() },
+        GuestProgram::Exit(7),
+    ]);
+    let (_kept, path) = module(&program);
+    let path = path.to_str().expect("text");
+    for words in [
+        &[path][..],
+        &["--level", "wasm", path],
+        &["--level", "1", "--", path, "a"],
+        &["--backend", "wasm", path],
+        &["--backend", "wasm", "--", path],
+    ] {
+        assert_eq!(run(words), (7, "out".to_owned(), "err".to_owned()), "{words:?}");
+    }
+    let (code, stdout, _) = run(&["--json", path]);
+    let document = json(&stdout);
+    assert_eq!((code, document["backend"].as_str(), document["level"].as_str()), (7, Some("wasm"), Some("wasm")));
+}
+
+#[test]
+fn a_module_behind_a_thicker_wall_is_refused_and_never_runs_behind_a_thinner_one() {
+    let (_kept, path) = module(&GuestProgram::Print { stdout: "ran".into(), stderr: String::new() });
+    let path = path.to_str().expect("text");
+    for words in [&["--level", "process", path][..], &["--backend", "process", path], &["--level", "vm", path]] {
+        let (code, stdout, stderr) = run(words);
+        assert_eq!((code, stdout.as_str()), (125, ""), "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn how_a_module_ends_is_told() {
+    let endless = module(&GuestProgram::SpinCpu { processes: 1 });
+    let (code, _, stderr) = run(&["--timeout", "1s", endless.1.to_str().expect("text")]);
+    assert_eq!(code, 124, "{stderr}");
+    let greedy = module(&GuestProgram::AllocateMemory { bytes: 64 << 20, processes: 1 });
+    let (code, stdout, stderr) = run(&["--memory", "16M", greedy.1.to_str().expect("text")]);
+    assert_eq!((code, stdout.as_str()), (12, "refused\n"), "{stderr}");
+    let text = tempfile::Builder::new().suffix(".wasm").tempfile().expect("a file");
+    let (code, _, stderr) = run(&[text.path().to_str().expect("text")]);
+    assert_eq!(code, 126, "{stderr}");
+    assert!(stderr.contains("no WebAssembly module"), "{stderr}");
+}
+
+#[test]
+fn scripts_without_their_interpreter_are_refused_with_the_step_to_take() {
+    let nothing = tempfile::tempdir().expect("a directory");
+    for (lang, code) in [("python", "print(1)"), ("javascript", "console.log(1)")] {
+        let mut command = cofferdam();
+        command.env("XDG_CACHE_HOME", nothing.path());
+        command.args(["run", "--daemon", "never", "--level", "wasm", "--lang", lang, "--code", code]);
+        let (code, stdout, stderr) = outcome(&mut command);
+        assert_eq!((code, stdout.as_str()), (125, ""), "{stderr}");
+        assert!(stderr.contains(&format!("cofferdam setup {lang}")), "{stderr}");
+    }
+    assert_eq!(std::fs::read_dir(nothing.path()).expect("a directory").count(), 0);
+}
+
+#[test]
+fn other_programs_do_not_run_in_a_sandbox_of_webassembly() {
+    for words in [
+        &["--backend", "wasm", "--lang", "bash", "--code", "echo"][..],
+        &["--backend", "wasm", "--lang", "typescript", "--code", "1"],
+        &["--backend", "wasm", "--", "ls"],
+    ] {
+        let (code, _, stderr) = run(words);
+        assert!((125..=127).contains(&code), "{words:?}: {code} {stderr}");
+    }
+    // The level is a floor: what is not there has a thicker wall.
+    let (code, stdout, stderr) = run(&["--level", "wasm", "--lang", "sh", "--code", "echo floor"]);
+    assert_eq!((code, stdout.as_str()), (0, "floor\n"), "{stderr}");
+}
+
+#[test]
+fn a_directory_is_lent_to_be_read_and_not_to_be_written() {
+    let lent = tempfile::tempdir().expect("a directory");
+    std::fs::write(lent.path().join("f"), "from the host").expect("written");
+    let (_kept, path) = module(&GuestProgram::ReadFile { path: "f".into() });
+    let (path, lent) = (path.to_str().expect("text"), lent.path().to_str().expect("text"));
+    let (code, stdout, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{lent}:ro"), path]);
+    assert_eq!((code, stdout.as_str()), (0, "from the host"), "{stderr}");
+    let (code, _, stderr) = run(&["--backend", "wasm", "--workspace", lent, path]);
+    assert_eq!(code, 125, "{stderr}");
+    assert!(stderr.contains(":ro"), "{stderr}");
+}

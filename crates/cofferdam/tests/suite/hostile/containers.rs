@@ -1,0 +1,70 @@
+//! The attacks once more, in containers of an engine: its walls are others, and the same programs must not get out.
+
+use std::sync::Arc;
+
+use cofferdam::registry::{self, CONTAINER_BACKEND, Containers};
+use cofferdam_contract::{Backend, Spec};
+
+use super::guests::Guests;
+use super::host::Host;
+use super::row::{Place, Row, words};
+use super::run::{Outcome, attack, block_on, report, turn};
+use crate::census::census;
+
+/// The engine that the tests were given, with a runtime; says why there is none.
+pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
+    let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
+        println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
+        return None;
+    };
+    let name = runtime.map_or_else(|| CONTAINER_BACKEND.to_owned(), |runtime| format!("{CONTAINER_BACKEND}:{runtime}"));
+    let containers = Containers { host: Some(socket), ..Containers::default() };
+    Some(registry::backend_with(&name, &containers).expect("the name and the socket are valid"))
+}
+
+/// Why a row says nothing about a container; `None` for most.
+fn exception(row: &Row) -> Option<&'static str> {
+    match row.name {
+        "writing the user map" => {
+            Some("an engine that remaps nobody gives no user namespace, which the posture says; nobody inside is root")
+        }
+        _ if row.place == Place::Shared && rustix::process::geteuid().is_root() => {
+            Some("root's directories are not lent to be written; an ordinary user's run tries it")
+        }
+        _ => None,
+    }
+}
+
+/// Runs the rows in containers. The programs are not tried outside once more.
+pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
+    rows.retain(|row| {
+        let why = exception(row);
+        why.iter().for_each(|why| println!("SKIP hostile: {}, in a container: {why}", row.name));
+        why.is_none()
+    });
+    for row in rows.iter_mut().filter(|row| row.guest == "host_files") {
+        // The image has a list of its own packages, where the host has its.
+        row.args = |host| [words(["--image"]), host.markers()].concat();
+    }
+    let _turn = turn();
+    let Some(backend) = backend(runtime) else { return };
+    let before = census();
+    let guests = Guests::compile(&rows.iter().map(|row| row.guest).collect());
+    let host = Host::new();
+    let mut failures = Vec::new();
+    block_on(async {
+        let first = backend.create(Spec::default()).await.expect("a container can be made");
+        first.close().await.expect("it closes");
+        for row in &rows {
+            match attack(backend.as_ref(), &guests, &host, row).await {
+                Ok(Outcome::Held) => {}
+                Ok(Outcome::NotTried(why)) => println!("SKIP hostile: {}, in a container: {why}", row.name),
+                Err(why) => failures.push(format!("{}: {why}", row.name)),
+            }
+        }
+    });
+    drop(backend);
+    drop(host);
+    drop(guests);
+    report(rows.len(), failures, &before);
+}

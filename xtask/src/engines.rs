@@ -1,0 +1,344 @@
+//! Container engines for tests and benchmarks: started by hand, in namespaces of their own, and stopped again.
+//!
+//! ```text
+//! unshare: mount, network and pid namespace --> sh, process 1 there --> dockerd, registry | podman
+//! ```
+//!
+//! Whatever an engine starts ends with its process 1, and so does what a killed run of this program would leave. Nothing
+//! of an engine that the machine has already is touched or used.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::command::{exists, is_root, step};
+use crate::packages;
+use crate::test::user;
+
+/// How long an engine may take to answer for the first time.
+const START: Duration = Duration::from_secs(60);
+/// How long it may take to end when it is asked to.
+const STOP: Duration = Duration::from_secs(20);
+/// How long it may take to answer a question.
+const ANSWER: Duration = Duration::from_secs(20);
+/// How often is looked whether something has happened.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// What process 1 does. Engines keep what they must not leave in a `/run` of their own. Hosts with both versions of control
+/// groups mounted confuse some runtimes: engines see the first alone.
+const PROCESS_ONE: &str = r#"
+ip link set lo up && mount -t tmpfs tmpfs /run || exit 1
+if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
+registry=$1; shift
+if [ -n "$registry" ]; then docker-registry serve "$registry" & fi
+"$@" & main=$!
+trap 'kill $main' TERM
+while kill -0 $main 2>/dev/null; do wait $main; done
+"#;
+/// Where engines keep their files: it holds a file system that images can lie on.
+const PLACES: &str = "/var/tmp";
+/// How the names of their directories begin; the process that started them follows.
+const PREFIX: &str = "cofferdam-engines-";
+/// Where the registry listens in the engine's network namespace.
+const REGISTRY: &str = "127.0.0.1:5000";
+
+/// `cargo xtask engines COMMAND`.
+pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    packages::ensure(packages::FOR_TESTS);
+    let engines = Engines::start(user::ORDINARY)?;
+    let variables = engines.variables();
+    for (name, value) in &variables {
+        println!("{name}={value}");
+    }
+    let status = Command::new(program).args(arguments).envs(variables).status();
+    let status = status.with_context(|| format!("cannot start {program}"))?;
+    for left in engines.census() {
+        println!("left behind: {left}");
+    }
+    if status.success() { Ok(()) } else { bail!("{program}: {status}") }
+}
+
+/// Engines that run.
+#[derive(Debug)]
+pub struct Engines {
+    place: PathBuf,
+    running: Vec<Running>,
+    /// Control groups that were there before.
+    groups: BTreeSet<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Running {
+    name: &'static str,
+    socket: PathBuf,
+    child: Child,
+}
+
+impl Engines {
+    /// Starts every engine that is installed, for this user and a group. Needs root; says what is left out otherwise.
+    pub fn start(group: u32) -> Result<Self> {
+        let place = Path::new(PLACES).join(format!("{PREFIX}{}", std::process::id()));
+        let mut engines = Self { place, running: Vec::new(), groups: groups() };
+        if !is_root() {
+            println!(
+                "SKIP container engines: only root can start them; name sockets in COFFERDAM_TEST_DOCKER and \
+                 COFFERDAM_TEST_PODMAN to test with ones that run"
+            );
+            return Ok(engines);
+        }
+        remove_left();
+        let place = engines.place.clone();
+        fs::DirBuilder::new().mode(0o755).create(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        for (name, start) in [("docker", docker as fn(&Path, u32) -> Result<Command>), ("podman", podman)] {
+            let program = if name == "docker" { "dockerd" } else { name };
+            if !exists(program) {
+                println!("SKIP the engine {name}: {program} is not installed");
+                continue;
+            }
+            let begun = Instant::now();
+            match engines.bring_up(name, start(&place, group)?, group) {
+                Ok(()) => println!("== {name} runs, {:.1} s", begun.elapsed().as_secs_f64()),
+                Err(error) => println!("SKIP the engine {name}: {error:#}"),
+            }
+        }
+        Ok(engines)
+    }
+
+    fn bring_up(&mut self, name: &'static str, mut command: Command, group: u32) -> Result<()> {
+        let log = self.place.join(format!("{name}.log"));
+        let output = fs::File::create(&log)?;
+        let temporary = self.place.join("tmp");
+        fs::create_dir_all(&temporary)?;
+        command.env("TMPDIR", temporary).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = command.spawn().context("cannot start unshare")?;
+        let socket = self.place.join(format!("{name}.sock"));
+        let mut running = Running { name, socket: socket.clone(), child };
+        let begun = Instant::now();
+        while ask(&socket, "/_ping").is_err() {
+            let ended = running.child.try_wait()?;
+            if ended.is_some() || begun.elapsed() > START {
+                running.stop();
+                let text = fs::read_to_string(&log).unwrap_or_default();
+                let last: Vec<&str> = text.lines().rev().take(3).collect();
+                bail!("it does not answer: {}", last.into_iter().rev().collect::<Vec<_>>().join(" / "));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Nobody but root and the user of the tests may talk to something that runs as root.
+        chown(&socket, Some(0), Some(group))?;
+        fs::set_permissions(&socket, Permissions::from_mode(0o660))?;
+        self.running.push(running);
+        Ok(())
+    }
+
+    /// Where each engine listens, by its name.
+    pub fn sockets(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        self.running.iter().map(|running| (running.name, running.socket.as_path()))
+    }
+
+    /// What tests are told of them.
+    pub fn variables(&self) -> Vec<(String, String)> {
+        let variable = |(name, socket): (&str, &Path)| {
+            (format!("COFFERDAM_TEST_{}", name.to_uppercase()), socket.display().to_string())
+        };
+        let mut variables: Vec<_> = self.sockets().map(variable).collect();
+        if self.has_registry() {
+            variables.push(("COFFERDAM_TEST_REGISTRY".to_owned(), REGISTRY.to_owned()));
+        }
+        variables
+    }
+
+    /// Makes the image that sandboxes have where none is named, with the program under test. What it needs is kept in
+    /// `cache`.
+    pub fn make_base_image(&self, cofferdam: &Path, cache: &Path) {
+        for (name, socket) in self.sockets() {
+            let mut build = Command::new(cofferdam);
+            build.args(["image", "build-base"]).env("XDG_CACHE_HOME", cache);
+            build.env("DOCKER_HOST", format!("unix://{}", socket.display()));
+            if let Err(error) = step(&format!("make the base image for {name}"), &mut build) {
+                println!("SKIP what needs an image of {name}: {error:#}");
+            }
+        }
+    }
+
+    fn has_registry(&self) -> bool {
+        exists("docker-registry") && self.running.iter().any(|running| running.name == "docker")
+    }
+
+    /// Containers, and volumes that somebody's files are in: there are none when all is done.
+    pub fn census(&self) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for (name, socket) in self.sockets() {
+            let containers = ask(socket, "/v1.40/containers/json?all=1").unwrap_or_default();
+            found.extend(names(&containers, "Id").map(|id| format!("container {id} of {name}")));
+            let volumes = ask(socket, "/v1.40/volumes").unwrap_or_default();
+            let volumes = names(&volumes["Volumes"], "Name").filter(|volume| !volume.starts_with("cofferdam-agent-"));
+            found.extend(volumes.map(|volume| format!("volume {volume} of {name}")));
+        }
+        found
+    }
+}
+
+fn names<'a>(list: &'a Value, key: &'static str) -> impl Iterator<Item = String> + 'a {
+    list.as_array().into_iter().flatten().filter_map(move |entry| entry[key].as_str().map(str::to_owned))
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        for running in &mut self.running {
+            running.stop();
+        }
+        for group in &groups() - &self.groups {
+            remove_groups(&group);
+        }
+        if self.place.exists()
+            && let Err(error) = fs::remove_dir_all(&self.place)
+        {
+            println!("cannot remove {}: {error}", self.place.display());
+        }
+    }
+}
+
+impl Running {
+    /// Asks it to end, and ends it if it does not.
+    fn stop(&mut self) {
+        let one = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
+        for pid in one.split_whitespace() {
+            let _ = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", pid]).stderr(Stdio::null()).status();
+        }
+        let begun = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < STOP && !one.is_empty() {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Its process 1 ends with it, and everything else with that.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A command in namespaces of its own.
+fn enclosed(registry: Option<&Path>) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]);
+    command.args(["sh", "-c", PROCESS_ONE, "sh"]).arg(registry.unwrap_or(Path::new("")));
+    command
+}
+
+fn docker(place: &Path, group: u32) -> Result<Command> {
+    let runtimes: serde_json::Map<String, Value> =
+        [("crun", "crun", &[][..]), ("runsc", "runsc", &["--network=none", "--platform=ptrace"])]
+            .into_iter()
+            .filter_map(|(name, program, arguments)| {
+                let path = found(program)?;
+                Some((name.to_owned(), serde_json::json!({ "path": path, "runtimeArgs": arguments })))
+            })
+            .collect();
+    let configuration = place.join("docker.json");
+    fs::write(&configuration, serde_json::json!({ "runtimes": runtimes }).to_string())?;
+    let registry = place.join("registry.yml");
+    let storage = place.join("registry");
+    fs::write(
+        &registry,
+        format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: {REGISTRY}\n",
+            storage.display()
+        ),
+    )?;
+    let mut command = enclosed(exists("docker-registry").then_some(&*registry));
+    command.arg("dockerd").arg("--config-file").arg(configuration);
+    command.arg("--host").arg(format!("unix://{}", place.join("docker.sock").display()));
+    command.arg("--data-root").arg(place.join("docker")).arg("--exec-root").arg(place.join("docker.run"));
+    command.arg("--pidfile").arg(place.join("docker.pid")).arg("--group").arg(group.to_string());
+    command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]);
+    command.args(["--log-level=warn", "--cgroup-parent=/xtask-engines"]);
+    Ok(command)
+}
+
+fn podman(place: &Path, _: u32) -> Result<Command> {
+    let directory = place.join("podman");
+    fs::create_dir_all(&directory)?;
+    let mut command = enclosed(None);
+    // Its monitors leave a file named `oom` where they were started.
+    command.current_dir(&directory);
+    command.args(["podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--log-level=warn", "--root"]);
+    command.arg(directory.join("root")).arg("--runroot").arg(directory.join("run"));
+    command.arg("--tmpdir").arg(directory.join("tmp")).args(["system", "service", "--time=0"]);
+    command.arg(format!("unix://{}", place.join("podman.sock").display()));
+    Ok(command)
+}
+
+fn found(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file())
+}
+
+/// An engine's answer to a question; nothing if the answer is no JSON.
+fn ask(socket: &Path, path: &str) -> Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: engine\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let text = String::from_utf8_lossy(&answer);
+    let (head, body) = text.split_once("\r\n\r\n").context("no answer of HTTP")?;
+    if head.split(' ').nth(1) != Some("200") {
+        bail!("{}", head.lines().next().unwrap_or_default());
+    }
+    Ok(serde_json::from_str(body).unwrap_or_default())
+}
+
+/// Removes what runs of this program left that were killed; their engines ended with them.
+fn remove_left() {
+    for entry in fs::read_dir(PLACES).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
+        let own = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0);
+        if own && owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Control groups that engines make at the top, which outlive them.
+fn groups() -> BTreeSet<PathBuf> {
+    let controllers = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    controllers
+        .flat_map(|controller| ["xtask-engines", "libpod_parent"].map(|name| controller.join(name)))
+        .filter(|group| group.is_dir())
+        .collect()
+}
+
+/// Removes a group and those below it, as far as nothing runs in them.
+fn remove_groups(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_groups(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(group);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_says_nothing_is_no_engine() {
+        assert!(ask(Path::new("/nowhere/engine.sock"), "/_ping").is_err());
+    }
+
+    #[test]
+    fn lists_are_read_by_their_keys() {
+        let list = serde_json::json!([{ "Id": "a" }, { "Id": 1 }, { "Name": "b" }, { "Id": "c" }]);
+        assert_eq!(names(&list, "Id").collect::<Vec<_>>(), ["a", "c"]);
+        assert_eq!(names(&Value::Null, "Id").count(), 0);
+    }
+}

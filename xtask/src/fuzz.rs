@@ -1,0 +1,21 @@
+//! Builds and starts the drivers that try hostile bytes.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command::step;
+use crate::repository::Repository;
+use crate::test::build::build_binary;
+
+/// The program with all drivers.
+const PROGRAM: &str = "cofferdam-fuzz";
+
+/// `cargo xtask fuzz TARGET`.
+pub fn run(repository: &Repository, target: &str, options: &[&str]) -> Result<()> {
+    let mut cargo = repository.cargo();
+    // Without optimisation, so that overflows and assertions count.
+    cargo.args(["build", "--quiet", "--package", PROGRAM]);
+    let program = build_binary(cargo, PROGRAM)?;
+    step("fuzz", Command::new(program).arg(target).args(options))
+}
