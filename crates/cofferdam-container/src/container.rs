@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bollard::models::ContainerStateStatusEnum as Status;
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse, ContainerUpdateBody};
 use bollard::query_parameters::{
     AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder, RemoveContainerOptionsBuilder,
@@ -175,7 +176,14 @@ impl Container {
                     }
                     if state.running != Some(true) {
                         // What killed it is noted a moment later than that it ended.
-                        return self.told().await.unwrap_or(Cause::Ended(state.exit_code.unwrap_or(0)));
+                        if let Some(cause) = self.told().await {
+                            return cause;
+                        }
+                        // One that is being stopped has no status of its own yet.
+                        let over = matches!(state.status, Some(Status::EXITED | Status::DEAD));
+                        if let Some(code) = state.exit_code.filter(|_| over) {
+                            return Cause::Ended(code);
+                        }
                     }
                     away = false;
                 }
@@ -205,7 +213,7 @@ impl Container {
                     Some("die" | "died") => {
                         let attributes = event.actor.and_then(|actor| actor.attributes).unwrap_or_default();
                         let code = attributes.get("exitCode").and_then(|code| code.parse().ok());
-                        cause = Some(Cause::Ended(code.unwrap_or(0)));
+                        cause = code.map(Cause::Ended).or(cause);
                     }
                     Some("destroy" | "remove") => break,
                     _ => {}

@@ -315,6 +315,8 @@ fn ending(cause: Cause) -> Option<Ending> {
     match cause {
         Cause::Memory => ending("the memory limit was passed, and the kernel ended all of it", "raise --memory"),
         Cause::Removed => ending("its container was removed by somebody else", "make another sandbox"),
+        // The agent ends well only when it is told to, which nobody did, or when it has lost its connection.
+        Cause::Ended(0) => ending("its container was stopped by somebody else", "make another sandbox"),
         Cause::Ended(137) => ending("its container was killed by somebody else", "make another sandbox"),
         Cause::Ended(status) => {
             ending(&format!("the first process of its container ended with status {status}"), "make another sandbox")
