@@ -98,15 +98,13 @@ impl<'a> Writer<'a> {
             Content::Pages(_, base) => base.map(Base::id),
             _ => None,
         };
-        self.parts.push((Part { name: Name::new(name)?, kind, size, base }, content));
+        let mut parts = self.parts.clone();
+        parts.push((Part { name: Name::new(name)?, kind, size, base }, content));
         // Documents first, so that they can be read without the rest.
-        self.parts.sort_by_key(|(part, _)| part.kind != Kind::Json);
-        check_parts(&self.declared())?;
+        parts.sort_by_key(|(part, _)| part.kind != Kind::Json);
+        check_parts(&declared(&parts))?;
+        self.parts = parts;
         Ok(self)
-    }
-
-    fn declared(&self) -> Vec<Part> {
-        self.parts.iter().map(|(part, _)| part.clone()).collect()
     }
 
     /// Writes the archive. What was written is none if this fails: the caller throws it away.
@@ -121,7 +119,7 @@ impl<'a> Writer<'a> {
             }
             None => None,
         };
-        let head = Head { lock: derived.as_ref().map(|(lock, _)| *lock), parts: self.declared() }.encode();
+        let head = Head { lock: derived.as_ref().map(|(lock, _)| *lock), parts: declared(&self.parts) }.encode();
         let sealer = derived.as_ref().map(|(_, derived)| Sealer::new(derived, Digest::of(&head)));
         let mut body = BodyWriter::new(out, &head, sealer)?;
         let mut packer = Packer::new(self.options.level)?;
@@ -145,6 +143,10 @@ impl<'a> Writer<'a> {
         let (bytes, digest) = body.finish()?;
         Ok(Written { bytes, digest })
     }
+}
+
+fn declared(parts: &[(Part, Content<'_>)]) -> Vec<Part> {
+    parts.iter().map(|(part, _)| part.clone()).collect()
 }
 
 fn random() -> Result<[u8; SALT]> {

@@ -254,6 +254,10 @@ fn what_cannot_be_saved_is_refused_at_once() {
     assert!(matches!(writer.json("../up", b""), Err(ArchiveError::BadName { .. })));
     let large = vec![0; (4 << 20) + 1];
     assert!(matches!(writer.json("large", &large), Err(ArchiveError::TooLarge { .. })));
+    // What was refused is not in it.
+    let mut bytes = Vec::new();
+    writer.write(&mut bytes, &mut on).unwrap();
+    assert_eq!(inspect(&bytes[..], &ReadOptions::default()).unwrap().parts, []);
     let mut writer = Writer::new(WriteOptions::default()).unwrap();
     let names: Vec<String> = (0..64).map(|number| format!("n{number}")).collect();
     names.iter().for_each(|name| _ = writer.json(name, b"").unwrap());
