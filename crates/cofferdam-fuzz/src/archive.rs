@@ -90,9 +90,10 @@ impl Archives {
     }
 
     fn part(&self, rng: &mut Rng, kind: u8, name: &str) -> ForgedPart {
-        let (contents, size) = if kind < 3 { plain(rng) } else { paged(rng) };
+        let based = kind == 4 && rng.bool();
+        let (contents, size) = if kind < 3 { plain(rng) } else { paged(rng, based) };
         let mut part = ForgedPart::new(name, kind, size, contents);
-        if kind == 4 && rng.bool() {
+        if based {
             (part.based, part.base) = (1, self.id);
         }
         match rng.u8(..60) {
@@ -196,10 +197,18 @@ fn plain(rng: &mut Rng) -> (Vec<u8>, u64) {
 }
 
 /// Records of pages that follow each other, mostly as they may, and the size that they cover.
-fn paged(rng: &mut Rng) -> (Vec<u8>, u64) {
+fn paged(rng: &mut Rng, based: bool) -> (Vec<u8>, u64) {
     let (mut bytes, mut pages) = (Vec::new(), 0u64);
     for _ in 0..rng.u32(..12) {
-        let kind = rng.choice([1, 1, 2, 3, 3, 4, 4]).unwrap_or(1);
+        let kind = match rng.u8(..7) {
+            // Each is wrong where it is left as it is, which is to be tried, too.
+            0 if !based && rng.u8(..16) > 0 => 1,
+            4.. if pages == 0 && rng.u8(..16) > 0 => 3,
+            0 => 2,
+            1 | 2 => 1,
+            3 | 4 => 3,
+            _ => 4,
+        };
         let mut count = rng.u32(1..RUN);
         let mut from = 0;
         if kind == 4 {
