@@ -1,15 +1,16 @@
-//! Runs a target for a time: `cofferdam-fuzz module|snapshot [--seconds N] [--seed S] [--cases N]`.
+//! Runs a target for a time: `cofferdam-fuzz module|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str = "usage: cofferdam-fuzz module|snapshot [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str = "usage: cofferdam-fuzz module|snapshot|archive [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -59,6 +60,10 @@ fn checker(target: &str) -> Result<Check> {
         "snapshot" => {
             let mut snapshots = Snapshots::new()?;
             Ok(Box::new(move |seed| snapshots.case(seed)))
+        }
+        "archive" => {
+            let mut archives = Archives::new()?;
+            Ok(Box::new(move |seed| archives.case(seed)))
         }
         _ => bail!(USAGE),
     }

@@ -21,6 +21,7 @@ const fn layer(name: &'static str, uses: &'static [&'static str], tests_use: &'s
 const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
+    layer("cofferdam-archive", &[], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
@@ -49,7 +50,11 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
-    layer("cofferdam-fuzz", &["cofferdam-contract", "cofferdam-conformance", "cofferdam-wasm"], &[]),
+    layer(
+        "cofferdam-fuzz",
+        &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-wasm"],
+        &[],
+    ),
     layer("cofferdam", ANY, ANY),
     layer("cofferdam-bench", ANY, ANY),
     layer("xtask", &[], &[]),

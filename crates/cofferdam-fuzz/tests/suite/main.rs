@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::snapshot::Snapshots;
@@ -22,4 +23,19 @@ fn snapshots_of_strangers_do_no_harm() {
     let mut snapshots = Snapshots::new().unwrap();
     let report = drive(1, bound, |seed| snapshots.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.refused > 0 && report.ended + report.trapped + report.limited > 0, "{report}");
+}
+
+#[test]
+fn archives_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(60), cases: 2000 };
+    let mut archives = Archives::new().unwrap();
+    let report = drive(1, bound, |seed| archives.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
+    // What libFuzzer would bring.
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..300 {
+        let mut bytes = vec![0; rng.usize(..200)];
+        rng.fill(&mut bytes);
+        archives.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
+    }
 }

@@ -1,0 +1,83 @@
+//! SHA-256 values, as they stand in archives and as people read them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::Digest as _;
+use sha2::Sha256;
+
+use crate::error::ArchiveError;
+
+/// A SHA-256. Shown and parsed as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest([u8; Digest::LENGTH]);
+
+impl Digest {
+    /// Bytes of a digest.
+    pub const LENGTH: usize = 32;
+
+    /// A digest that was computed elsewhere.
+    pub const fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
+        Self(bytes)
+    }
+
+    /// The 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
+        &self.0
+    }
+
+    /// The digest of these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// What a hasher has come to.
+    pub(crate) fn finish(hasher: Sha256) -> Self {
+        Self(hasher.finalize().into())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = ArchiveError;
+
+    fn from_str(text: &str) -> Result<Self, ArchiveError> {
+        let bad = || ArchiveError::BadDigest { text: text.chars().take(80).collect() };
+        let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).filter_map(|d| u8::try_from(d).ok()).collect();
+        if digits.len() != 2 * Self::LENGTH || text.len() != digits.len() {
+            return Err(bad());
+        }
+        let mut bytes = [0; Self::LENGTH];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        Ok(Self(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_parsed() {
+        let digest = Digest::of(b"abc");
+        let text = digest.to_string();
+        assert_eq!(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(text.parse::<Digest>().unwrap(), digest);
+        for bad in ["", "ba78", &text[1..], &format!("{text}0"), &text.replace('b', "g"), &text.replace("b0", "é")] {
+            assert!(matches!(bad.parse::<Digest>(), Err(ArchiveError::BadDigest { .. })), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What a caller is willing to restore.
+
+use crate::error::{ArchiveError, Result};
+use crate::head::MAX_PARTS;
+use crate::part::{Kind, MAX_JSON, MAX_PAGED, MAX_STATE, Part};
+
+/// The most that an archive may come to, in bytes where not said otherwise. The format has bounds of its own, which hold
+/// besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of parts.
+    pub parts: u32,
+    /// Each document.
+    pub json: u64,
+    /// Each state of devices.
+    pub state: u64,
+    /// Each memory.
+    pub memory: u64,
+    /// Each disk.
+    pub disk: u64,
+    /// All parts together.
+    pub total: u64,
+}
+
+impl Default for Limits {
+    /// For machines of ordinary size: 16 parts, 1 MiB each document, 64 MiB each state, 64 GiB each memory and each disk, and
+    /// 256 GiB altogether.
+    fn default() -> Self {
+        Self { parts: 16, json: 1 << 20, state: 64 << 20, memory: 64 << 30, disk: 64 << 30, total: 256 << 30 }
+    }
+}
+
+impl Limits {
+    /// All that the format allows. Documents are held in memory, 4 MiB each.
+    pub const FORMAT: Self = Self {
+        parts: MAX_PARTS,
+        json: MAX_JSON,
+        state: MAX_STATE,
+        memory: MAX_PAGED,
+        disk: MAX_PAGED,
+        total: MAX_PARTS as u64 * MAX_PAGED,
+    };
+
+    /// Refuses the first part that is too large, or that makes all together too large.
+    pub(crate) fn check(&self, parts: &[Part]) -> Result<()> {
+        if parts.len() as u64 > u64::from(self.parts) {
+            return Err(ArchiveError::TooManyParts { found: parts.len() as u64, most: self.parts.into() });
+        }
+        let mut left = self.total;
+        for part in parts {
+            let most = self.of(part.kind).min(left);
+            if part.size > most {
+                return Err(ArchiveError::TooLarge { part: part.name.to_string(), size: part.size, most });
+            }
+            left -= part.size;
+        }
+        Ok(())
+    }
+
+    fn of(&self, kind: Kind) -> u64 {
+        let most = match kind {
+            Kind::Json => self.json,
+            Kind::State => self.state,
+            Kind::Memory => self.memory,
+            Kind::Disk => self.disk,
+        };
+        most.min(kind.most())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::part::Name;
+
+    #[test]
+    fn each_and_all_are_bounded() {
+        let part = |kind, size| Part { name: Name::new("p").unwrap(), kind, size, base: None };
+        let limits = Limits { parts: 3, json: 1, state: 2, memory: 10, disk: 20, total: 25 };
+        let good = |parts: &[Part]| limits.check(parts).is_ok();
+        assert!(good(&[part(Kind::Memory, 10), part(Kind::Disk, 15)]));
+        assert!(!good(&[part(Kind::Memory, 10), part(Kind::Disk, 16)]));
+        assert!(!good(&[part(Kind::Memory, 11)]));
+        assert!(!good(&[part(Kind::State, 3)]));
+        assert!(!good(&[part(Kind::Json, 2)]));
+        assert!(!good(&vec![part(Kind::Json, 0); 4]));
+        let all = Limits { total: u64::MAX, memory: u64::MAX, ..limits };
+        assert!(all.check(&[part(Kind::Memory, MAX_PAGED + 1)]).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! What an archive consists of.
+
+use std::fmt;
+
+use crate::digest::Digest;
+use crate::error::{ArchiveError, Result};
+
+/// The most bytes of a document.
+pub const MAX_JSON: u64 = 4 << 20;
+/// The most bytes of a state of devices.
+pub const MAX_STATE: u64 = 1 << 30;
+/// The most bytes of a memory or a disk.
+pub const MAX_PAGED: u64 = 8 << 40;
+
+/// The name of a part. It is a word, never a path: no file is named after it here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(String);
+
+impl Name {
+    /// The longest that a name may be, in bytes.
+    pub const MAX: usize = 32;
+
+    /// A name: 1 to 32 of `a-z`, `0-9` and `-`, beginning with a letter.
+    pub fn new(text: &str) -> Result<Self> {
+        let fits = (1..=Self::MAX).contains(&text.len());
+        let begins = text.starts_with(|c: char| c.is_ascii_lowercase());
+        if fits && begins && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(ArchiveError::BadName { text: text.chars().take(2 * Self::MAX).collect() })
+    }
+
+    /// The name's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a part is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A document that is carried without being read. Documents come first.
+    Json,
+    /// The state of devices: a few bytes to a few megabytes, packed as they are.
+    State,
+    /// A machine's memory, without zero pages and duplicates.
+    Memory,
+    /// A disk, without what is as in its base, and without duplicates.
+    Disk,
+}
+
+impl Kind {
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Json => 1,
+            Self::State => 2,
+            Self::Memory => 3,
+            Self::Disk => 4,
+        }
+    }
+
+    pub(crate) const fn of(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Json),
+            2 => Some(Self::State),
+            3 => Some(Self::Memory),
+            4 => Some(Self::Disk),
+            _ => None,
+        }
+    }
+
+    /// The most bytes that the format allows.
+    pub(crate) const fn most(self) -> u64 {
+        match self {
+            Self::Json => MAX_JSON,
+            Self::State => MAX_STATE,
+            Self::Memory | Self::Disk => MAX_PAGED,
+        }
+    }
+
+    /// Whether it is stored page by page.
+    pub const fn is_paged(self) -> bool {
+        matches!(self, Self::Memory | Self::Disk)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Json => "json",
+            Self::State => "state",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+        })
+    }
+}
+
+/// A part, as the head of an archive declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What it is called.
+    pub name: Name,
+    /// What it is.
+    pub kind: Kind,
+    /// Its size when it is restored, in bytes; what it takes in the archive is mostly less.
+    pub size: u64,
+    /// For a disk: the file from which only differences are stored. Without one, that is all zeroes.
+    pub base: Option<Digest>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_words_and_no_paths() {
+        for good in ["a", "disk", "disk-0", "z9-", &"n".repeat(32)] {
+            assert_eq!(Name::new(good).unwrap().as_str(), good);
+        }
+        for bad in ["", "/", ".", "..", "../a", "a/b", "a\0", "A", "9a", "-a", "a.b", "é", "a b", &"n".repeat(33)] {
+            assert!(matches!(Name::new(bad), Err(ArchiveError::BadName { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn every_kind_is_found_by_its_code() {
+        for code in 0..=u8::MAX {
+            assert_eq!(Kind::of(code).map(Kind::code), (1..=4).contains(&code).then_some(code));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Where there is no room, that is said, and nothing is left half done.
+
+use std::fs::File;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cofferdam_archive::{ArchiveError, ReadOptions, Reader, WriteOptions, Writer};
+
+use crate::common::{file_of, on, page, pages, stored};
+
+/// Names the directory with little room to the child.
+const PLACE: &str = "COFFERDAM_TEST_PLACE";
+/// More than any of the limits below.
+const PAGES: u64 = 400;
+
+fn archive() -> (File, Vec<u8>) {
+    let memory = file_of(&pages(&(1..=PAGES).collect::<Vec<_>>()));
+    let mut bytes = Vec::new();
+    let mut writer = Writer::new(WriteOptions::default()).unwrap();
+    writer.memory("memory", &memory).unwrap();
+    writer.write(&mut bytes, &mut on).unwrap();
+    (memory, bytes)
+}
+
+fn new_file(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).write(true).create_new(true).open(path)
+}
+
+/// Runs [`child`] by a shell that first does this.
+fn run_child(shell: &mut Command, script: &str, place: &Path) -> (bool, String) {
+    let exe = std::env::current_exe().unwrap();
+    shell.args(["-c", &format!("{script} exec \"$0\" --exact --ignored --nocapture space::child")]).arg(exe);
+    let output = shell.env(PLACE, place).output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.success() && text.contains("no room was found out"), text)
+}
+
+#[test]
+#[ignore = "runs in a child of other tests, where there is little room"]
+fn child() {
+    let place = PathBuf::from(std::env::var_os(PLACE).expect("not run by its parent"));
+    let (memory, bytes) = archive_in_memory();
+    let path = place.join("restored");
+    let reader = Reader::open(Cursor::new(&bytes), &ReadOptions::default()).unwrap();
+    let restored = reader.restore(&[], &mut |_| new_file(&path), &mut on);
+    assert!(matches!(restored, Err(ArchiveError::NoSpace { .. })), "{restored:?}");
+    let left = File::open(&path).unwrap();
+    assert_eq!((left.metadata().unwrap().len(), stored(&left)), (0, 0));
+    let mut writer = Writer::new(WriteOptions::default()).unwrap();
+    writer.memory("memory", &memory).unwrap();
+    let written = writer.write(new_file(&place.join("saved")).unwrap(), &mut on);
+    assert!(matches!(written, Err(ArchiveError::NoSpace { .. })), "{written:?}");
+    println!("no room was found out");
+}
+
+/// The same without a file that would need room itself: read from where the parent put it.
+fn archive_in_memory() -> (File, Vec<u8>) {
+    let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
+    let above = place.parent().unwrap();
+    (File::open(above.join("memory")).unwrap(), std::fs::read(above.join("archive")).unwrap())
+}
+
+/// A directory with a memory, its archive, and a place.
+fn prepared() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let (memory, bytes) = archive();
+    std::fs::write(directory.path().join("memory"), crate::common::contents(&memory)).unwrap();
+    std::fs::write(directory.path().join("archive"), bytes).unwrap();
+    std::fs::create_dir(directory.path().join("place")).unwrap();
+    directory
+}
+
+#[test]
+fn a_full_disk_is_told_and_nothing_is_left() {
+    let directory = prepared();
+    let place = directory.path().join("place");
+    // A disk of 1 MiB, in a mount namespace of the child's own.
+    let mut shell = Command::new("unshare");
+    let is_root = rustix::process::geteuid().is_root();
+    shell.arg(if is_root { "-m" } else { "-Urm" }).arg("sh");
+    let mount = format!("mount -t tmpfs -o size=1m none \"${PLACE}\" || {{ echo cannot mount; exit 1; }};");
+    let (good, text) = run_child(&mut shell, &mount, &place);
+    if text.contains("cannot mount") || text.contains("unshare failed") {
+        eprintln!("skipped: this user cannot mount a small disk: {text}");
+        return;
+    }
+    assert!(good, "{text}");
+}
+
+#[test]
+fn a_limit_on_sizes_of_files_is_told_and_nothing_is_left() {
+    let directory = prepared();
+    let (good, text) =
+        run_child(&mut Command::new("sh"), "trap '' XFSZ; ulimit -f 100;", &directory.path().join("place"));
+    assert!(good, "{text}");
+}
+
+#[test]
+fn an_output_without_room_is_told() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let memory = file_of(&page(1));
+    let mut writer = Writer::new(WriteOptions::default()).unwrap();
+    writer.memory("memory", &memory).unwrap();
+    match writer.write(full, &mut on) {
+        Err(error @ ArchiveError::NoSpace { .. }) => assert!(error.to_string().contains("make room"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+}
