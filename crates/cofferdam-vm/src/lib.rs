@@ -26,6 +26,7 @@ mod posture;
 pub mod qemu;
 mod run;
 mod sandbox;
+pub mod sparse;
 pub mod vmm;
 mod words;
 
