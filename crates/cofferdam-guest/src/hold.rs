@@ -5,16 +5,29 @@
 //!                                                                                  '--copied, elsewhere: adopt--> open
 //! ```
 
-use std::time::Instant;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, UNIX_EPOCH};
 
-use cofferdam_contract::{Error, ExecId, Result};
+use bytes::Bytes;
+use cofferdam_contract::{Error, ErrorKind, ExecId, Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::evidence::Evidence;
-use crate::guest::Guest;
+use crate::guest::{Guest, Inner, Owner};
+use crate::link::Link;
 use crate::record::Record;
 use crate::renewal::Renewal;
 use crate::settings::Settings;
+use crate::slots::{Reply, Slot, Telling};
+use crate::wire::{MAX_EXECS, Order, Renew, VERSION};
+use crate::{exec, probes};
+
+const ADOPT: &str = "restore";
+const ENOSYS: i32 = 38;
+const EBUSY: i32 = 16;
 
 /// That a guest is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +59,13 @@ impl Guest {
     /// - Fails with `Conflict` while a file is read or written, or another operation does not end soon; and where the
     ///   guest is held, paused or frozen already. Whatever it fails with, the guest goes on if it is alive.
     pub async fn hold(&self) -> Result<Held> {
-        Err(Error::unsupported("snapshot", "nothing can be held yet"))
+        self.inner.ready("snapshot")?;
+        if self.inner.frozen.load(Ordering::Acquire) {
+            return Err(exec::paused("snapshot"));
+        }
+        let running = &self.inner.running;
+        let (ids, last, since) = self.inner.link.hold(|id| running.is_known(id)).await?;
+        Ok(Held { record: Record::new(last, running.record(&ids, since)) })
     }
 
     /// Lets a held guest go on, on this connection.
@@ -55,7 +74,7 @@ impl Guest {
     /// - No byte of any program's input or output is lost.
     /// - Fails with `Conflict` where the guest is not held.
     pub async fn release(&self) -> Result<()> {
-        Err(Error::unsupported("resume", "nothing can be held yet"))
+        self.inner.link.release().await
     }
 
     /// Takes over a copy of a held guest, by streams on which nobody has said anything since; as [`Self::connect`].
@@ -76,13 +95,103 @@ impl Guest {
         renewal: Renewal,
         deadline: Instant,
     ) -> Result<(Self, Evidence)> {
-        let _ = (reader, writer, settings, record, renewal, deadline);
-        Err(Error::unsupported("restore", "nothing can be adopted yet"))
+        let begun = Instant::now();
+        renewal.check()?;
+        if record.version() != VERSION {
+            let what = format!("its agent speaks version {} of the protocol, this program {VERSION}", record.version());
+            return Err(Error::unsupported(ADOPT, what).with_remedy("restore it with the release that held it"));
+        }
+        let Settings { patience, reason, .. } = settings;
+        let settings = Settings { reason: None, ..settings };
+        let mut slots = HashMap::new();
+        let mut ends = Vec::new();
+        for exec in record.execs() {
+            let (ended, on_end) = Telling::new();
+            slots.insert(exec.id, Slot::Adopted(ended));
+            ends.push(on_end);
+        }
+        let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
+        let owner = Arc::new(Owner(Arc::clone(&link)));
+        let mut stage = "renewing";
+        let taking_over = async {
+            renew(&link, &settings, &record, &renewal, begun).await?;
+            stage = "measuring";
+            let evidence = probes::again(&link, &settings).await?;
+            stage = "releasing";
+            match link.call(ADOPT, &Order::Release).await? {
+                Reply::Done { errno: 0, .. } => Ok(evidence),
+                Reply::Done { errno, .. } => Err(failed("what runs inside could not be let go on", errno)),
+                _ => Err(odd()),
+            }
+        };
+        let evidence = match tokio::time::timeout_at(deadline.into(), taking_over).await {
+            Ok(taken) => taken,
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, ADOPT, "the agent was not ready in time")
+                .with_remedy("the host may be overloaded; try again")),
+        };
+        let evidence = evidence.map_err(|error| error.with_context("stage", stage))?;
+        let inner = Arc::new(Inner::new(link, settings, &evidence));
+        for (exec, on_end) in record.execs().iter().zip(ends) {
+            exec::keep_limits(&inner, exec, on_end);
+        }
+        Ok((Self { inner, _owner: owner }, evidence))
     }
 
     /// Execs of the former host that still run.
     #[must_use]
     pub fn adopted(&self) -> Vec<ExecId> {
-        Vec::new()
+        self.inner.running.adopted()
     }
+}
+
+fn odd() -> Error {
+    Error::new(ErrorKind::Internal, ADOPT, "the agent answered another question")
+}
+
+fn failed(what: &'static str, errno: i32) -> Error {
+    Error::new(ErrorKind::Unavailable, ADOPT, what)
+        .with_remedy("restore it once more; its record may be of another version")
+        .with_source(io::Error::from_raw_os_error(errno))
+}
+
+/// Has the machine become another one, whose agent and record agree. `begun` is when the renewal was true.
+async fn renew(
+    link: &Arc<Link>,
+    settings: &Settings,
+    record: &Record,
+    renewal: &Renewal,
+    begun: Instant,
+) -> Result<()> {
+    let now = renewal.now.duration_since(UNIX_EPOCH).unwrap_or_default() + begun.elapsed();
+    let renew = Renew {
+        silence: settings.silence.as_micros() as u64,
+        now: (now.as_secs(), now.subsec_nanos()),
+        entropy: &renewal.entropy,
+        machine_id: &renewal.machine_id,
+        boot_id: &renewal.boot_id,
+        hostname: renewal.hostname.as_bytes(),
+    };
+    match link.call(ADOPT, &Order::Renew(renew)).await? {
+        Reply::Renewed { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
+        Reply::Renewed { .. } => Err(Error::invalid(ADOPT, "the record is not this copy's: other programs run in it")
+            .with_remedy("restore the copy with the record that was made with it")),
+        Reply::Done { errno: ENOSYS, .. } => {
+            Err(Error::unsupported(ADOPT, "nobody inside may give this machine another identity")
+                .with_remedy("only machines with an init of Cofferdam's can be copied, and no containers"))
+        }
+        Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, ADOPT, "nobody held this copy")),
+        Reply::Done { errno, .. } => Err(failed("the machine could not be given another identity", errno)),
+        _ => Err(odd()),
+    }
+}
+
+fn known(record: &Record) -> BTreeSet<u64> {
+    record.execs().iter().map(|exec| exec.id).collect()
+}
+
+/// Ids as the agent sends them; `None` for what no agent sends.
+fn ids(encoded: &Bytes) -> Option<BTreeSet<u64>> {
+    let (words, rest) = encoded.as_chunks::<8>();
+    let ids: BTreeSet<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    (rest.is_empty() && words.len() <= MAX_EXECS && ids.len() == words.len()).then_some(ids)
 }

@@ -26,6 +26,7 @@ mod link;
 mod probes;
 mod record;
 mod renewal;
+mod running;
 mod settings;
 mod slots;
 #[expect(dead_code, reason = "each side uses its half")]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::wire::{MAX_EXECS, VERSION};
 
 /// The longest time that is believed.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 /// Ids that a connection never gets to.
 const MOST_IDS: u64 = 1 << 56;
 
