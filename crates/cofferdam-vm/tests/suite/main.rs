@@ -5,4 +5,5 @@ mod boot;
 mod conformance;
 mod images;
 mod life;
+mod state;
 mod support;
