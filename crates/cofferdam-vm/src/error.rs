@@ -114,6 +114,16 @@ pub enum VmError {
         /// How it is here.
         here: String,
     },
+    /// A spec asks for something else in what is fixed in a snapshot.
+    #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
+    Fixed {
+        /// What is fixed.
+        what: &'static str,
+        /// How it is.
+        found: String,
+        /// How it was asked for.
+        asked: String,
+    },
     /// A snapshot is not in order.
     #[error("the snapshot cannot be used: {what}")]
     BadSnapshot {
@@ -176,6 +186,7 @@ impl VmError {
             Self::BadSource { .. }
             | Self::TooLarge { .. }
             | Self::Elsewhere { .. }
+            | Self::Fixed { .. }
             | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
             Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
             Self::NoImage => ErrorKind::NotFound,
@@ -217,6 +228,7 @@ impl VmError {
                 "processes may have to be allowed to look at their children (kernel.yama.ptrace_scope below 2)"
             }
             Self::Elsewhere { .. } => "restore it where it was taken, or set this backend up as that one was",
+            Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
             Self::BadSnapshot { .. } => "take it again",
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",

@@ -99,7 +99,7 @@ impl QemuVm {
         let Err(error) = done else { return Ok(()) };
         self.kill().await?;
         let said = self.said.text();
-        if said.is_empty() { Err(error) } else { Err(broken(format!("{error}; it says: {}", shown_end(&said)))) }
+        if said.is_empty() { Err(error) } else { Err(broken(format!("{}; it says: {}", bare(&error), shown_end(&said)))) }
     }
 
     async fn command(&self, name: &'static str) -> Result<()> {
@@ -119,6 +119,14 @@ impl QemuVm {
             Ok(0) => copied,
             _ => Err(gone()),
         }
+    }
+}
+
+/// An error without the monitor's name before it.
+fn bare(error: &VmError) -> String {
+    match error {
+        VmError::Monitor { what, .. } => what.clone(),
+        error => error.to_string(),
     }
 }
 
