@@ -27,7 +27,7 @@ pub(crate) fn machine(image: &Image, words: &str) -> Machine {
     }
 }
 
-async fn start(image: &Image, words: &str) -> Started {
+pub(crate) async fn start(image: &Image, words: &str) -> Started {
     Qemu::new(QemuConfig::default()).unwrap().start(machine(image, words)).await.expect("a machine")
 }
 

@@ -3,6 +3,7 @@
 
 mod boot;
 mod conformance;
+mod hold;
 mod images;
 mod life;
 mod state;
