@@ -84,13 +84,19 @@ impl Room {
 /// Writes some pages to a place, but those of zeros, which must be holes there.
 pub(crate) fn write_pages(into: &File, pages: &[u8], at: u64, room: &mut Room) -> Result<()> {
     let is_zero = |page: &[u8]| page == &ZEROS[..page.len()];
-    let mut pages = pages.chunks(PAGE).enumerate().peekable();
-    while let Some((first, page)) = pages.next() {
-        if is_zero(page) {
-            continue;
+    // Where the run of pages begins that are to be written.
+    let mut begin = None;
+    for place in (0..=pages.len()).step_by(PAGE).chain((!pages.len().is_multiple_of(PAGE)).then_some(pages.len())) {
+        let page = &pages[place..pages.len().min(place + PAGE)];
+        match begin {
+            Some(first) if is_zero(page) => {
+                room.take(place - first)?;
+                into.write_all_at(&pages[first..place], at + first as u64)?;
+                begin = None;
+            }
+            None if !is_zero(page) => begin = Some(place),
+            _ => {}
         }
-        room.take(page.len())?;
-        into.write_all_at(page, at + (first * PAGE) as u64)?;
     }
     Ok(())
 }
@@ -111,6 +117,18 @@ pub(crate) fn copy_part(from: &File, into: &File, part: Range<u64>, room: &mut R
         at = data.end.max(at + 1);
     }
     Ok(())
+}
+
+/// A copy of some memory: a file of [`blank`] of at most so many bytes besides holes.
+///
+/// # Errors
+///
+/// What the system says; `QuotaExceeded` for more.
+pub fn copy_memory(from: &File, most: u64) -> Result<File> {
+    let length = from.metadata()?.len();
+    let into = blank(length)?;
+    copy_part(from, &into, 0..length, &mut Room::new(most))?;
+    Ok(into)
 }
 
 /// A copy of a disk: a file without a name in `directory`, which is made if it is missing.

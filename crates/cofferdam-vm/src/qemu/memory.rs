@@ -50,14 +50,13 @@ impl Memory {
 
     /// A copy of it, of at most so many bytes besides holes. The machine must stand still.
     pub(crate) fn copy(&self, owner: Owner, most: u64) -> Result<File> {
-        let copied = sparse::blank(self.length).and_then(|into| {
-            let room = &mut Room::new(most);
-            match self.sharing {
-                Sharing::Own => sparse::copy_part(&self.file, &into, 0..self.length, room)?,
-                Sharing::State => pages::copy(owner, &self.file, &into, self.length, room)?,
-            }
-            Ok(into)
-        });
+        let copied = match self.sharing {
+            Sharing::Own => sparse::copy_memory(&self.file, most),
+            Sharing::State => sparse::blank(self.length).and_then(|into| {
+                pages::copy(owner, &self.file, &into, self.length, &mut Room::new(most))?;
+                Ok(into)
+            }),
+        };
         copied.map_err(|error| match error.kind() {
             std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
             std::io::ErrorKind::PermissionDenied => VmError::NoSight { source: error },

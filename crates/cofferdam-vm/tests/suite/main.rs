@@ -6,5 +6,6 @@ mod conformance;
 mod hold;
 mod images;
 mod life;
+mod rest;
 mod state;
 mod support;
