@@ -126,6 +126,17 @@ impl Supervision {
         }
     }
 
+    /// Real time that is left until the deadline.
+    pub fn left(&self, now: Instant) -> Duration {
+        self.deadline.saturating_duration_since(now)
+    }
+
+    /// Time until everything is killed, if the exec was told to end; none is left when that was ordered already.
+    pub fn kill_in(&self, now: Instant) -> Option<Duration> {
+        let told = self.kills_the_rest() || self.kill_at.is_some();
+        told.then(|| self.kill_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now)))
+    }
+
     /// When [`Self::due`] has something to say, if nothing happens before.
     pub fn next(&self) -> Option<Instant> {
         [self.killed_at.map(|at| at + KILL_PATIENCE), self.kill_at, self.cpu_look]
@@ -311,6 +322,17 @@ mod tests {
         assert!(it.due(begun + SECOND * 106 + KILL_PATIENCE).end_sandbox);
         let it = it.exit(Some(KILLED), &Accounts::default(), begun + SECOND * 112).unwrap();
         assert!(it.cancelled && !it.timed_out, "the deadline is at 115");
+    }
+
+    #[test]
+    fn what_is_left_can_be_told() {
+        let (mut it, begun) = supervision(None);
+        assert_eq!((it.left(begun + SECOND * 4), it.kill_in(begun)), (SECOND * 6, None));
+        assert_eq!(it.left(begun + SECOND * 40), Duration::ZERO);
+        it.wish(Wish::Cancel(SECOND * 2), begun);
+        assert_eq!(it.kill_in(begun + SECOND), Some(SECOND));
+        assert!(it.kill_now(begun + SECOND * 2));
+        assert_eq!(it.kill_in(begun + SECOND * 3), Some(Duration::ZERO));
     }
 
     #[test]

@@ -53,6 +53,15 @@ impl Inbox {
         }
     }
 
+    /// Writes over what was looked at.
+    pub fn wipe(&mut self) {
+        for (at, byte) in self.bytes.iter_mut().enumerate() {
+            if !(self.begin..self.end).contains(&at) {
+                *byte = 0;
+            }
+        }
+    }
+
     /// Whether a frame is there whole.
     pub fn has_frame(&self) -> bool {
         !matches!(wire::split(self.bytes.get(self.begin..self.end).unwrap_or_default()), Split::More)
@@ -113,6 +122,13 @@ impl Outbox {
     /// Whether nothing is left to be sent.
     pub fn is_empty(&self) -> bool {
         self.begin == self.end
+    }
+
+    /// Writes over what was sent, if that was all.
+    pub fn wipe(&mut self) {
+        if self.is_empty() {
+            *self = Self::NEW;
+        }
     }
 
     /// Whether something was lost for want of room. Nobody lets it come to that.

@@ -168,6 +168,16 @@ impl Jobs {
         }
     }
 
+    /// Gives everything up.
+    pub fn forget_all(&mut self) {
+        self.slots.iter_mut().for_each(Slot::give_up);
+    }
+
+    /// Whether nothing goes on.
+    pub fn is_empty(&self) -> bool {
+        self.slots.iter().all(|slot| matches!(slot.job, Job::Free))
+    }
+
     /// Begins to list a directory.
     pub fn list(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<()> {
         let dir = open_directory(root, path, Links::Follow)?;

@@ -10,6 +10,9 @@
 // The memory functions are written out: the compiler must not make calls to themselves of their loops.
 #![no_builtins]
 
+#[path = "../../cofferdam-linux/bare/partner.rs"]
+#[expect(dead_code, reason = "each side uses its half")]
+mod asks;
 mod boxes;
 mod count;
 mod execs;
@@ -18,6 +21,7 @@ mod jobs;
 mod launch;
 #[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
+mod partner;
 #[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;
 mod probe;

@@ -35,14 +35,17 @@ impl Path {
     }
 }
 
+/// What probes are about that is this process's own: Landlock rules for guests, and the key of marks.
+pub type Own<'a> = (Option<&'a Fd>, Option<(u64, u64)>);
+
 /// Looks, and answers.
-pub fn probe(id: u64, probe: &Probe<'_>, stack: &mut Stack, rules: Option<&Fd>, out: &mut Outbox) {
+pub fn probe(id: u64, probe: &Probe<'_>, stack: &mut Stack, own: Own<'_>, out: &mut Outbox) {
     if let Probe::File { path, from } = *probe {
         return file(id, path, from, out);
     }
     let mut data = [0; 64];
     let mut cursor = Cursor { space: &mut data, length: 0 };
-    let found = look(probe, stack, rules, &mut cursor);
+    let found = look(probe, stack, own, &mut cursor);
     let length = cursor.length;
     let (errno, value) = match found {
         Ok(value) => (0, value),
@@ -68,7 +71,7 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
     }
 }
 
-fn look(probe: &Probe<'_>, stack: &mut Stack, rules: Option<&Fd>, more: &mut Cursor<'_>) -> Res<u64> {
+fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
     match *probe {
         Probe::File { .. } => Err(sys::EINVAL),
         Probe::Open { path, flags, confined: false } => open(path, flags),
@@ -98,6 +101,7 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, rules: Option<&Fd>, more: &mut Cur
         }
         Probe::Landlock => Ok(sys::landlock_abi().into()),
         Probe::Mark { key } => mark(stack, key),
+        Probe::Marked => mark(stack, key.ok_or(sys::EINVAL)?),
         Probe::Confinement => {
             let (no_new_privileges, filtered) = sys::confinement();
             for set in sys::capabilities()? {

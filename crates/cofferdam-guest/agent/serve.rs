@@ -2,22 +2,29 @@
 //!
 //! ```text
 //! begun --Hello--> greeted --probes--> --Configure--> ready --orders--> End, silence, end of the stream --> everything ends
+//!
+//! open --Hold--> held, as silent as the host --Release--> open
+//!                  '--Renew--> renewed, guests still stopped --probes--> --Release--> open
 //! ```
+
+mod hold;
 
 use super::boxes::{Assembly, Inbox, Outbox};
 use super::count::Counters;
 use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
 use super::launch::Desk;
+use super::partner::Partner;
 use super::probe::{self, Path};
 use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
 use super::texts;
 use super::tree;
 use super::watch::{self, Passed, Watch};
 use super::wire::{
-    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, Order, PART, Root, Start, Step,
-    VERSION,
+    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, Order, PART, Root, Start, Step, VERSION,
 };
+
+use hold::{EBUSY, Stage, Still};
 
 /// It is not process 1 of its pid namespace: to kill would reach too far.
 const MISPLACED: i32 = 77;
@@ -33,13 +40,8 @@ const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
 const OWN: usize = 3;
 /// Processes that are reaped in one go: who makes them must not keep the agent from all else.
 const MOST_REAPED: usize = 1024;
-/// Looks whether everything has stopped.
-const FREEZE_SCANS: usize = 2000;
-/// Looks after which who waits uninterrupted is not waited for.
-const UNINTERRUPTED_SCANS: usize = 50;
 /// What guests are put at when the kernel has to kill for memory: they go before the agent.
 const GUEST_SCORE: &[u8] = b"500";
-const EBUSY: i32 = 16;
 const EPROTO: i32 = 71;
 
 /// Memory that is there from the start.
@@ -91,6 +93,9 @@ pub fn run(room: &mut Room) -> i32 {
 }
 
 struct Agent {
+    partner: Option<Partner>,
+    stage: Stage,
+    still: Still,
     children: Fd,
     /// To say whom the kernel should kill first, and what stood there.
     score: Option<(Fd, [u8; 8], usize)>,
@@ -112,6 +117,7 @@ struct Agent {
 
 impl Agent {
     fn begin() -> Res<Self> {
+        let partner = Partner::find();
         let children = sys::child_signal()?;
         // Opened while this process still owns its files in `/proc`.
         let score = open_score();
@@ -119,6 +125,9 @@ impl Agent {
         sys::set_nonblocking(0)?;
         sys::set_nonblocking(1)?;
         Ok(Self {
+            partner,
+            stage: Stage::Open,
+            still: Still::Nothing,
             children,
             score,
             greeted: false,
@@ -168,8 +177,9 @@ impl Agent {
     }
 
     fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
-        if !self.configured {
-            return Err(NotStarted { step: Step::Prepare, errno: EPROTO });
+        if !self.configured || self.still != Still::Nothing {
+            let errno = if self.configured { EBUSY } else { EPROTO };
+            return Err(NotStarted { step: Step::Prepare, errno });
         }
         if let Some(watch) = &mut self.watch {
             watch.begin();
@@ -210,25 +220,6 @@ impl Agent {
             }),
         }
     }
-
-    fn freeze(on: bool) -> Res<()> {
-        if !on {
-            sys::kill(-1, sys::SIGCONT);
-            return Ok(());
-        }
-        let mut buffer = [0; 4096];
-        for scan in 0..FREEZE_SCANS {
-            sys::kill(-1, sys::SIGSTOP);
-            let mut moving = false;
-            watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
-            if !moving {
-                return Ok(());
-            }
-            tree::pause();
-        }
-        sys::kill(-1, sys::SIGCONT);
-        Err(EBUSY)
-    }
 }
 
 fn open_directory(path: &[u8]) -> Res<Fd> {
@@ -267,14 +258,6 @@ fn session_of(pid: i32) -> i32 {
     texts::session(sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat)).unwrap_or(-1)
 }
 
-/// Whether a process runs no code any more. One that waits in the kernel, for a disk or for a child that borrows its
-/// memory and is stopped itself, stops before it runs again; `waiting` counts it as stopped.
-fn is_stopped(pid: i32, waiting: bool) -> bool {
-    let mut stat = [0; 512];
-    let stat = sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat);
-    texts::state(stat).is_none_or(|state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D'))
-}
-
 /// Reaps; `true` when there may be more.
 fn collect(agent: &Agent, execs: &mut Execs) -> bool {
     let mut told = [0; 512];
@@ -307,18 +290,25 @@ impl Agent {
         let now = sys::now_micros();
         if orders {
             self.heard = now;
-        } else if now > self.heard.saturating_add(self.silence) {
+        } else if self.stage != Stage::Held && now > self.heard.saturating_add(self.silence) {
             self.ending = true;
             return Ok(());
         }
-        table.execs.serve(polls.get(OWN..).unwrap_or_default(), &mut table.outbox);
-        if ended || self.reaping {
-            self.reaping = collect(self, &mut table.execs);
+        if self.stage == Stage::Open {
+            table.execs.serve(polls.get(OWN..).unwrap_or_default(), &mut table.outbox);
+            if ended || self.reaping {
+                self.reaping = collect(self, &mut table.execs);
+            }
+            table.execs.settle(&table.counters, &mut table.outbox);
+            table.jobs.go_on(&mut table.outbox);
         }
-        table.execs.settle(&table.counters, &mut table.outbox);
-        table.jobs.go_on(&mut table.outbox);
         self.take_orders(inbox, assembly, table)?;
-        if let Some(passed) = self.watch.as_mut().filter(|_| sys::has_children()).and_then(Watch::look) {
+        if self.stage == Stage::Renewed {
+            // The secret that it came with is not to be in any later copy.
+            inbox.wipe();
+        }
+        let watch = self.watch.as_mut().filter(|_| self.stage == Stage::Open && sys::has_children());
+        if let Some(passed) = watch.and_then(Watch::look) {
             sys::kill(-1, sys::SIGKILL);
             table.outbox.answer(0, &Answer::LimitPassed { memory: matches!(passed, Passed::Memory) });
         }
@@ -329,21 +319,25 @@ impl Agent {
     /// Waits until something is ready or due. Says whether there are orders, and whether a child has ended.
     fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 2]> {
         let taking = table.outbox.room() >= ORDER_ROOM;
+        let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
-        let used = table.execs.wait_for(theirs, &table.outbox);
+        let used = if open { table.execs.wait_for(theirs, &table.outbox) } else { 0 };
         let wanted = [
             (0, taking && inbox.has_room(), Ready::Read),
             (1, !table.outbox.is_empty(), Ready::Write),
-            (self.children.number(), true, Ready::Read),
+            (self.children.number(), open, Ready::Read),
         ];
         for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted) {
             *poll = if wanted { PollFd::new(fd, ready) } else { PollFd::NONE };
         }
-        let busy = self.reaping || table.jobs.is_busy(&table.outbox) || (taking && inbox.has_frame());
+        let going_on = open && (self.reaping || table.jobs.is_busy(&table.outbox));
+        let busy = going_on || (taking && inbox.has_frame());
         let silent = self.heard.saturating_add(self.silence).saturating_sub(sys::now_micros());
-        let watched = self.watch.as_ref().filter(|_| sys::has_children()).map_or(u64::MAX, Watch::left);
-        let due = if busy { 0 } else { silent.min(watched).saturating_add(1) };
-        sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), Some(due))?;
+        let watch = self.watch.as_ref().filter(|_| open && sys::has_children());
+        let due = if busy { 0 } else { silent.min(watch.map_or(u64::MAX, Watch::left)).saturating_add(1) };
+        // A host that holds this process may be gone for years, by this machine's clock or without it.
+        let due = (self.stage != Stage::Held || busy).then_some(due);
+        sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), due)?;
         Ok([0, 2].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
     }
 
@@ -366,6 +360,10 @@ impl Agent {
     fn obey(&mut self, frame: &Frame<'_>, table: &mut Table) -> Res<()> {
         let id = frame.id;
         let order = Order::decode(frame).ok_or(sys::EBADMSG)?;
+        let waking = matches!(order, Order::Release | Order::Renew(_) | Order::End);
+        if self.stage == Stage::Held && !waking {
+            return Err(sys::EBADMSG);
+        }
         if let Order::Hello { magic, version } = order {
             let pid = sys::identity().0 as u32;
             table.outbox.answer(id, &Answer::Hello { magic: MAGIC, version: VERSION, pid });
@@ -379,7 +377,7 @@ impl Agent {
         let Table { outbox: out, desk, stack, execs, jobs, counters } = table;
         match order {
             Order::Configure(it) => done(id, self.configure(&it, counters), out),
-            Order::Probe(it) => probe::probe(id, &it, stack, self.rules.as_ref(), out),
+            Order::Probe(it) => probe::probe(id, &it, stack, (self.rules.as_ref(), self.mark), out),
             Order::Start(it) => {
                 let counts = counters.read();
                 match self.start(&it, desk, execs) {
@@ -392,7 +390,20 @@ impl Agent {
             Order::InputEnd => execs.end_input(id, out),
             Order::Resize { rows, columns } => execs.resize(id, (rows, columns)),
             Order::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
-            Order::Freeze { on } => done(id, Self::freeze(on), out),
+            Order::Freeze { on } => done(id, self.freeze(on), out),
+            Order::Hold => match self.hold(jobs) {
+                Ok(()) => out.answer(id, &Answer::Held),
+                Err(errno) => done(id, Err(errno), out),
+            },
+            Order::Release => done(id, self.release(), out),
+            Order::Renew(it) => {
+                // What was sent may have been anything.
+                out.wipe();
+                match self.renew(&it, desk, execs, jobs) {
+                    Ok(()) => hold::renewed(id, execs, out),
+                    Err(errno) => done(id, Err(errno), out),
+                }
+            }
             Order::Ping => out.answer(id, &Answer::Pong),
             Order::End => self.ending = true,
             _ => self.obey_about_files(id, &order, jobs, out)?,

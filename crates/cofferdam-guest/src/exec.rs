@@ -5,13 +5,15 @@
 //!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
 //!                       |  no Ended after a kill: the connection is closed, and everything ends with the agent
 //! ```
+//!
+//! An exec of a former host's begins in the middle of it: it runs, nobody has a handle of it, and its limits hold.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Supervision, Wish};
+use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Wish};
 use cofferdam_contract::{
     Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script, Stdin,
     StdinWriter, TerminalSize,
@@ -22,6 +24,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::flow::{Input, Window};
 use crate::guest::Inner;
 use crate::link::Link;
+use crate::record::RunningExec;
+use crate::running::{Listed, Standing};
 use crate::slots::{ExecEnd, ExecSlot, Reply, Slot, Telling};
 use crate::wire::{Counts, MAX_ORDER, Make, NotStarted, Order, Root, Start, Texts};
 use crate::{error, files};
@@ -84,14 +88,8 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         counted: inner.counts_cpu,
         processors: inner.processors,
     };
-    let run = Run {
-        inner: Arc::clone(inner),
-        exec,
-        supervision: Supervision::new(begun, Instant::now(), allowance),
-        base: Counts::default(),
-        limits: limits.clone(),
-        script: script.is_some(),
-    };
+    let standing = inner.running.add(exec, Standing::new(begun, allowance, script.is_some()));
+    let run = Run { inner: Arc::clone(inner), exec, standing, limits: limits.clone() };
     order(inner, exec, request, &words).await?;
     // From here on the exec is its task's to end.
     let mut unordered = unordered;
@@ -201,19 +199,28 @@ async fn remove_script(inner: &Arc<Inner>, exec: u64) {
     let directory = exec.to_string();
     let path = directory.as_bytes();
     let adjust = Order::Adjust { root: Root::Code, path, mode: Some(0o755), modified: None };
-    // What is left there goes with the sandbox.
-    let _ = files::simple(inner, "start", &directory, &adjust).await;
-    let _ = files::simple(inner, "start", &directory, &Order::Remove { root: Root::Code, path }).await;
+    for order in [adjust, Order::Remove { root: Root::Code, path }] {
+        inner.link.going().await;
+        // What is left there goes with the sandbox.
+        let _ = files::simple(inner, "start", &directory, &order).await;
+    }
+}
+
+/// Keeps the limits of an exec that a former host started. `on_end` tells its end.
+pub fn keep_limits(inner: &Arc<Inner>, exec: &RunningExec, on_end: oneshot::Receiver<()>) {
+    let standing = inner.running.add(exec.id, Standing::adopt(exec, inner.counts_cpu, inner.processors));
+    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, limits: Limits::default() };
+    // Nobody has a handle that could wish for anything.
+    let (_, on_wish) = mpsc::unbounded_channel();
+    tokio::spawn(run.drive_adopted(on_end, on_wish));
 }
 
 /// One exec that runs.
 struct Run {
     inner: Arc<Inner>,
     exec: u64,
-    supervision: Supervision,
-    base: Counts,
+    standing: Listed,
     limits: Limits,
-    script: bool,
 }
 
 type Look = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
@@ -223,83 +230,113 @@ impl Run {
     async fn drive(
         mut self,
         on_start: oneshot::Receiver<std::result::Result<Counts, NotStarted>>,
-        mut on_end: oneshot::Receiver<ExecEnd>,
-        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+        on_end: oneshot::Receiver<ExecEnd>,
+        on_wish: mpsc::UnboundedReceiver<Wish>,
         tell: oneshot::Sender<StartResult>,
     ) {
         match on_start.await {
             Ok(Ok(counts)) => {
-                self.base = counts;
+                self.standing.begin(counts);
                 let _ = tell.send(Ok(()));
             }
             not_started => {
-                if self.script {
+                if self.standing.script {
                     remove_script(&self.inner, self.exec).await;
                 }
                 let _ = tell.send(Err(not_started.ok().and_then(std::result::Result::err)));
                 return;
             }
         }
+        let end = self.until_end(on_end, on_wish).await;
+        self.clean_up().await;
+        if let Some(ExecEnd { ended, driver }) = end {
+            driver.finish(self.exit(ended));
+        }
+    }
+
+    async fn drive_adopted(mut self, on_end: oneshot::Receiver<()>, on_wish: mpsc::UnboundedReceiver<Wish>) {
+        self.until_end(on_end, on_wish).await;
+        self.clean_up().await;
+    }
+
+    /// Keeps its limits until it has ended.
+    async fn until_end<E>(
+        &mut self,
+        mut on_end: oneshot::Receiver<E>,
+        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+    ) -> Option<E> {
         let mut wishing = true;
         let mut look: Option<Look> = None;
         let mut pauses = self.inner.link.pauses();
-        let end = loop {
-            if *pauses.borrow_and_update() {
-                let since = Instant::now();
+        loop {
+            let paused = pauses.borrow_and_update().since();
+            if let Some(since) = paused {
                 // Wishes wait until it goes on, and time does not count.
                 tokio::select! {
-                    end = &mut on_end => break end.ok(),
-                    _ = pauses.wait_for(|paused| !paused) => self.supervision.postpone(since.elapsed()),
+                    end = &mut on_end => return end.ok(),
+                    _ = pauses.wait_for(|pause| pause.since().is_none()) => {
+                        self.standing.supervision().postpone(since.elapsed());
+                    }
                 }
                 continue;
             }
+            let next = self.standing.supervision().next();
             tokio::select! {
-                end = &mut on_end => break end.ok(),
+                end = &mut on_end => return end.ok(),
                 wish = on_wish.recv(), if wishing => match wish {
-                    Some(wish) => if self.supervision.wish(wish, Instant::now()) {
-                        self.signal(false);
-                    },
+                    Some(wish) => {
+                        let terminate = self.standing.supervision().wish(wish, Instant::now());
+                        if terminate {
+                            self.signal(false);
+                        }
+                    }
                     None => wishing = false,
                 },
                 used = look_at(&mut look) => {
                     look = None;
-                    self.supervision.looked(used.unwrap_or(0), Instant::now());
+                    self.standing.supervision().looked(used.unwrap_or(0), Instant::now());
                 }
                 _ = pauses.changed() => {}
-                () = sleep_until(self.supervision.next()) => self.attend(&mut look),
+                () = sleep_until(next) => self.attend(&mut look),
             }
-        };
-        if self.supervision.kills_the_rest() {
-            // What outlived the program itself.
+        }
+    }
+
+    /// Removes what outlived the program itself, where that is to be.
+    async fn clean_up(&self) {
+        if self.standing.supervision().kills_the_rest() {
             self.signal(true);
         }
-        if self.script {
+        if self.standing.script {
             remove_script(&self.inner, self.exec).await;
-        }
-        if let Some(ExecEnd { ended, driver }) = end {
-            driver.finish(self.exit(ended));
         }
     }
 
     /// Does what is due.
     fn attend(&mut self, look: &mut Option<Look>) {
         let now = Instant::now();
-        let due = self.supervision.due(now);
+        let due = self.standing.supervision().due(now);
         if due.end_sandbox {
             // The agent did not do it: end everything instead.
             self.inner.link.close();
         }
         if due.look {
             let inner = Arc::clone(&self.inner);
-            let base = self.base.cpu_micros.unwrap_or(0);
+            let base = self.standing.base().cpu_micros.unwrap_or(0);
             *look = Some(Box::pin(async move {
-                match inner.link.call("exit", &Order::Count).await {
-                    Ok(Reply::Counted(counts)) => Some(counts.cpu_micros?.saturating_sub(base)),
-                    _ => None,
+                loop {
+                    inner.link.going().await;
+                    match inner.link.call("exit", &Order::Count).await {
+                        Ok(Reply::Counted(counts)) => return Some(counts.cpu_micros?.saturating_sub(base)),
+                        // It was held in this moment.
+                        Err(error) if error.kind() == ErrorKind::Conflict => {}
+                        _ => return None,
+                    }
                 }
             }));
         }
-        if self.supervision.kill_now(Instant::now()) {
+        let kill = self.standing.supervision().kill_now(Instant::now());
+        if kill {
             self.signal(true);
         }
     }
@@ -311,21 +348,23 @@ impl Run {
     fn exit(&self, end: Option<(Ended, Counts)>) -> Result<Exit> {
         let link = &self.inner.link;
         let (watched_memory, watched_cpu) = link.passed();
-        let counts = end.map_or(self.base, |(_, counts)| counts);
+        let base = self.standing.base();
+        let counts = end.map_or(base, |(_, counts)| counts);
         let more = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
-        let used = counts.cpu_micros.zip(self.base.cpu_micros).map(|(now, before)| now.saturating_sub(before));
+        let used = counts.cpu_micros.zip(base.cpu_micros).map(|(now, before)| now.saturating_sub(before));
         let accounts = Accounts {
             cpu_micros: used,
             peak_bytes: counts.peak,
-            memory_kills: more(counts.kills, self.base.kills) || link.is_out_of_memory(),
-            forks_refused: more(counts.refused, self.base.refused),
+            memory_kills: more(counts.kills, base.kills) || link.is_out_of_memory(),
+            forks_refused: more(counts.refused, base.refused),
             disk_full: self.limits.disk.is_some() && counts.full.is_some_and(|full| full > 0),
             watched_memory,
             watched_cpu,
             closed_by_owner: link.is_closed_by_owner(),
         };
         let ended = end.map(|(ended, _)| ended);
-        self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| link.error("exit"))
+        let exit = self.standing.supervision().exit(ended, &accounts, Instant::now());
+        exit.ok_or_else(|| link.error("exit"))
     }
 }
 

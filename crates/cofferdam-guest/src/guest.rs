@@ -5,6 +5,7 @@
 //!                                                   '--stream ends, rubbish, silence--> ended by itself
 //! ```
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
 use crate::link::Link;
+use crate::running::Running;
 use crate::settings::{Ending, Groups, Settings};
 use crate::slots::Reply;
 use crate::wire::{Order, Root};
@@ -38,10 +40,29 @@ pub(crate) struct Inner {
     /// Whether somebody counts CPU time who can be asked while an exec runs.
     pub counts_cpu: bool,
     pub processors: u32,
-    frozen: AtomicBool,
+    pub running: Arc<Running>,
+    pub frozen: AtomicBool,
 }
 
 impl Inner {
+    /// Of a guest that was measured.
+    pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
+        let Settings { workspace, code, path, env, groups, patience, .. } = settings;
+        Self {
+            link,
+            workspace,
+            code,
+            path,
+            env,
+            patience,
+            groups,
+            counts_cpu: evidence.counts_cpu,
+            processors: evidence.processors,
+            running: Arc::default(),
+            frozen: AtomicBool::new(false),
+        }
+    }
+
     /// A path as programs inside see it.
     pub fn inside(&self, path: &SandboxPath) -> String {
         if path.is_workspace() { self.workspace.clone() } else { format!("{}/{}", self.workspace, path.as_str()) }
@@ -55,7 +76,7 @@ impl Inner {
 }
 
 /// Ends the connection with the last clone.
-struct Owner(Arc<Link>);
+pub(crate) struct Owner(pub Arc<Link>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -67,8 +88,8 @@ impl Drop for Owner {
 /// and everything in its pid namespace.
 #[derive(Clone)]
 pub struct Guest {
-    inner: Arc<Inner>,
-    _owner: Arc<Owner>,
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) _owner: Arc<Owner>,
 }
 
 impl fmt::Debug for Guest {
@@ -93,7 +114,7 @@ impl Guest {
     ) -> Result<(Self, Evidence)> {
         let Settings { patience, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
-        let link = Link::begin(reader, writer, patience, reason);
+        let link = Link::begin(reader, writer, patience, reason, (0, HashMap::new()));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "greeting";
         let making = async {
@@ -112,19 +133,7 @@ impl Guest {
                 .with_remedy("the host may be overloaded; try again")),
         };
         let evidence = made.map_err(|error| error.with_context("stage", stage))?;
-        let Settings { workspace, code, path, env, groups, .. } = settings;
-        let inner = Inner {
-            link,
-            workspace,
-            code,
-            path,
-            env,
-            patience,
-            groups,
-            counts_cpu: evidence.counts_cpu,
-            processors: evidence.processors,
-            frozen: AtomicBool::new(false),
-        };
+        let inner = Inner::new(link, settings, &evidence);
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
 
@@ -132,6 +141,7 @@ impl Guest {
     pub async fn start(&self, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
         request.validate()?;
         self.inner.ready("start")?;
+        let _operation = self.inner.link.operate("start")?;
         if self.inner.frozen.load(Ordering::Acquire) {
             return Err(exec::paused("start"));
         }
@@ -140,6 +150,7 @@ impl Guest {
 
     /// As `Sandbox::read_file`.
     pub async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        let _operation = self.inner.link.operate("read_file")?;
         let (reader, _) = files::read(&self.inner, "read_file", path.as_str().as_bytes()).await?;
         Ok(Box::new(reader))
     }
@@ -151,11 +162,13 @@ impl Guest {
         }
         let path = path.as_str().as_bytes();
         let target = files::Target { root: Root::Workspace, path, strict: false, mode: 0o644, modified: None };
+        let _operation = self.inner.link.operate("write_file")?;
         files::write(&self.inner, "write_file", &target, contents).await
     }
 
     /// As `Sandbox::list_dir`.
     pub async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        let _operation = self.inner.link.operate("list_dir")?;
         files::list(&self.inner, path).await
     }
 
@@ -165,12 +178,14 @@ impl Guest {
             return Err(Error::invalid("remove", "the workspace itself cannot be removed"));
         }
         let order = Order::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
+        let _operation = self.inner.link.operate("remove")?;
         files::simple(&self.inner, "remove", &path.inside(), &order).await
     }
 
     /// As `Sandbox::usage`: what the enclosure's own control groups say, and where there are none only what is stored.
     pub async fn usage(&self) -> Result<SandboxUsage> {
         self.inner.ready("usage")?;
+        let _operation = self.inner.link.operate("usage")?;
         let Reply::Counted(counts) = self.inner.link.call("usage", &Order::Count).await? else {
             return Err(Error::new(ErrorKind::Internal, "usage", "the agent answered another question"));
         };
@@ -187,14 +202,16 @@ impl Guest {
     /// The bounds of the enclosure's control groups as they are now, for who has just changed them from outside.
     pub async fn bounds(&self) -> Result<Bounds> {
         self.inner.ready("usage")?;
+        let _operation = self.inner.link.operate("usage")?;
         match self.inner.groups {
             Groups::Look => probes::bounds(&self.inner.link).await,
             Groups::Never => Ok(Bounds::default()),
         }
     }
 
-    /// Stops every process but the agent, by signals. Nothing is started until [`Self::thaw`]; the file API goes on.
+    /// Stops every process but the agent: by their control group where somebody inside may, else by signals. Nothing is started until [`Self::thaw`]; the file API goes on.
     pub async fn freeze(&self) -> Result<()> {
+        let _operation = self.inner.link.operate("pause")?;
         self.inner.frozen.store(true, Ordering::Release);
         let frozen = files::simple(&self.inner, "pause", "", &Order::Freeze { on: true }).await;
         if frozen.is_err() {
@@ -205,6 +222,7 @@ impl Guest {
 
     /// Lets go on what [`Self::freeze`] stopped.
     pub async fn thaw(&self) -> Result<()> {
+        let _operation = self.inner.link.operate("resume")?;
         files::simple(&self.inner, "resume", "", &Order::Freeze { on: false }).await?;
         self.inner.frozen.store(false, Ordering::Release);
         Ok(())
@@ -229,6 +247,7 @@ impl Guest {
     /// - Should be called while nothing runs, or frozen: what changes meanwhile may be in any state. A file that becomes
     ///   shorter or longer while it is read fails the export.
     pub async fn export(&self, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
+        let _operation = self.inner.link.operate("snapshot")?;
         archive::export(&self.inner, into).await
     }
 
@@ -240,6 +259,7 @@ impl Guest {
     /// - No entry is put through a link, so that no order of entries leads anywhere else.
     /// - After a failure, what was put there before is left there.
     pub async fn import(&self, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<Archive> {
+        let _operation = self.inner.link.operate("restore")?;
         archive::import(&self.inner, from).await
     }
 

@@ -21,8 +21,12 @@ mod exec;
 mod files;
 mod flow;
 mod guest;
+mod hold;
 mod link;
 mod probes;
+mod record;
+mod renewal;
+mod running;
 mod settings;
 mod slots;
 #[expect(dead_code, reason = "each side uses its half")]
@@ -34,6 +38,9 @@ mod wire_tests;
 pub use archive::Archive;
 pub use evidence::{Bounds, Evidence, ForbiddenCall, Mount, Space, Trial};
 pub use guest::Guest;
+pub use hold::Held;
+pub use record::Record;
+pub use renewal::Renewal;
 pub use settings::{Ending, Groups, Reason, Rule, Settings, usual_rules};
 
 /// The agent: a static program for this target, which needs nothing of the image that it runs in.

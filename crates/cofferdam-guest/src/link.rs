@@ -5,7 +5,10 @@
 //!   '--stream ends, rubbish, silence--> ended by itself; the owner is asked why --> everybody who waits is told
 //! ```
 //!
-//! One task reads, one writes, one keeps time. The reader never waits for anybody but the stream.
+//! One task reads, one writes, one keeps time. The reader never waits for anybody but the stream. How it is held still
+//! between two frames is [`hold`]'s.
+
+mod hold;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,9 +34,28 @@ const REASON_LIMIT: Duration = Duration::from_secs(2);
 const BUDGET: usize = 8 << 20;
 const READ_BUFFER: usize = 256 * 1024;
 
+/// Why nothing goes on inside.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pause {
+    /// Its owner stopped everything from outside.
+    owner: Option<Instant>,
+    /// It is held.
+    held: Option<Instant>,
+}
+
+impl Pause {
+    /// Since when, if nothing goes on.
+    pub fn since(&self) -> Option<Instant> {
+        [self.owner, self.held].into_iter().flatten().min()
+    }
+}
+
 struct Table {
     slots: HashMap<u64, Slot>,
     last: u64,
+    /// Operations of the owner's that have not ended.
+    operations: usize,
+    hold: hold::State,
     /// Limits that the agent's own watch found passed: memory, CPU time.
     passed: (bool, bool),
     ponged: bool,
@@ -42,6 +64,14 @@ struct Table {
 struct Outgoing {
     bytes: Vec<u8>,
     _permit: Option<OwnedSemaphorePermit>,
+    /// Nothing is written after it until this gives what comes next.
+    then: Option<oneshot::Receiver<Vec<u8>>>,
+}
+
+impl Outgoing {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, _permit: None, then: None }
+    }
 }
 
 /// How the connection ended; `None` inside when its owner ended it.
@@ -56,7 +86,7 @@ pub struct Link {
     over: watch::Sender<bool>,
     /// Set when it is known why.
     ended: watch::Sender<Closed>,
-    paused: watch::Sender<bool>,
+    paused: watch::Sender<Pause>,
     /// Whether the agent was asked to end.
     closing: AtomicBool,
     patience: Duration,
@@ -69,21 +99,23 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Begins to read and to write.
+    /// Begins to read and to write, above these ids, with what they still stand for.
     pub fn begin(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
         patience: Duration,
         reason: Option<Reason>,
+        (last, slots): (u64, HashMap<u64, Slot>),
     ) -> Arc<Self> {
         let (out, outgoing) = mpsc::unbounded_channel();
+        let (operations, hold) = (0, hold::State::Open);
         let link = Arc::new(Self {
-            table: Mutex::new(Table { slots: HashMap::new(), last: 0, passed: (false, false), ponged: true }),
+            table: Mutex::new(Table { slots, last, operations, hold, passed: (false, false), ponged: true }),
             out,
             budget: Arc::new(Semaphore::new(BUDGET)),
             over: watch::Sender::new(false),
             ended: watch::Sender::new(None),
-            paused: watch::Sender::new(false),
+            paused: watch::Sender::new(Pause::default()),
             closing: AtomicBool::new(false),
             patience,
         });
@@ -126,7 +158,8 @@ impl Link {
 
     /// Asks the agent to end, and ends the connection when it did or the time is over.
     pub async fn end(&self, limit: Duration) {
-        if self.is_open() && !self.closing.swap(true, Ordering::AcqRel) {
+        // What is held is told nothing more.
+        if self.is_open() && !self.is_held() && !self.closing.swap(true, Ordering::AcqRel) {
             self.send(0, &Order::End);
             let _ = tokio::time::timeout(limit, until(self.over.subscribe())).await;
         }
@@ -141,17 +174,29 @@ impl Link {
 
     /// Whether the agent cannot answer because its owner stopped it.
     pub fn set_paused(&self, paused: bool) {
-        self.paused.send_replace(paused);
+        self.paused.send_modify(|pause| {
+            pause.owner = paused.then(|| pause.owner.unwrap_or_else(Instant::now));
+        });
     }
 
     /// Whether [`Self::set_paused`] holds.
     pub fn is_paused(&self) -> bool {
-        *self.paused.borrow()
+        self.paused.borrow().owner.is_some()
+    }
+
+    /// Whether the agent is not to be expected to say anything.
+    fn is_still(&self) -> bool {
+        self.paused.borrow().since().is_some()
     }
 
     /// Tells of pauses as they begin and end.
-    pub fn pauses(&self) -> watch::Receiver<bool> {
+    pub fn pauses(&self) -> watch::Receiver<Pause> {
         self.paused.subscribe()
+    }
+
+    /// Waits until nothing stands still.
+    pub async fn going(&self) {
+        let _ = self.pauses().wait_for(|pause| pause.since().is_none()).await;
     }
 
     /// Whether the agent's own watch found a limit passed: memory, CPU time.
@@ -185,6 +230,9 @@ impl Link {
         let mut table = self.table();
         // Looked at under the lock, so that nothing is enrolled that nobody will ever clear.
         self.check(operation)?;
+        if matches!(table.hold, hold::State::Held { .. }) {
+            return Err(hold::is_held(operation));
+        }
         table.last += 1;
         let id = table.last;
         let slot = slot(id);
@@ -202,7 +250,7 @@ impl Link {
 
     /// Sends a short order. It is lost if the connection has ended.
     pub fn send(&self, id: u64, order: &Order<'_>) {
-        let _ = self.out.send(Outgoing { bytes: encode(id, order), _permit: None });
+        let _ = self.out.send(Outgoing::new(encode(id, order)));
     }
 
     /// Sends an order that may be long, when there is room for it.
@@ -214,7 +262,7 @@ impl Link {
             permit = acquired => permit.map_err(|_| self.error(operation))?,
             ending = self.closed() => return Err(error::ended(operation, ending.as_ref())),
         };
-        let _ = self.out.send(Outgoing { bytes, _permit: Some(permit) });
+        let _ = self.out.send(Outgoing { _permit: Some(permit), ..Outgoing::new(bytes) });
         Ok(())
     }
 
@@ -271,6 +319,9 @@ impl Link {
                 };
                 buffer.advance(length);
             }
+            if !buffer.is_empty() && self.table().hold.is_silent() {
+                return rubbish("something while it was held");
+            }
             buffer.reserve(HEAD + MAX_BODY);
         }
     }
@@ -280,10 +331,18 @@ impl Link {
         mut writer: impl AsyncWrite + Unpin,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
     ) -> Ending {
-        while let Some(out) = outgoing.recv().await {
+        let mut next: Option<Outgoing> = None;
+        loop {
+            let out = match next.take() {
+                Some(out) => out,
+                None => match outgoing.recv().await {
+                    Some(out) => out,
+                    None => break,
+                },
+            };
             let written = async {
                 writer.write_all(&out.bytes).await?;
-                if outgoing.is_empty() { writer.flush().await } else { Ok(()) }
+                if outgoing.is_empty() || out.then.is_some() { writer.flush().await } else { Ok(()) }
             };
             tokio::pin!(written);
             loop {
@@ -294,9 +353,12 @@ impl Link {
                         tokio::time::sleep(REASON_LIMIT).await;
                         return Ending::new("its connection broke");
                     }
-                    Err(_) if self.is_paused() => {}
+                    Err(_) if self.is_still() => {}
                     Err(_) => return Ending::new("its agent takes no orders"),
                 }
+            }
+            if let Some(then) = out.then {
+                next = then.await.ok().map(Outgoing::new);
             }
         }
         std::future::pending().await
@@ -308,7 +370,7 @@ impl Link {
             tokio::time::sleep(PING.min(self.patience / 3)).await;
             let ponged = self.table().ponged;
             match asked {
-                _ if self.is_paused() => asked = asked.map(|_| Instant::now()),
+                _ if self.is_still() => asked = asked.map(|_| Instant::now()),
                 Some(since) if !ponged => {
                     if since.elapsed() > self.patience {
                         return Ending::new("its agent does not answer");
@@ -341,7 +403,7 @@ impl Link {
                 Slot::Exec(exec) => exec.end(None),
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
                 Slot::Write { window, .. } => window.close(),
-                Slot::Call(_) | Slot::List { .. } => {}
+                Slot::Call(_) | Slot::Adopted(_) | Slot::List { .. } => {}
             }
         }
         self.budget.close();
@@ -353,6 +415,9 @@ impl Link {
         let mut table = self.table();
         if frame.id > table.last {
             return Err("an answer to what was never asked");
+        }
+        if table.hold.is_silent() {
+            return Err("something while it was held");
         }
         match answer {
             Answer::Pong if !table.ponged && frame.id == 0 => {
@@ -376,6 +441,9 @@ impl Link {
         let Some(slot) = table.slots.get_mut(&frame.id) else { return Ok(()) };
         // Where the answer is none, whoever waits is told of the end with all others.
         let after = take_in(slot, &answer)?;
+        if answer == Answer::Held {
+            table.hold.fall_silent(frame.id)?;
+        }
         if after == After::Go {
             return Ok(());
         }

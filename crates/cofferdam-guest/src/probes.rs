@@ -152,25 +152,37 @@ pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Resu
     let random = process::random()
         .map_err(|error| Error::new(ErrorKind::Io, CREATE, "the kernel gives no random number").with_source(error))?;
     let key = MarkKey::new(random);
+    let mut evidence = first(link, settings, Probe::Mark { key: key.arguments() }).await?;
+    order(link, settings, &evidence, key).await?;
+    measure(link, settings, &mut evidence).await?;
+    Ok(evidence)
+}
+
+/// Measures once more where an agent built its walls before.
+pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
+    let mut evidence = first(link, settings, Probe::Marked).await?;
+    measure(link, settings, &mut evidence).await?;
+    Ok(evidence)
+}
+
+/// What decides how the rest is asked for; `marks` tries marks.
+async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
-    let marks = ask(link, Probe::Mark { key: key.arguments() })?;
+    let marks = ask(link, marks)?;
     let groups = match settings.groups {
         Groups::Look => find_groups(link).await?,
         Groups::Never => GroupsFound::default(),
     };
     let marks = marks.found().await?.ok().is_some();
     let abi = u32::try_from(abi.found().await?.value).unwrap_or(0);
-    let mut evidence = Evidence {
+    Ok(Evidence {
         bounds: groups.bounds,
         counts_cpu: groups.cpu,
         counts_memory: groups.memory,
         landlock_abi: abi,
         marks,
         ..Evidence::default()
-    };
-    order(link, settings, &evidence, key).await?;
-    measure(link, settings, &mut evidence).await?;
-    Ok(evidence)
+    })
 }
 
 async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evidence, key: MarkKey) -> Result<()> {

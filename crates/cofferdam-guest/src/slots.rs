@@ -4,6 +4,7 @@
 //! call:  asked --> answered            exec:  ordered --Started--> running --Output, Credit--> --Ended--> over
 //! read:  asked --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
 //! write: asked --Credit--> --Done--> over     list: asked --Entries--> --Done--> over
+//! exec of a former host: running --Ended--> over
 //! ```
 //!
 //! Everything else is what no agent says.
@@ -57,6 +58,11 @@ pub enum Reply {
     Opened {
         size: u64,
     },
+    Held,
+    Renewed {
+        version: u32,
+        execs: Bytes,
+    },
     Listed(Vec<Listed>),
     /// There are too many.
     TooMany,
@@ -73,6 +79,8 @@ pub enum Slot {
     /// One answer.
     Call(Telling<Reply>),
     Exec(ExecSlot),
+    /// An exec of a former host.
+    Adopted(Telling<()>),
     Read {
         opened: Telling<Reply>,
         flow: Arc<Inflow>,
@@ -103,7 +111,7 @@ impl<T> Telling<T> {
         let _ = self.0.take().map(|sender| sender.send(what));
     }
 
-    fn was_told(&self) -> bool {
+    pub fn was_told(&self) -> bool {
         self.0.is_none()
     }
 }
@@ -149,11 +157,20 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                     Reply::Probed { errno, value, data: Bytes::copy_from_slice(data) }
                 }
                 Answer::Counted { counts } => Reply::Counted(counts),
+                Answer::Held => Reply::Held,
+                Answer::Renewed { version, execs } => Reply::Renewed { version, execs: Bytes::copy_from_slice(execs) },
                 _ => return Err(UNASKED),
             });
             Ok(After::Done)
         }
         Slot::Exec(exec) => take_in_exec(exec, answer),
+        Slot::Adopted(ended) => match *answer {
+            Answer::Ended { .. } => {
+                ended.tell(());
+                Ok(After::Done)
+            }
+            _ => Err("what nobody wants of an exec of a former host"),
+        },
         Slot::Read { opened, flow } => match *answer {
             Answer::Opened { size, .. } if !opened.was_told() => {
                 opened.tell(Reply::Opened { size });

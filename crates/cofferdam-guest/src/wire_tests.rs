@@ -3,9 +3,12 @@
 use proptest::prelude::*;
 
 use crate::wire::{
-    self, Answer, Configure, Counts, Entry, Frame, HEAD, MAX_BODY, Make, NotStarted, Order, Probe, Reader, Root, Sink,
-    Split, Start, Step, Texts, put_text,
+    self, Answer, Configure, Counts, Entry, Frame, HEAD, MAX_BODY, Make, NotStarted, Order, Probe, Reader, Renew, Root,
+    Sink, Split, Start, Step, Texts, put_text,
 };
+
+#[path = "../../cofferdam-linux/bare/partner.rs"]
+mod partner;
 
 #[derive(Default)]
 struct Bytes(Vec<u8>);
@@ -106,10 +109,19 @@ proptest! {
             Order::Probe(Probe::Mark { key }),
             Order::Probe(Probe::Confinement),
             Order::Probe(Probe::Denial),
+            Order::Probe(Probe::Marked),
+            Order::Renew(Renew {
+                silence: key.0,
+                now: (key.1, number),
+                entropy: &[small.0 as u8; 64],
+                machine_id: &[7; 16],
+                boot_id: &[small.1 as u8; 16],
+                hostname: path,
+            }),
         ] {
             order_is_read_back(&order, 9);
         }
-        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Ping, Order::End, Order::Input { data }, Order::Data { data }] {
+        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Ping, Order::End, Order::Hold, Order::Release, Order::Input { data }, Order::Data { data }] {
             let mut body = Bytes::default();
             order.encode(&mut body);
             let frame = Frame { kind: order.kind(), id: 0, body: &body.0 };
@@ -137,6 +149,8 @@ proptest! {
             Answer::Entries { entries: data },
             Answer::Counted { counts },
             Answer::Pong,
+            Answer::Held,
+            Answer::Renewed { version: number, execs: data },
         ] {
             answer_is_read_back(&answer);
         }
@@ -171,6 +185,50 @@ proptest! {
         prop_assert_eq!(wire::split(&bytes[..cut.index(whole)]), Split::More);
         bytes.extend_from_slice(&more);
         prop_assert_eq!(wire::split(&bytes), Split::Frame(Frame { kind, id, body: &body }, whole));
+    }
+}
+
+proptest! {
+    #[test]
+    fn requests_to_an_init_are_read_back(
+        number: u32, errno: i32, seconds: u64, nanoseconds in 0..1_000_000_000u32, byte: u8, name in "[a-z0-9.-]{1,63}",
+        place in 0..partner::REQUEST, message: Text,
+    ) {
+        let renew = partner::Renew {
+            now: (seconds, nanoseconds),
+            entropy: &[byte; 64],
+            machine_id: &[1; 16],
+            boot_id: &[2; 16],
+            hostname: name.as_bytes(),
+        };
+        let freeze = |on| partner::Request::Freeze { on };
+        let mut encoded = [7; partner::REQUEST];
+        for request in [freeze(true), freeze(false), partner::Request::Renew(renew)] {
+            prop_assert!(partner::encode(number, &request, &mut encoded).is_some());
+            prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
+            prop_assert_eq!(partner::decode(&encoded[1..]), None);
+            // What is changed is another request or none, and never one that cannot be carried out.
+            encoded[place] = encoded[place].wrapping_add(1);
+            if let Some((_, partner::Request::Renew(it))) = partner::decode(&encoded) {
+                prop_assert!(partner::is_name(it.hostname) && it.now.1 < 1_000_000_000);
+            }
+        }
+        let answer = partner::answer(number, errno);
+        prop_assert_eq!(partner::read_answer(&answer), Some((number, errno)));
+        prop_assert_eq!(partner::read_answer(&answer[1..]), None);
+        let _ = (partner::decode(&message), partner::read_answer(&message));
+    }
+}
+
+#[test]
+fn an_init_is_asked_nothing_that_cannot_be() {
+    const { assert!(partner::DESCRIPTOR > 2) };
+    let renew =
+        |hostname| partner::Renew { now: (0, 0), entropy: &[0; 64], machine_id: &[0; 16], boot_id: &[0; 16], hostname };
+    let mut encoded = [0; partner::REQUEST];
+    for name in [&b""[..], b"A", b"a b", b"a\0", &[b'a'; 64]] {
+        let request = partner::Request::Renew(renew(name));
+        assert_eq!(partner::encode(1, &request, &mut encoded), None, "{name:?}");
     }
 }
 

@@ -57,6 +57,12 @@ impl Ledger {
         self.population = population;
     }
 
+    /// Goes on from here: what was before is charged, and the time until now is not.
+    pub fn go_on(&mut self, sum_micros: u64, population: Population) {
+        self.sum_micros = sum_micros;
+        self.population = population;
+    }
+
     /// What was charged so far.
     pub fn charged_micros(&self) -> u64 {
         self.charged_micros
@@ -84,6 +90,16 @@ mod tests {
         assert_eq!(ledger.charged_micros(), 4300, "some appeared and vanished unseen");
         ledger.charge(1000, 2, 100, population(&[], 9));
         assert_eq!(ledger.charged_micros(), 6300, "one vanished with its times");
+    }
+
+    #[test]
+    fn what_was_stopped_is_not_charged() {
+        let mut ledger = Ledger::open(0, population(&[2], 2));
+        ledger.charge(1000, 2, 300, population(&[2], 2));
+        ledger.go_on(900, population(&[2, 3], 9));
+        assert_eq!(ledger.charged_micros(), 300);
+        ledger.charge(1000, 2, 1000, population(&[2, 3], 9));
+        assert_eq!(ledger.charged_micros(), 400);
     }
 
     #[test]

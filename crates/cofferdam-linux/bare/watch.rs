@@ -61,6 +61,15 @@ impl Watch {
         self.due = self.last_look + WATCH_EVERY_MICROS;
     }
 
+    /// Everything was stopped until now; that time is not charged. A seed replaces the one that there was.
+    pub fn go_on(&mut self, seed: Option<u64>) {
+        self.seed = seed.unwrap_or(self.seed);
+        let total = total(self.seed);
+        self.ledger.go_on(total.cpu_micros, total.population);
+        self.last_look = sys::now_micros();
+        self.due = self.last_look + WATCH_EVERY_MICROS;
+    }
+
     /// Microseconds until the next look.
     pub fn left(&self) -> u64 {
         self.due.saturating_sub(sys::now_micros())

@@ -1,7 +1,7 @@
 //! The first program of a virtual machine: makes of a bare kernel the place where the agent runs, and starts the agent.
 //!
 //! ```text
-//! initramfs: modules --> disks --> mounts --> port --> waits for its child's end --> power off
+//! initramfs: modules --> disks --> mounts --> port --> serves its child until that ends --> power off
 //!                                               '--> control group, new root, ordinary user: the child becomes the agent
 //! ```
 //!
@@ -9,7 +9,8 @@
 //!
 //! It is a program of its own, without any library. What it is to do stands on the kernel's command line, in the words of
 //! [`options`]. Whatever fails is told on the console, and ends the machine: there is no sandbox that is half made. It
-//! runs before anything of a guest's, and while the agent runs it does nothing but wait.
+//! runs before anything of a guest's, and while the agent runs it does what the agent has no right to: it stops guests, and
+//! makes a copy of a machine another machine ([`serve`]).
 #![no_std]
 #![no_main]
 // The memory functions are written out: the compiler must not make calls to themselves of their loops.
@@ -22,6 +23,11 @@ mod modules;
 mod mounts;
 #[expect(dead_code, reason = "each side uses its half")]
 mod options;
+#[path = "../../cofferdam-linux/bare/partner.rs"]
+#[expect(dead_code, reason = "each side uses its half")]
+mod partner;
+mod renew;
+mod serve;
 #[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]
 mod sys;
@@ -37,6 +43,8 @@ use options::Options;
 const COMMAND_LINE: usize = 4096;
 /// The agent, in the initramfs.
 const AGENT: &[u8] = b"/agent\0";
+/// Above all descriptors that the agent inherits.
+const FIRST_FREE: usize = 16;
 /// Descriptors of each process.
 const DESCRIPTORS: u64 = 4096;
 
@@ -64,19 +72,27 @@ fn run() -> Result<core::convert::Infallible, Failure> {
     let agent = sys::open(AGENT, 0).step("open", AGENT)?;
     mounts::root(&options)?;
     mounts::writable(&options)?;
-    groups::make(&options)?;
+    let group = groups::make(&options)?;
     modules::forbid()?;
+    let identity = renew::Identity::prepare()?;
+    let (own, theirs) = sys::socket_pair().step("make", b"a socket for the agent")?;
     let stack = STACK.take().ok_or_else(|| Failure::new("start", AGENT, 0))?;
     let mut child = || {
-        let Err(failure) = become_agent(&options, &agent);
+        let Err(failure) = become_agent(&options, &agent, &theirs);
         failure::tell(&failure);
     };
     let pid = sys::spawn_apart(stack, &mut child).step("start", AGENT)?;
+    // Only the agent has it now, so that its end shows.
+    drop(theirs);
+    let served = serve::serve(&own, pid, &group, identity);
+    // Nobody is left to be served.
+    drop(own);
+    served?;
     sys::reap_ended(pid);
     Err(Failure::new("go on:", b"the agent has ended", 0))
 }
 
-fn become_agent(options: &Options<'_>, agent: &sys::Fd) -> Result<core::convert::Infallible, Failure> {
+fn become_agent(options: &Options<'_>, agent: &sys::Fd, partner: &sys::Fd) -> Result<core::convert::Infallible, Failure> {
     const NULL: &[u8] = b"/dev/null\0";
     let port = devices::port(options.port)?;
     groups::join()?;
@@ -85,13 +101,19 @@ fn become_agent(options: &Options<'_>, agent: &sys::Fd) -> Result<core::convert:
     let console = sys::duplicate_number(2).step("keep", b"the console")?;
     sys::set_limit(sys::RLIMIT_CORE, 0).step("bound", b"core files")?;
     sys::set_limit(sys::RLIMIT_NOFILE, DESCRIPTORS).step("bound", b"open files")?;
-    for (from, to) in [(port.number(), 0), (port.number(), 1), (null.number(), 2)] {
+    // Where the socket is to be, there may be something else.
+    let [agent, partner] = [agent, partner].map(|fd| sys::duplicate_above(fd, FIRST_FREE));
+    let (agent, partner) = (agent.step("keep", AGENT)?, partner.step("keep", b"the agent's socket")?);
+    let console = sys::duplicate_above(&console, FIRST_FREE).step("keep", b"the console")?;
+    let inherited =
+        [(port.number(), 0), (port.number(), 1), (null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
+    for (from, to) in inherited {
         sys::duplicate_to(from, to).step("connect", b"the agent")?;
     }
     let become_it = || {
         let (uid, gid) = options.user;
         sys::become_user(uid, gid).step("become", b"an ordinary user")?;
-        Err(Failure::new("execute", AGENT, sys::execute_file(agent, c"cofferdam-agent")))
+        Err(Failure::new("execute", AGENT, sys::execute_file(&agent, c"cofferdam-agent")))
     };
     let failed = become_it();
     // The console is told by the descriptor that it always had.

@@ -1,14 +1,19 @@
 //! The backend: has machines made, and images for them.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm};
 
 use crate::config::VmConfig;
+use crate::error::VmError;
 use crate::image::Image;
 use crate::make::{Host, MakeProgress};
 use crate::sandbox::VmSandbox;
+use crate::snapshot::{SnapshotManifest, VmSnapshot};
+use crate::vmm::MachineState;
+use crate::warm::VmWarm;
 
 /// The backend's name.
 pub const NAME: &str = "vm";
@@ -36,6 +41,31 @@ impl VmBackend {
         self.host.make_image().await.map_err(|error| error.into_error("make image"))
     }
 
+    /// A snapshot of parts that travelled: memory and devices, as [`VmSnapshot::state`] gives them, and the workspace's disk,
+    /// if the manifest has one. Whether the parts are undamaged is for whoever brought them to know; what is wrong with them
+    /// harms no machine but those that are made from them.
+    ///
+    /// # Behavior
+    /// - Fails with `InvalidInput` for files that are not as large as the manifest says, with `ResourceExhausted` where
+    ///   snapshots may not take as much memory.
+    /// - Whether it can go on here is looked at when it is restored, and by [`Self::check_snapshot`].
+    pub fn snapshot_of_parts(
+        &self,
+        manifest: SnapshotManifest,
+        state: MachineState,
+        disk: Option<File>,
+    ) -> Result<VmSnapshot> {
+        let failed = |error: VmError| error.into_error("restore");
+        let lease = self.host.lease(&state).map_err(failed)?;
+        VmSnapshot::new(manifest, state, disk, None, lease).map_err(failed)
+    }
+
+    /// Refuses a snapshot that cannot go on here: another monitor, version, machine, processor or accelerator; another image
+    /// than that of a spec with this root.
+    pub async fn check_snapshot(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<()> {
+        self.host.check(manifest, spec).await.map_err(|error| error.into_error("restore"))
+    }
+
     /// Which version of its monitor is there.
     pub async fn monitor(&self) -> Result<String> {
         let vmm = self.host.vmm();
@@ -61,7 +91,10 @@ impl Backend for VmBackend {
             Capability::Terminal,
             Capability::Files,
             Capability::RootDirectory,
+            Capability::Snapshot,
+            Capability::Fork,
             Capability::Pause,
+            Capability::Warm,
             Capability::UnixPrograms,
         ])
     }
@@ -70,11 +103,13 @@ impl Backend for VmBackend {
         Ok(Arc::new(VmSandbox::make(&self.host, spec).await?))
     }
 
-    async fn restore(&self, _: Snapshot, _: Spec) -> Result<Arc<dyn Sandbox>> {
-        Err(Error::unsupported("restore", "the vm backend takes no snapshots, and restores none"))
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        let snapshot = VmSnapshot::of(&snapshot)
+            .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
+        Ok(Arc::new(VmSandbox::restore(&self.host, spec, snapshot).await?))
     }
 
-    async fn warm(&self, _: Spec) -> Result<Box<dyn Warm>> {
-        Err(Error::unsupported("warm", "the vm backend makes no machine ahead of its request"))
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+        Ok(Box::new(VmWarm::make(&self.host, spec).await?))
     }
 }

@@ -51,6 +51,13 @@ pub struct VmConfig {
     pub memory: ByteSize,
     /// Processors of a machine whose spec asks for no share of them.
     pub processors: u32,
+    /// What all snapshots together may take of the host's memory, those included that warm machines come from, until the last
+    /// machine that was made from one is closed. Default 4 GiB.
+    pub snapshots: ByteSize,
+    /// How many snapshots are kept ready for warm machines, one for each kind that was asked for.
+    pub ready: usize,
+    /// How long one is kept that nobody asks for.
+    pub ready_idle: Duration,
     /// Machines that may boot at once.
     pub boots: usize,
     /// The monitor.
@@ -71,6 +78,9 @@ impl VmConfig {
             disks: directory.join("disks"),
             memory: ByteSize::from_mebibytes(512),
             processors: 1,
+            snapshots: ByteSize::from_mebibytes(4096),
+            ready: 4,
+            ready_idle: Duration::from_secs(15 * 60),
             boots: std::thread::available_parallelism().map_or(1, usize::from),
             qemu: QemuConfig::default(),
             deadlines: Deadlines::default(),

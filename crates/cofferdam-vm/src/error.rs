@@ -92,6 +92,44 @@ pub enum VmError {
         /// What is missing.
         wall: &'static str,
     },
+    /// Snapshots would take more memory than allowed.
+    #[error("snapshots may take {most} bytes more of the host's memory, and this one takes more")]
+    NoRoom {
+        /// Bytes that were left.
+        most: u64,
+    },
+    /// The host keeps the memory of our own processes from us.
+    #[error("the memory of the machine's monitor cannot be read: {source}")]
+    NoSight {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A snapshot was taken where something is different.
+    #[error("the snapshot was taken with {what} {found}, and here it would go on with {here}")]
+    Elsewhere {
+        /// What is different.
+        what: &'static str,
+        /// How it was there.
+        found: String,
+        /// How it is here.
+        here: String,
+    },
+    /// A spec asks for something else in what is fixed in a snapshot.
+    #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
+    Fixed {
+        /// What is fixed.
+        what: &'static str,
+        /// How it is.
+        found: String,
+        /// How it was asked for.
+        asked: String,
+    },
+    /// A snapshot is not in order.
+    #[error("the snapshot cannot be used: {what}")]
+    BadSnapshot {
+        /// What is wrong with it.
+        what: String,
+    },
     /// A machine ended before its agent could be greeted.
     #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
     NotBooted {
@@ -145,7 +183,12 @@ pub(crate) fn shown_end(text: &str) -> String {
 impl VmError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadSource { .. } | Self::TooLarge { .. } => ErrorKind::InvalidInput,
+            Self::BadSource { .. }
+            | Self::TooLarge { .. }
+            | Self::Elsewhere { .. }
+            | Self::Fixed { .. }
+            | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
+            Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
             Self::NoImage => ErrorKind::NotFound,
             Self::BadCache { .. } => ErrorKind::Denied,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
@@ -180,6 +223,13 @@ impl VmError {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
+            Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller machines",
+            Self::NoSight { .. } => {
+                "processes may have to be allowed to look at their children (kernel.yama.ptrace_scope below 2)"
+            }
+            Self::Elsewhere { .. } => "restore it where it was taken, or set this backend up as that one was",
+            Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
+            Self::BadSnapshot { .. } => "take it again",
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",
             _ => return None,

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod budget;
 mod config;
 mod error;
 pub mod firecracker;
@@ -24,12 +25,17 @@ mod options_tests;
 mod plan;
 mod posture;
 pub mod qemu;
+mod ready;
 mod run;
 mod sandbox;
+mod snapshot;
+pub mod sparse;
 pub mod vmm;
+mod warm;
 mod words;
 
 pub use backend::{NAME, VmBackend};
 pub use config::{Deadlines, MakePolicy, VmConfig};
 pub use error::{Result, VmError};
 pub use make::MakeProgress;
+pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};

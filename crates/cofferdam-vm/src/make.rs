@@ -4,24 +4,29 @@ use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, Error, ErrorKind, Posture, Result, RootFs, SandboxId, Spec};
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
-use cofferdam_guest::{Ending, Evidence, Guest, Reason, Settings};
+use cofferdam_guest::{Ending, Evidence, Guest, Reason, Record, Renewal, Settings};
 use tokio::sync::{OnceCell, Semaphore};
 
+use crate::budget::{Budget, Lease};
 use crate::config::VmConfig;
 use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
 use crate::qemu::Qemu;
-use crate::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
+use crate::ready::Ready;
+use crate::snapshot::{SnapshotManifest, VmSnapshot};
+use crate::sparse;
+use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, Vmm};
 
 const ROOT: &str = "cofferdam-root";
 const WORKSPACE: &str = "cofferdam-work";
+const RESTORE: &str = "restore";
 /// Time that a machine has to be gone once its port is closed, before it counts as not ended.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
@@ -36,6 +41,10 @@ pub(crate) struct Host {
     /// What machines start from, once it was found or made.
     image: OnceCell<Image>,
     boots: Semaphore,
+    /// What snapshots may still take.
+    budget: Budget,
+    /// What warm machines come from.
+    pub ready: Ready,
     progress: MakeProgress,
     /// This host's kernel, by its own name for itself.
     boot: String,
@@ -48,7 +57,9 @@ impl Host {
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
-        Ok(Arc::new(Self { config, vmm: Box::new(vmm), images, image: OnceCell::new(), boots, progress, boot }))
+        let (budget, ready) = (Budget::new(config.snapshots), Ready::new(config.ready, config.ready_idle));
+        let (vmm, image) = (Box::new(vmm), OnceCell::new());
+        Ok(Arc::new(Self { config, vmm, images, image, boots, budget, ready, progress, boot }))
     }
 
     pub(crate) fn vmm(&self) -> &dyn Vmm {
@@ -61,12 +72,27 @@ impl Host {
         blocking(move || images.make(&source, &mut |step| progress(step))).await
     }
 
-    async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
+    pub(crate) async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
         if let RootFs::Directory { path } = spec.root() {
             let root = RootSource::Directory(path.clone());
             return self.found(Source { root, ..self.config.source.clone() }).await;
         }
         self.image.get_or_try_init(|| self.found(self.config.source.clone())).await.cloned()
+    }
+
+    /// What a state takes of the memory that snapshots may take.
+    pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
+        self.budget.take(sparse::allocated(state.memory()).map_err(io("look at", "a snapshot"))?)
+    }
+
+    /// Refuses a snapshot that cannot go on here.
+    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<(), VmError> {
+        manifest.check_origin(&self.vmm.origin().await?)?;
+        let here = self.image_of(spec).await?.key;
+        if here == manifest.image() {
+            return Ok(());
+        }
+        Err(VmError::Elsewhere { what: "the image", found: crate::error::shown(manifest.image()), here })
     }
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {
@@ -86,14 +112,28 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> +
     done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the making was interrupted".to_owned() }))
 }
 
+/// The disks of a sandbox.
+struct Disks {
+    root: Arc<File>,
+    workspace: Option<Arc<File>>,
+}
+
 /// A sandbox that was measured. Dropping it ends it.
 pub(crate) struct Raw {
     pub id: SandboxId,
     pub guest: Guest,
     pub vm: Arc<dyn Vm>,
-    evidence: Evidence,
+    pub host: Arc<Host>,
+    pub evidence: Evidence,
     plan: Plan,
-    boot: String,
+    /// The key of its image.
+    image: String,
+    root: RootFs,
+    access: Access,
+    /// `None` once it was closed.
+    disks: Mutex<Option<Disks>>,
+    /// What it came from, whose memory it still shares.
+    from: Mutex<Option<VmSnapshot>>,
 }
 
 impl fmt::Debug for Raw {
@@ -107,14 +147,42 @@ impl Raw {
     pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
         let plan = Plan::of(spec, &host.config)?;
         let (host, spec) = (Arc::clone(host), spec.clone());
-        let making = tokio::spawn(async move { make(&host, &spec, plan).await });
-        making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the making was interrupted")))
+        apart("create", async move { make(&host, &spec, plan).await }).await
+    }
+
+    /// Has one go on where a snapshot was taken, as another machine, in a task of its own.
+    pub(crate) async fn restore(host: &Arc<Host>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
+        let plan = Plan::of(spec, &host.config)?;
+        let (host, spec, snapshot) = (Arc::clone(host), spec.clone(), snapshot.clone());
+        apart(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
+    }
+
+    /// Writes it down, which must stand still; `record` is its guest's.
+    pub(crate) async fn capture(&self, record: Record) -> Result<VmSnapshot, VmError> {
+        let closed = || VmError::BadSnapshot { what: "the sandbox is closed".to_owned() };
+        let (root, workspace) = {
+            let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+            let disks = disks.as_ref().ok_or_else(closed)?;
+            (Arc::clone(&disks.root), disks.workspace.clone())
+        };
+        let directory = self.host.config.disks.clone();
+        let copying = blocking(move || {
+            let copy = |disk: Arc<File>| sparse::copy_disk(&disk, &directory).map_err(io("copy a disk in", &directory));
+            workspace.map(copy).transpose()
+        });
+        let most = ByteSize::from_bytes(self.host.budget.left());
+        let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
+        let (state, disk): (MachineState, Option<File>) = (state?, disk?);
+        let lease = self.host.lease(&state)?;
+        let origin = self.host.vmm.origin().await?;
+        let manifest = SnapshotManifest::new(origin, self.image.clone(), self.plan, self.access, record);
+        VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
     }
 
     /// Holds it against a spec: the posture, or an error and nothing left.
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
-        let Self { evidence, plan, boot, .. } = self;
-        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot: boot });
+        let Self { evidence, plan, host, .. } = self;
+        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot: &host.boot });
         if let Err(error) = posture.require(spec.allow_weaker()) {
             self.close().await?;
             return Err(error);
@@ -126,8 +194,19 @@ impl Raw {
     pub(crate) async fn close(&self) -> Result<()> {
         // What is in the machine is of no use to anybody any more: it need not end in peace.
         let ((), killed) = tokio::join!(self.guest.close(), self.vm.kill());
+        drop(self.disks.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.from.lock().unwrap_or_else(PoisonError::into_inner).take());
         killed.map_err(|error| error.into_error("close"))
     }
+}
+
+/// Does some work in a task of its own, which goes on when whoever waits for it goes away.
+pub(crate) async fn apart<T: Send + 'static>(
+    operation: &'static str,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let interrupted = |_| Err(Error::new(ErrorKind::Internal, operation, "it was interrupted"));
+    tokio::spawn(work).await.unwrap_or_else(interrupted)
 }
 
 async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
@@ -138,34 +217,110 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
         Some(bytes) => Some(blocking(move || empty_disk(directory, bytes)).await.map_err(failed)?),
         None => None,
     };
-    let machine = machine(host, &plan, &image, workspace)?;
+    let root = File::open(&image.root).map_err(io("open", &image.root)).map_err(failed)?;
+    let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new) };
+    let machine = machine(host, &plan, &image, &disks)?;
     let _turn = host.boots.acquire().await.map_err(|_| Error::closed("create"))?;
     let ready_by = Instant::now() + host.config.deadlines.boot;
     let Started { vm, reader, writer } = host.vmm.start(machine).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
     let settings = Settings { reason: Some(reason(&vm)), ..Plan::settings(spec, &host.config) };
     match Guest::connect(reader, writer, settings, ready_by).await {
-        Ok((guest, evidence)) => {
-            let id = SandboxId::new(format!("cofferdam-{:016x}{:08x}", fastrand::u64(..), fastrand::u32(..)));
-            Ok(Raw { id, guest, vm, evidence, plan, boot: host.boot.clone() })
-        }
+        Ok((guest, evidence)) => Ok(Raw {
+            id: new_id(),
+            guest,
+            vm,
+            host: Arc::clone(host),
+            evidence,
+            plan,
+            image: image.key,
+            root: spec.root().clone(),
+            access: spec.workspace().access(),
+            disks: Mutex::new(Some(disks)),
+            from: Mutex::default(),
+        }),
         Err(error) => Err(no_guest(&*vm, error).await),
     }
 }
 
-fn machine(host: &Host, plan: &Plan, image: &Image, workspace: Option<File>) -> Result<Machine> {
-    let root = Disk { name: ROOT, contents: Contents::Shared(image.root.clone()), access: Access::ReadOnly };
-    let own = |file| Disk { name: WORKSPACE, contents: Contents::Own(file), access: Access::ReadWrite };
-    let disks: Vec<Disk> = [root].into_iter().chain(workspace.map(own)).collect();
+async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<Raw> {
+    let failed = |error: VmError| error.into_error(RESTORE);
+    let manifest = snapshot.manifest();
+    manifest.check_spec(&plan, spec).map_err(failed)?;
+    manifest.check_origin(&host.vmm.origin().await.map_err(failed)?).map_err(failed)?;
+    let root = root_of(host, spec, &snapshot).await.map_err(failed)?;
+    let (directory, from) = (host.config.disks.clone(), snapshot.clone());
+    let workspace = blocking(move || {
+        let copy = |disk: &File| sparse::copy_disk(disk, &directory).map_err(io("copy a disk in", &directory));
+        from.disk().map(copy).transpose()
+    });
+    let disks = Disks { root, workspace: workspace.await.map_err(failed)?.map(Arc::new) };
+    let parts = hardware(&plan, &disks).map_err(failed)?;
+    let ready_by = Instant::now() + host.config.deadlines.boot;
+    let Started { vm, reader, writer } = host.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
+    let vm: Arc<dyn Vm> = Arc::from(vm);
+    let settings = Settings { reason: Some(reason(&vm)), ..Plan::settings(spec, &host.config) };
+    let id = new_id();
+    let renewal = Renewal::new(id.as_str())?;
+    vm.resume().await.map_err(failed)?;
+    match Guest::adopt(reader, writer, settings, manifest.guest().clone(), renewal, ready_by).await {
+        Ok((guest, evidence)) => Ok(Raw {
+            id,
+            guest,
+            vm,
+            host: Arc::clone(host),
+            evidence,
+            plan,
+            image: manifest.image().to_owned(),
+            root: spec.root().clone(),
+            access: spec.workspace().access(),
+            disks: Mutex::new(Some(disks)),
+            from: Mutex::new(Some(snapshot)),
+        }),
+        Err(error) => {
+            vm.kill().await.map_err(failed)?;
+            Err(error)
+        }
+    }
+}
+
+fn new_id() -> SandboxId {
+    SandboxId::new(format!("cofferdam-{:016x}{:08x}", fastrand::u64(..), fastrand::u32(..)))
+}
+
+/// The root file system that a snapshot's machine had: what it had open itself, or the image of that key.
+async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<File>, VmError> {
+    if let Some((root, file)) = snapshot.root()
+        && root == spec.root()
+    {
+        return Ok(Arc::clone(file));
+    }
+    host.check(snapshot.manifest(), spec).await?;
+    let image = host.image_of(spec).await?;
+    File::open(&image.root).map(Arc::new).map_err(io("open", &image.root))
+}
+
+fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
+    let copy = |file: &File| file.try_clone().map(Contents::Own).map_err(io("copy a descriptor of", "a disk"));
+    let mut all = vec![Disk { name: ROOT, contents: copy(&disks.root)?, access: Access::ReadOnly }];
+    if let Some(workspace) = &disks.workspace {
+        all.push(Disk { name: WORKSPACE, contents: copy(workspace)?, access: Access::ReadWrite });
+    }
+    Ok(Hardware { memory: plan.memory, processors: plan.processors, disks: all, port: PORT })
+}
+
+fn machine(host: &Host, plan: &Plan, image: &Image, disks: &Disks) -> Result<Machine> {
+    let parts = hardware(plan, disks).map_err(|error| error.into_error("create"))?;
+    let Hardware { memory, processors, disks, port } = parts;
     let words: Vec<String> = disks.iter().enumerate().map(|(at, disk)| host.vmm.disk_word(disk, at)).collect();
     Ok(Machine {
         kernel: image.kernel.clone(),
         initramfs: image.initramfs.clone(),
         command_line: plan.options(&words[0], words.get(1).map(String::as_str))?,
-        memory: plan.memory,
-        processors: plan.processors,
+        memory,
+        processors,
         disks,
-        port: PORT,
+        port,
     })
 }
 

@@ -7,6 +7,7 @@ use cofferdam_contract::{
     ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Settings, usual_rules};
+use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
 use crate::config::{MOST_PROCESSORS, VmConfig};
@@ -30,7 +31,8 @@ const KERNEL_SHARE: u64 = 32;
 const LEAST_QUOTA: u64 = 1000;
 
 /// The bytes of each writable directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Shares {
     /// The size of the workspace's own disk; `None` where the workspace is in memory.
     pub disk: Option<u64>,
@@ -70,7 +72,8 @@ pub(crate) fn most_files_on_disk(bytes: u64) -> u64 {
 }
 
 /// The size of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Plan {
     pub memory: ByteSize,
     pub processors: u32,
@@ -145,6 +148,25 @@ impl Plan {
             tasks: processes.map(|processes| u64::from(processes) + 1),
             quota: cpus.map(|cpus| (u64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(LEAST_QUOTA)),
         })
+    }
+
+    /// The first thing in which another plan differs, as text: what it is, here and there.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let parts = |plan: &Self| {
+            let Self { memory, processors, shares, bound, tasks, quota } = *plan;
+            let number = |value: Option<u64>| value.map_or("none".to_owned(), |value| value.to_string());
+            [
+                ("a memory limit of", number(bound)),
+                ("memory of", memory.to_string()),
+                ("processors:", processors.to_string()),
+                ("a processor quota of", number(quota)),
+                ("a process limit of", number(tasks)),
+                ("a workspace of", format!("{} bytes", shares.workspace)),
+                ("directories of", format!("{shares:?}")),
+            ]
+        };
+        let both = parts(self).into_iter().zip(parts(other));
+        both.into_iter().find_map(|((what, ours), (_, theirs))| (ours != theirs).then_some((what, ours, theirs)))
     }
 
     /// What the machine's init is told. `root` and `workspace` are disks, in the init's words for them.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Machine --Vmm::start--> running --pause--> paused --resume--> running
+//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, any number of times
 //!                            '--- kill, drop, guest's end ---> ended, with a reason; nothing left
 //! ```
 //!
@@ -12,15 +13,19 @@ use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{Access, ByteSize};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::error::Result;
+use crate::error::{Result, io};
+use crate::sparse;
 
 /// What runs the instructions of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
     /// A translator in software: works everywhere, many times slower.
     #[default]
@@ -78,6 +83,89 @@ pub struct Machine {
     pub port: &'static str,
 }
 
+impl Machine {
+    /// What it is made of, and what runs in it first: kernel, initramfs, command line.
+    pub fn into_parts(self) -> (Hardware, Boot) {
+        let Self { kernel, initramfs, command_line, memory, processors, disks, port } = self;
+        (Hardware { memory, processors, disks, port }, Boot { kernel, initramfs, command_line })
+    }
+}
+
+/// What a machine is made of, whatever runs in it: what has to be the same where a state is to go on.
+#[derive(Debug)]
+pub struct Hardware {
+    /// All of its memory.
+    pub memory: ByteSize,
+    /// Its processors.
+    pub processors: u32,
+    /// Its disks, in order.
+    pub disks: Vec<Disk>,
+    /// The name of the port that is connected with the streams.
+    pub port: &'static str,
+}
+
+/// What runs first in a machine.
+#[derive(Debug)]
+pub struct Boot {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// What the kernel finds before it has a disk.
+    pub initramfs: PathBuf,
+    /// Words for the kernel's command line, besides those of [`Vmm::kernel_words`].
+    pub command_line: String,
+}
+
+/// All of a machine that stood still, but its disks. Cheap to clone. It lies in files without names, which are gone with the
+/// last clone and the last machine that came from it.
+#[derive(Debug, Clone)]
+pub struct MachineState {
+    memory: Arc<File>,
+    devices: Arc<File>,
+}
+
+impl MachineState {
+    /// Of files of [`sparse::blank`](crate::sparse::blank), which nobody can change from here on.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::Io`](crate::VmError) for files that can still be changed, such as those with names.
+    pub fn new(memory: File, devices: File) -> Result<Self> {
+        sparse::seal(&memory).map_err(io("close", "the memory of a machine"))?;
+        sparse::seal(&devices).map_err(io("close", "the state of a machine"))?;
+        Ok(Self { memory: Arc::new(memory), devices: Arc::new(devices) })
+    }
+
+    /// The machine's memory from its first byte to its last. Pages of zeros are holes.
+    pub fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// What the monitor wrote down of everything else, in its own form. Small.
+    pub fn devices(&self) -> &File {
+        &self.devices
+    }
+}
+
+/// What a state depends on besides the machine's parts: who made it, and for which processors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// The monitor's name.
+    pub monitor: String,
+    /// Its version.
+    pub version: String,
+    /// The kind of machine, by the monitor's name for it, and the kind of processor that it is made of.
+    pub machine: String,
+    /// What runs its instructions.
+    pub accelerator: Accelerator,
+    /// The processor that it has, by the monitor's name for it.
+    pub processor: String,
+    /// The host's processor, where the machine's instructions run on that.
+    pub host: Option<String>,
+    /// Thousands of ticks a second of the counter that its kernel was told of, where that is the host's.
+    pub ticks_per_millisecond: Option<u64>,
+}
+
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
@@ -129,6 +217,25 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     /// - The machine ends with this process, however that ends.
     /// - The monitor can reach nothing of the host but what the machine is described with.
     async fn start(&self, machine: Machine) -> Result<Started>;
+
+    /// What states depend on that it takes now, and that it can go on from.
+    ///
+    /// # Behavior
+    /// - Fails as [`Self::version`].
+    async fn origin(&self) -> Result<Origin>;
+
+    /// Makes a machine that goes on where another one stood when its state was taken. Needs a tokio runtime with time and
+    /// IO.
+    ///
+    /// # Behavior
+    /// - `hardware` must be what that machine had, with disks whose contents are those of that moment. Whether the
+    ///   [`Origin`] is right has been looked at before.
+    /// - Returns when all is there that the monitor needs. The machine is paused until [`Vm::resume`].
+    /// - Memory is mapped from the state when it is first touched, and copied when it is first changed: many machines share
+    ///   one state, none changes it, and none sees what another one does.
+    /// - A state that the monitor does not understand is an error with its reason; nothing is left then.
+    /// - What is said of [`Self::start`] about the monitor's end and its walls holds.
+    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started>;
 }
 
 /// A running machine. Dropping it ends it.
@@ -139,6 +246,17 @@ pub trait Vm: fmt::Debug + Send + Sync {
 
     /// Lets its processors go on. Idempotent.
     async fn resume(&self) -> Result<()>;
+
+    /// Writes down all of it but its disks. It must be paused, and nobody may write to its port meanwhile.
+    ///
+    /// # Behavior
+    /// - It is paused before and after, whatever comes of it, and can go on or be written down again.
+    /// - Fails on a machine that is not paused.
+    /// - What is written down of a machine that was restored is as good as of one that was booted.
+    /// - Disks are flushed when it is paused: a copy of them that is made before it goes on belongs to the state.
+    /// - No part of memory that was never written to takes room. More than `most` bytes of memory in use is an error.
+    /// - Monitor and machine may be hostile: what they say is bounded in size and time.
+    async fn snapshot(&self, most: ByteSize) -> Result<MachineState>;
 
     /// Waits until it has ended, and says how.
     async fn ended(&self) -> Ended;

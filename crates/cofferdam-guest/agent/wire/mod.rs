@@ -9,6 +9,8 @@
 //! host --Start--> <--Started-- <--Output... --Input...--> <--Credit... --Signal--> <--Ended--
 //! host --Read--> <--Opened-- <--Data... --More--> <--Done--
 //! host --Write--> --Data...--> <--Credit... --Finish--> <--Done--
+//! host --Hold--> <--Held--, silence of both, --Release--> <--Done--
+//! host --Hold--> <--Held--, copied, another host --Renew--> <--Renewed-- --probes--> --Release--> <--Done--
 //! ```
 
 mod read;
@@ -20,7 +22,7 @@ pub use write::put_text;
 /// What a greeting begins with.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of everything here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before a body.
 pub const HEAD: usize = 13;
 /// The longest body.
@@ -131,6 +133,23 @@ pub struct Configure<'a> {
     pub rules: Texts<'a>,
 }
 
+/// What another host gives to the agent of a copied machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renew<'a> {
+    /// Microseconds without a word from the host after which to end.
+    pub silence: u64,
+    /// Seconds and nanoseconds of the time of day.
+    pub now: (u64, u32),
+    /// For random numbers.
+    pub entropy: &'a [u8; 64],
+    /// The machine's id.
+    pub machine_id: &'a [u8; 16],
+    /// The id of the kernel's start.
+    pub boot_id: &'a [u8; 16],
+    /// The machine's name.
+    pub hostname: &'a [u8],
+}
+
 /// A look at the agent's surroundings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probe<'a> {
@@ -154,6 +173,8 @@ pub enum Probe<'a> {
     Confinement,
     /// Whether Landlock refuses what no rule allows.
     Denial,
+    /// Whether processes can be marked with the arguments that the agent was configured with.
+    Marked,
 }
 
 /// What to make.
@@ -214,6 +235,12 @@ pub enum Order<'a> {
     Ping,
     /// End.
     End,
+    /// Stop everything but the agent, send what there is, and say nothing more.
+    Hold,
+    /// Let everything go on after that.
+    Release,
+    /// Go on as another machine's agent, for another host. Only what is held can be renewed; it stays stopped.
+    Renew(Renew<'a>),
 }
 
 /// What the agent counts.
@@ -287,6 +314,10 @@ pub enum Answer<'a> {
     Counted { counts: Counts },
     /// Something, since it was asked for.
     Pong,
+    /// The last frame of an agent that is held.
+    Held,
+    /// It is another machine's agent; ids of execs whose end was not told yet.
+    Renewed { version: u32, execs: &'a [u8] },
 }
 
 /// The step that failed, and the system's error.

@@ -1,6 +1,8 @@
 //! Reading: nothing is trusted, nothing panics.
 
-use super::{Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Order, Probe, Root, Start, Step, Texts};
+use super::{
+    Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Order, Probe, Renew, Root, Start, Step, Texts,
+};
 
 /// Reads what was encoded, piece by piece; `None` when it ends too early or is not well formed.
 pub struct Reader<'a> {
@@ -18,10 +20,15 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
-    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (&bytes, rest) = self.rest.split_first_chunk()?;
+    /// Not copied: some of it is secret.
+    fn chunk<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+        let (bytes, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(bytes)
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.chunk().copied()
     }
 
     /// The next one.
@@ -150,6 +157,7 @@ impl<'a> Reader<'a> {
             7 => Probe::Mark { key: (self.u64()?, self.u64()?) },
             8 => Probe::Confinement,
             9 => Probe::Denial,
+            10 => Probe::Marked,
             _ => return None,
         })
     }
@@ -168,6 +176,17 @@ impl<'a> Reader<'a> {
             rights: self.u64()?,
             scopes: self.u64()?,
             rules: self.texts(2)?,
+        })
+    }
+
+    fn renew(&mut self) -> Option<Renew<'a>> {
+        Some(Renew {
+            silence: self.u64()?,
+            now: (self.u64()?, self.u32()?),
+            entropy: self.chunk()?,
+            machine_id: self.chunk()?,
+            boot_id: self.chunk()?,
+            hostname: self.text()?,
         })
     }
 
@@ -236,6 +255,9 @@ impl<'a> Order<'a> {
             20 => Self::Freeze { on: it.flag()? },
             21 => Self::Ping,
             22 => Self::End,
+            23 => Self::Hold,
+            24 => Self::Release,
+            25 => Self::Renew(it.renew()?),
             _ => return None,
         };
         reader.rest.is_empty().then_some(order)
@@ -262,6 +284,8 @@ impl<'a> Answer<'a> {
             12 => Self::Entries { entries: it.all()? },
             13 => Self::Counted { counts: it.counts()? },
             14 => Self::Pong,
+            15 => Self::Held,
+            16 => Self::Renewed { version: it.u32()?, execs: it.all()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

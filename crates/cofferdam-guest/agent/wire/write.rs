@@ -1,6 +1,6 @@
 //! Writing.
 
-use super::{Answer, Configure, Counts, Entry, Make, NONE, Order, Probe, Root, Sink, Start, Texts};
+use super::{Answer, Configure, Counts, Entry, Make, NONE, Order, Probe, Renew, Root, Sink, Start, Texts};
 
 /// Encodes one text.
 pub fn put_text(sink: &mut impl Sink, text: &[u8]) {
@@ -67,6 +67,7 @@ impl Probe<'_> {
             }
             Self::Confinement => sink.put(&[8]),
             Self::Denial => sink.put(&[9]),
+            Self::Marked => sink.put(&[10]),
         }
     }
 }
@@ -88,6 +89,18 @@ impl Configure<'_> {
         sink.put(&self.rights.to_le_bytes());
         sink.put(&self.scopes.to_le_bytes());
         put_texts(sink, &self.rules);
+    }
+}
+
+impl Renew<'_> {
+    fn encode(&self, sink: &mut impl Sink) {
+        sink.put(&self.silence.to_le_bytes());
+        sink.put(&self.now.0.to_le_bytes());
+        sink.put(&self.now.1.to_le_bytes());
+        sink.put(self.entropy);
+        sink.put(self.machine_id);
+        sink.put(self.boot_id);
+        put_text(sink, self.hostname);
     }
 }
 
@@ -158,6 +171,9 @@ impl Order<'_> {
             Self::Freeze { .. } => 20,
             Self::Ping => 21,
             Self::End => 22,
+            Self::Hold => 23,
+            Self::Release => 24,
+            Self::Renew(_) => 25,
         }
     }
 
@@ -171,6 +187,7 @@ impl Order<'_> {
             Self::Configure(ref it) => it.encode(sink),
             Self::Probe(ref it) => it.encode(sink),
             Self::Start(ref it) => it.encode(sink),
+            Self::Renew(ref it) => it.encode(sink),
             Self::Signal { kill: on } | Self::Freeze { on } => sink.put(&[on.into()]),
             Self::Input { data } | Self::Data { data } => sink.put(data),
             Self::Resize { rows, columns } => {
@@ -215,7 +232,7 @@ impl Order<'_> {
                 }
                 put_modified(sink, modified);
             }
-            Self::InputEnd | Self::Forget | Self::Count | Self::Ping | Self::End => {}
+            Self::InputEnd | Self::Forget | Self::Count | Self::Ping | Self::End | Self::Hold | Self::Release => {}
         }
     }
 }
@@ -238,6 +255,8 @@ impl Answer<'_> {
             Self::Entries { .. } => 12,
             Self::Counted { .. } => 13,
             Self::Pong => 14,
+            Self::Held => 15,
+            Self::Renewed { .. } => 16,
         }
     }
 
@@ -279,7 +298,11 @@ impl Answer<'_> {
             }
             Self::Data { data } => sink.put(data),
             Self::Entries { entries } => sink.put(entries),
-            Self::Pong => {}
+            Self::Renewed { version, execs } => {
+                sink.put(&version.to_le_bytes());
+                sink.put(execs);
+            }
+            Self::Pong | Self::Held => {}
         }
     }
 }

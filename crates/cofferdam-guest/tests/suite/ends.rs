@@ -121,10 +121,12 @@ async fn an_agent_ends_at_rubbish_and_at_another_version() {
     let cases = [
         vec![0xff; 64],
         order(21, b""),
-        hello(2),
-        [hello(1), order(200, b"x")].concat(),
-        [hello(1), order(4, &[0xff; 40])].concat(),
-        [hello(1), order(255, &[0; 100]).repeat(50_000)].concat(),
+        hello(1),
+        hello(3),
+        [hello(2), order(200, b"x")].concat(),
+        [hello(2), order(4, &[0xff; 40])].concat(),
+        [hello(2), order(25, &[0; 40])].concat(),
+        [hello(2), order(255, &[0; 100]).repeat(50_000)].concat(),
     ];
     for bytes in cases {
         let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(crate::enclosure::DISK);

@@ -6,6 +6,7 @@ mod enclosure;
 mod ends;
 mod execs;
 mod files;
+mod hold;
 mod kit;
 mod peer;
 mod walls;

@@ -10,12 +10,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use crate::enclosure::LONG;
 
 /// One frame: kind, id, body.
-fn frame(kind: u8, id: u64, body: &[u8]) -> Vec<u8> {
+pub fn frame(kind: u8, id: u64, body: &[u8]) -> Vec<u8> {
     [&(9 + body.len() as u32).to_le_bytes()[..], &[kind], &id.to_le_bytes(), body].concat()
 }
 
 const HELLO: u8 = 1;
-const DONE: u8 = 2;
+pub const DONE: u8 = 2;
 const PROBED: u8 = 3;
 const STARTED: u8 = 4;
 const OUTPUT: u8 = 6;
@@ -28,7 +28,7 @@ const COUNTED: u8 = 13;
 const NUMBERS: [u8; 64] = [0xff; 64];
 
 /// The next order: kind and id.
-async fn order(stream: &mut DuplexStream) -> Option<(u8, u64)> {
+pub async fn order(stream: &mut DuplexStream) -> Option<(u8, u64)> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await.ok()?;
     let mut rest = vec![0; u32::from_le_bytes(length) as usize];
@@ -45,7 +45,7 @@ async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
             1 => frame(
                 HELLO,
                 id,
-                &[&0x4346_4744u32.to_le_bytes()[..], &1u32.to_le_bytes(), &1u32.to_le_bytes()].concat(),
+                &[&0x4346_4744u32.to_le_bytes()[..], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat(),
             ),
             2 => frame(DONE, id, &[0; 8]),
             3 => frame(PROBED, id, &[&38i32.to_le_bytes()[..], &[0; 8]].concat()),
@@ -60,7 +60,7 @@ fn settings() -> Settings {
     Settings { patience: Duration::from_secs(3), ..Settings::default() }
 }
 
-async fn connected() -> (Guest, tokio::task::JoinHandle<Option<(DuplexStream, u8, u64)>>) {
+pub async fn connected() -> (Guest, tokio::task::JoinHandle<Option<(DuplexStream, u8, u64)>>) {
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let peer = tokio::spawn(behave(theirs));
     let (reader, writer) = tokio::io::split(ours);

@@ -77,6 +77,7 @@ pub mod number {
     pub const MOUNT: usize = 40;
     pub const STATFS: usize = 43;
     pub const CHDIR: usize = 49;
+    pub const FCHDIR: usize = 50;
     pub const CHROOT: usize = 51;
     pub const FCHMOD: usize = 52;
     pub const FCHMODAT: usize = 53;
@@ -96,6 +97,7 @@ pub mod number {
     pub const EXIT_GROUP: usize = 94;
     pub const WAITID: usize = 95;
     pub const UNSHARE: usize = 97;
+    pub const CLOCK_SETTIME: usize = 112;
     pub const CLOCK_GETTIME: usize = 113;
     pub const SCHED_GETAFFINITY: usize = 123;
     pub const KILL: usize = 129;
@@ -112,6 +114,7 @@ pub mod number {
     pub const GETPID: usize = 172;
     pub const GETUID: usize = 174;
     pub const GETGID: usize = 176;
+    pub const SOCKETPAIR: usize = 199;
     pub const RECVFROM: usize = 207;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;

@@ -21,6 +21,7 @@ const AT_EMPTY_PATH: usize = 0x1000;
 
 /// What kind of file a mode says.
 pub const S_IFMT: u32 = 0o170_000;
+pub const S_IFSOCK: u32 = 0o140_000;
 pub const S_IFDIR: u32 = 0o040_000;
 pub const S_IFREG: u32 = 0o100_000;
 pub const S_IFLNK: u32 = 0o120_000;

@@ -79,6 +79,52 @@ pub fn set_host_name(name: &[u8]) -> Res<()> {
     unsafe { checked(call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len(), 0, 0, 0, 0])) }.map(drop)
 }
 
+/// Sets the time of day.
+pub fn set_clock((seconds, nanoseconds): (u64, u32)) -> Res<()> {
+    const CLOCK_REALTIME: usize = 0;
+    let time = [seconds, nanoseconds.into()];
+    // SAFETY: the structure is the kernel's.
+    unsafe { checked(call(number::CLOCK_SETTIME, [CLOCK_REALTIME, time.as_ptr() as usize, 0, 0, 0, 0])) }.map(drop)
+}
+
+/// Mixes bytes into the kernel's random numbers, believes that they are random, and has all that were made ahead made
+/// anew. `device` is one of the kernel's devices for random numbers.
+pub fn renew_randomness(device: &Fd, bytes: &[u8; 64]) -> Res<()> {
+    #[repr(C)]
+    struct Pool {
+        bits: i32,
+        size: i32,
+        bytes: [u8; 64],
+    }
+    const RNDADDENTROPY: usize = 0x4008_5203;
+    const RNDRESEEDCRNG: usize = 0x5207;
+    let mut pool = Pool { bits: 512, size: 64, bytes: *bytes };
+    let added = super::ioctl(device.number(), RNDADDENTROPY, &raw const pool as usize);
+    pool.bytes = [0; 64];
+    // Looked at, so that it is really written over.
+    core::hint::black_box(&pool);
+    added?;
+    super::ioctl(device.number(), RNDRESEEDCRNG, 0).map(drop)
+}
+
+/// A pair of sockets for whole messages. Programs that are executed get neither.
+pub fn socket_pair() -> Res<(Fd, Fd)> {
+    const AF_UNIX: usize = 1;
+    const SOCK_SEQPACKET: usize = 5;
+    const SOCK_CLOEXEC: usize = 0o2_000_000;
+    let mut fds = [0i32; 2];
+    let arguments = [AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.as_mut_ptr() as usize, 0, 0];
+    // SAFETY: the kernel writes two descriptors.
+    unsafe { checked(call(number::SOCKETPAIR, arguments)) }?;
+    Ok((Fd::own(fds[0]), Fd::own(fds[1])))
+}
+
+/// Makes an open directory the working directory of this process.
+pub fn enter_open(directory: &Fd) -> Res<()> {
+    // SAFETY: plain numbers.
+    unsafe { checked(call(number::FCHDIR, [directory.raw(), 0, 0, 0, 0, 0])) }.map(drop)
+}
+
 /// Gives this process a view of its own on the control groups, whose root is the group that it is in.
 pub fn unshare_groups() -> Res<()> {
     const CLONE_NEWCGROUP: usize = 0x0200_0000;

@@ -38,6 +38,8 @@ pub const ENOTDIR: i32 = 20;
 pub const EINVAL: i32 = 22;
 pub const EBADF: i32 = 9;
 pub const EBADMSG: i32 = 74;
+pub const EPIPE: i32 = 32;
+pub const ECONNRESET: i32 = 104;
 
 /// Stands for the working directory.
 pub const AT_FDCWD: i32 = -100;
@@ -150,9 +152,18 @@ pub fn duplicate(fd: &Fd) -> Res<Fd> {
 
 /// The same for a descriptor that nobody owns.
 pub fn duplicate_number(fd: i32) -> Res<Fd> {
+    duplicate_from(fd, 3)
+}
+
+/// As [`duplicate`], with a number that is at least `least`.
+pub fn duplicate_above(fd: &Fd, least: usize) -> Res<Fd> {
+    duplicate_from(fd.number(), least)
+}
+
+fn duplicate_from(fd: i32, least: usize) -> Res<Fd> {
     const F_DUPFD_CLOEXEC: usize = 1030;
     // SAFETY: plain numbers; the descriptor is new.
-    unsafe { checked(call(number::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, 3, 0, 0, 0])) }.map(|fd| Fd(fd as i32))
+    unsafe { checked(call(number::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, least, 0, 0, 0])) }.map(|fd| Fd(fd as i32))
 }
 
 /// Closes a range of descriptors that nobody uses any more.

@@ -77,12 +77,14 @@ pub mod number {
     pub const RECVFROM: usize = 45;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
+    pub const SOCKETPAIR: usize = 53;
     pub const CLONE: usize = 56;
     pub const EXECVE: usize = 59;
     pub const WAIT4: usize = 61;
     pub const KILL: usize = 62;
     pub const FCNTL: usize = 72;
     pub const CHDIR: usize = 80;
+    pub const FCHDIR: usize = 81;
     pub const FCHMOD: usize = 91;
     pub const UMASK: usize = 95;
     pub const GETRUSAGE: usize = 98;
@@ -102,6 +104,7 @@ pub mod number {
     pub const SETHOSTNAME: usize = 170;
     pub const SCHED_GETAFFINITY: usize = 204;
     pub const GETDENTS64: usize = 217;
+    pub const CLOCK_SETTIME: usize = 227;
     pub const CLOCK_GETTIME: usize = 228;
     pub const EXIT_GROUP: usize = 231;
     pub const WAITID: usize = 247;

@@ -28,7 +28,7 @@ use kernel::Kernel;
 use store::{Entry, Lock, Store};
 
 /// Changes when other bytes are made of the same inputs.
-const FORMAT: &[u8] = b"1";
+const FORMAT: &[u8] = b"2";
 const KERNEL: &str = "vmlinuz";
 const INITRAMFS: &str = "initramfs";
 const ROOT: &str = "root.ext4";

@@ -109,7 +109,32 @@ fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32
             Err(error) => return Err(io_error("look at", &path)(error)),
         }
     }
-    Ok(())
+    add_machine_id(into, needs, closed)
+}
+
+/// Makes an empty `/etc/machine-id` where there is none: what nobody can write to needs a place for an id of its own.
+fn add_machine_id(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
+    let etc = into.join("etc");
+    match fs::symlink_metadata(&etc) {
+        Ok(found) if found.is_dir() => {}
+        // Something of the owner's, which is left as it is.
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir(&etc).map_err(io_error("make", &etc))?;
+            closed.insert(etc.clone(), 0o755);
+            needs.add(4096);
+        }
+        Err(error) => return Err(io_error("look at", &etc)(error)),
+    }
+    let path = etc.join("machine-id");
+    match File::create_new(&path) {
+        Ok(_) => {
+            needs.add(0);
+            set_mode(&path, 0o444)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(io_error("make", &path)(error)),
+    }
 }
 
 /// Writes a directory as a tar, sorted, so that the same contents give the same bytes.
@@ -200,7 +225,9 @@ mod tests {
         let mode = |path: &str| fs::symlink_metadata(place.path().join(path)).unwrap().mode() & 0o7777;
         assert_eq!((mode("closed"), mode("closed/x"), mode("tmp")), (0o555, 0o511, 0o1777));
         assert!(!place.path().join("null").exists() && !place.path().join("fifo").exists());
-        assert_eq!(needs.inodes, 3 + PLACES.len() as u64);
+        // The places, and a directory with the machine's id.
+        assert_eq!(needs.inodes, 3 + PLACES.len() as u64 + 2);
+        assert_eq!((mode("etc"), mode("etc/machine-id")), (0o755, 0o444));
         fs::set_permissions(place.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
     }
 

@@ -7,17 +7,32 @@ use cofferdam_contract::Access;
 use serde_json::json;
 
 use super::QemuConfig;
-use crate::vmm::{Accelerator, Machine};
+use crate::vmm::{Accelerator, Boot, Hardware};
 
 /// Bytes for translated code. Without a bound it may become a gigabyte.
 const TRANSLATED: &str = "128";
 const MEBIBYTE: u64 = 1 << 20;
 
+/// The kind of machine.
+pub(crate) const MACHINE: &str = "microvm";
+/// What of the machine's kind differs from its default. The last two are about states: its memory is ours to give, and no
+/// description for people follows them.
+const MACHINE_OPTIONS: &str = "acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,pcie=off,usb=off,x-option-roms=off,\
+                               memory-backend=memory,suppress-vmdesc=on";
+
+/// How the machine begins.
+#[derive(Debug)]
+pub(crate) enum Beginning<'a> {
+    /// With its kernel: what it is, the monitor's own words for it, and descriptors of kernel and initramfs.
+    Boot { boot: &'a Boot, words: &'a str, kernel: RawFd, initramfs: RawFd },
+    /// It waits for its state.
+    State,
+}
+
 /// What the monitor is handed.
 #[derive(Debug, Clone)]
 pub(crate) struct Descriptors {
-    pub kernel: RawFd,
-    pub initramfs: RawFd,
+    pub memory: RawFd,
     /// In the order of the machine's disks.
     pub disks: Vec<RawFd>,
     pub agent: RawFd,
@@ -46,16 +61,16 @@ pub(crate) fn kernel_words(accelerator: Accelerator, ticks_per_millisecond: Opti
 /// Everything that QEMU is told.
 pub(crate) fn arguments(
     config: &QemuConfig,
-    kernel_words: &str,
-    machine: &Machine,
+    beginning: &Beginning<'_>,
+    hardware: &Hardware,
     descriptors: &Descriptors,
 ) -> Vec<OsString> {
-    let Descriptors { kernel, initramfs, disks, agent, qmp, console } = descriptors;
+    let Descriptors { memory, disks, agent, qmp, console } = descriptors;
     let mut all: Vec<String> = SWITCHES.map(str::to_owned).into();
     let mut tell = |key: &str, value: String| all.extend([format!("-{key}"), value]);
     // Nothing but what is named here, and a process that can start none, gain no right and change no scheduling.
     all_off(&mut tell);
-    tell("M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,pcie=off,usb=off,x-option-roms=off".to_owned());
+    tell("M", format!("{MACHINE},{MACHINE_OPTIONS}"));
     tell(
         "accel",
         match config.accelerator {
@@ -64,11 +79,24 @@ pub(crate) fn arguments(
         },
     );
     tell("cpu", config.processor.clone());
-    tell("smp", machine.processors.to_string());
-    tell("m", format!("{}M", machine.memory.as_bytes().div_ceil(MEBIBYTE)));
-    tell("kernel", format!("/proc/self/fd/{kernel}"));
-    tell("initrd", format!("/proc/self/fd/{initramfs}"));
-    tell("append", format!("{kernel_words} {}", machine.command_line));
+    tell("smp", hardware.processors.to_string());
+    let mebibytes = memory_size(hardware) / MEBIBYTE;
+    tell("m", format!("{mebibytes}M"));
+    // Memory that begins empty is the file itself, and can be copied from there; what comes from a state is seen through
+    // copies of the machine's own.
+    let share = if matches!(beginning, Beginning::State) { "off" } else { "on" };
+    let place = format!("mem-path=/proc/self/fd/{memory},share={share}");
+    tell("object", format!("memory-backend-file,id=memory,size={mebibytes}M,{place}"));
+    // States hold devices alone, and begin with them.
+    tell("global", "migration.send-configuration=off".to_owned());
+    match beginning {
+        Beginning::Boot { boot, words, kernel, initramfs } => {
+            tell("kernel", format!("/proc/self/fd/{kernel}"));
+            tell("initrd", format!("/proc/self/fd/{initramfs}"));
+            tell("append", format!("{words} {}", boot.command_line));
+        }
+        Beginning::State => tell("incoming", "defer".to_owned()),
+    }
     tell("chardev", format!("socket,id=qmp,fd={qmp}"));
     tell("mon", "chardev=qmp,mode=control".to_owned());
     tell("chardev", format!("socket,id=console,fd={console}"));
@@ -77,8 +105,8 @@ pub(crate) fn arguments(
     tell("device", "virtio-rng-device,rng=random".to_owned());
     tell("device", "virtio-serial-device,max_ports=2".to_owned());
     tell("chardev", format!("socket,id=agent,fd={agent}"));
-    tell("device", format!("virtserialport,chardev=agent,name={}", machine.port));
-    for (at, (disk, fd)) in machine.disks.iter().zip(disks).enumerate() {
+    tell("device", format!("virtserialport,chardev=agent,name={}", hardware.port));
+    for (at, (disk, fd)) in hardware.disks.iter().zip(disks).enumerate() {
         let read_only = disk.access == Access::ReadOnly;
         tell("add-fd", format!("fd={fd},set={}", at + 1));
         let node = json!({
@@ -98,7 +126,15 @@ pub(crate) fn arguments(
         tell("blockdev", node.to_string());
         tell("device", format!("virtio-blk-device,drive=disk{at},serial={},werror=report,rerror=report", disk.name));
     }
+    if matches!(beginning, Beginning::State) {
+        all.push("-S".to_owned());
+    }
     all.into_iter().map(OsString::from).collect()
+}
+
+/// Bytes of memory that the machine has: whole mebibytes.
+pub(crate) fn memory_size(hardware: &Hardware) -> u64 {
+    hardware.memory.as_bytes().next_multiple_of(MEBIBYTE)
 }
 
 fn all_off(tell: &mut impl FnMut(&str, String)) {
@@ -118,20 +154,26 @@ mod tests {
     use super::*;
     use crate::vmm::{Contents, Disk};
 
-    fn sample() -> Vec<String> {
+    fn sample_of(beginning: &Beginning<'_>) -> Vec<String> {
         let disk = |name, access| Disk { name, contents: Contents::Shared("/secret/path".into()), access };
-        let machine = Machine {
-            kernel: "/secret/kernel".into(),
-            initramfs: "/secret/initramfs".into(),
-            command_line: "cofferdam.user=1:1".to_owned(),
+        let hardware = Hardware {
             memory: ByteSize::from_bytes((100 << 20) + 1),
             processors: 2,
             disks: vec![disk("root", Access::ReadOnly), disk("work", Access::ReadWrite)],
             port: "dev.x",
         };
-        let fds = Descriptors { kernel: 3, initramfs: 4, disks: vec![5, 6], agent: 7, qmp: 8, console: 9 };
-        let all = arguments(&QemuConfig::default(), "quiet", &machine, &fds);
+        let fds = Descriptors { memory: 10, disks: vec![5, 6], agent: 7, qmp: 8, console: 9 };
+        let all = arguments(&QemuConfig::default(), beginning, &hardware, &fds);
         all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
+    }
+
+    fn sample() -> Vec<String> {
+        let boot = Boot {
+            kernel: "/secret/kernel".into(),
+            initramfs: "/secret/initramfs".into(),
+            command_line: "cofferdam.user=1:1".to_owned(),
+        };
+        sample_of(&Beginning::Boot { boot: &boot, words: "quiet", kernel: 3, initramfs: 4 })
     }
 
     fn after<'a>(all: &'a [String], key: &str) -> Vec<&'a str> {
@@ -142,7 +184,7 @@ mod tests {
     fn no_path_of_the_host_and_no_network_is_among_it() {
         let all = sample();
         assert!(all.iter().all(|argument| !argument.contains("/secret")), "{all:?}");
-        for word in ["netdev", "nic", "virtfs", "vnc", "vhost", "spice", "tcp", "path="] {
+        for word in ["netdev", "nic", "virtfs", "vnc", "vhost", "spice", "tcp", "path=/secret"] {
             assert!(all.iter().all(|argument| !argument.contains(word)), "{word}: {all:?}");
         }
         let sandbox = after(&all, "-sandbox")[0];
@@ -163,6 +205,19 @@ mod tests {
         assert_eq!(after(&all, "-add-fd"), ["fd=5,set=1", "fd=6,set=2"]);
         assert_eq!(nodes[1]["file"]["filename"], "/dev/fdset/2");
         assert_eq!(after(&all, "-m"), ["101M"]);
+    }
+
+    #[test]
+    fn a_machine_of_a_state_has_the_same_parts_and_memory_of_its_own() {
+        let (booted, restored) = (sample(), sample_of(&Beginning::State));
+        for key in ["-M", "-accel", "-cpu", "-smp", "-m", "-device", "-global", "-chardev", "-blockdev"] {
+            assert_eq!(after(&booted, key), after(&restored, key));
+        }
+        let memory = |all: &[String]| after(all, "-object")[0].to_owned();
+        assert!(memory(&booted).ends_with("size=101M,mem-path=/proc/self/fd/10,share=on"), "{booted:?}");
+        assert!(memory(&restored).ends_with("size=101M,mem-path=/proc/self/fd/10,share=off"), "{restored:?}");
+        assert!(after(&restored, "-kernel").is_empty() && restored.contains(&"-S".to_owned()), "{restored:?}");
+        assert_eq!(after(&restored, "-incoming"), ["defer"]);
     }
 
     #[test]

@@ -13,8 +13,8 @@ const LONGEST_TEXT: usize = 300;
 pub(crate) enum Message {
     /// It greets.
     Greeting,
-    /// It carried out the command with this id.
-    Done(u64),
+    /// It carried out the command with this id, and says this.
+    Done(u64, Value),
     /// It did not, and why.
     Failed(u64, String),
     /// It stops, and why.
@@ -51,7 +51,7 @@ impl Message {
                 Some(Self::Shutdown(short(reason.unwrap_or_default())))
             }
             Line { event: Some(_), .. } => Some(Self::Other),
-            Line { id: Some(id), returned: Some(_), .. } => Some(Self::Done(id)),
+            Line { id: Some(id), returned: Some(said), .. } => Some(Self::Done(id, said)),
             Line { id: Some(id), error: Some(error), .. } => {
                 Some(Self::Failed(id, short(error.desc.as_deref().unwrap_or_default())))
             }
@@ -67,6 +67,7 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -74,7 +75,7 @@ mod tests {
     fn lines_of_qemu_are_understood() {
         for (line, message) in [
             (r#"{"QMP": {"version": {}, "capabilities": []}}"#, Message::Greeting),
-            (r#"{"return": {}, "id": 7}"#, Message::Done(7)),
+            (r#"{"return": {"status": "paused"}, "id": 7}"#, Message::Done(7, json!({"status": "paused"}))),
             (r#"{"id": 8, "error": {"class": "X", "desc": "no\n"}}"#, Message::Failed(8, "no".to_owned())),
             (
                 r#"{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#,

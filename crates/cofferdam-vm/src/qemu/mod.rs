@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Qemu --fork, exec--> qemu-system (no files, no sockets, no network of its own: descriptors only)
-//!   |--QMP over a socket pair--> stop, cont; events
+//!   |--QMP over a socket pair--> stop, cont, devices' states; events
+//!   |--a file of ours, mapped--> the machine's memory
 //!   |--a socket pair--> virtio-serial port: the agent's streams
 //!   '--a socket pair--> the serial console, of which the end is kept
 //! ```
@@ -12,9 +13,12 @@
 //! without the host's network, or not at all. It is killed with the process that started it.
 
 mod arguments;
+mod memory;
 mod message;
+mod pages;
 mod qmp;
 mod rules;
+mod state;
 mod vm;
 
 use std::fs::File;
@@ -34,9 +38,11 @@ use tokio::sync::OnceCell;
 
 use crate::error::{Result, VmError, io};
 use crate::run;
-use crate::vmm::{Accelerator, Contents, Disk, Machine, Started, Vmm};
+use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
-use arguments::{Descriptors, arguments};
+use arguments::{Beginning, Descriptors, MACHINE, arguments, memory_size};
+use memory::Memory;
+use pages::Owner;
 use qmp::Qmp;
 use vm::QemuVm;
 
@@ -156,9 +162,49 @@ impl Vmm for Qemu {
     }
 
     async fn start(&self, machine: Machine) -> Result<Started> {
+        let (hardware, boot) = machine.into_parts();
+        let memory = Memory::empty(memory_size(&hardware))?;
+        let (vm, agent) = self.launch(&hardware, Some(&boot), memory).await?;
+        Ok(started(vm, agent))
+    }
+
+    async fn origin(&self) -> Result<Origin> {
+        let version = self.version().await?;
+        let QemuConfig { accelerator, processor, .. } = &self.config;
+        let (host, ticks_per_millisecond) = match accelerator {
+            Accelerator::Tcg => (None, clock::ticks_per_millisecond()),
+            Accelerator::Kvm => (Some(host_processor()), None),
+        };
+        Ok(Origin {
+            monitor: self.name().to_owned(),
+            version,
+            machine: format!("{MACHINE} {PROCESSORS}"),
+            accelerator: *accelerator,
+            processor: processor.clone(),
+            host,
+            ticks_per_millisecond,
+        })
+    }
+
+    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+        let memory = Memory::of_state(state.memory(), memory_size(&hardware))?;
+        let (vm, agent) = self.launch(&hardware, None, memory).await?;
+        vm.load(state.devices(), self.config.patience).await?;
+        Ok(started(vm, agent))
+    }
+}
+
+fn started(vm: QemuVm, agent: UnixStream) -> Started {
+    let (reader, writer) = agent.into_split();
+    Started { vm: Box::new(vm), reader: Box::pin(reader), writer: Box::pin(writer) }
+}
+
+impl Qemu {
+    /// Starts a monitor that has greeted. Without a kernel to boot, it waits for a state.
+    async fn launch(&self, hardware: &Hardware, boot: Option<&Boot>, memory: Memory) -> Result<(QemuVm, UnixStream)> {
         self.version().await?;
         let Channels { theirs, stderr, agent, qmp, console, said } = Channels::open()?;
-        let numbers = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
+        let [agent_theirs, qmp_theirs, console_theirs] = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
         let mut keep = Vec::from(theirs);
         let mut take = |file: OwnedFd| {
             let number = file.as_raw_fd();
@@ -166,30 +212,45 @@ impl Vmm for Qemu {
             number
         };
         let open = |path: &Path| File::open(path).map_err(io("open", path));
-        let opened = [open(&machine.kernel)?, open(&machine.initramfs)?];
-        let copy = |file: &File| file.try_clone().map_err(io("copy the descriptor of", "a kernel"));
-        let [kernel, initramfs] = [take(copy(&opened[0])?.into()), take(copy(&opened[1])?.into())];
+        let copy = |file: &File| file.try_clone().map_err(io("copy a descriptor for", PROGRAM));
+        let opened = match boot {
+            Some(boot) => vec![open(&boot.kernel)?, open(&boot.initramfs)?],
+            None => Vec::new(),
+        };
+        let words = self.kernel_words();
+        let beginning = match (boot, &*opened) {
+            (Some(boot), [kernel, initramfs]) => {
+                let [kernel, initramfs] = [take(copy(kernel)?.into()), take(copy(initramfs)?.into())];
+                Beginning::Boot { boot, words: &words, kernel, initramfs }
+            }
+            _ => Beginning::State,
+        };
         let mut disks = Vec::new();
-        for disk in &machine.disks {
+        for disk in &hardware.disks {
             let file = match (&disk.contents, disk.access) {
                 (Contents::Shared(path), Access::ReadOnly) => open(path)?,
                 (Contents::Shared(_), _) => return Err(broken("a disk that is shared cannot be written to")),
-                (Contents::Own(file), _) => file.try_clone().map_err(io("copy the descriptor of", disk.name))?,
+                (Contents::Own(file), _) => copy(file)?,
             };
             disks.push(take(file.into()));
         }
-        let [agent_theirs, qmp_theirs, console_theirs] = numbers;
-        let descriptors =
-            Descriptors { kernel, initramfs, disks, agent: agent_theirs, qmp: qmp_theirs, console: console_theirs };
+        let descriptors = Descriptors {
+            memory: take(copy(memory.file())?.into()),
+            disks,
+            agent: agent_theirs,
+            qmp: qmp_theirs,
+            console: console_theirs,
+        };
         let mut command = self.command();
-        command.args(arguments(&self.config, &self.kernel_words(), &machine, &descriptors));
+        command.args(arguments(&self.config, &beginning, hardware, &descriptors));
         command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
         let rules =
             rules::of(self.program(), self.config.accelerator, &opened).map_err(|error| match error.kind() {
                 std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
                 _ => io("confine", self.program())(error),
             })?;
-        let start = Start { keep, user: self.user(), rules: Some(rules), seclusion: Seclusion::Apart };
+        let user = self.user();
+        let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart };
         let started = tokio::task::spawn_blocking(move || child::start(command, start)).await;
         let child = started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
@@ -202,12 +263,22 @@ impl Vmm for Qemu {
         let words = (Words::default(), Words::default());
         tokio::spawn(words.0.clone().listen(console));
         tokio::spawn(words.1.clone().listen(said));
-        let vm = QemuVm::watch(child, Qmp::begin(qmp, self.config.patience), words)?;
+        let owner = Owner { pid: child.id(), user };
+        let vm = QemuVm::watch(child, Qmp::begin(qmp, self.config.patience), words, (memory, owner))?;
         // From here on, what is dropped is ended.
         vm.greet().await?;
-        let (reader, writer) = agent.into_split();
-        Ok(Started { vm: Box::new(vm), reader: Box::pin(reader), writer: Box::pin(writer) })
+        Ok((vm, agent))
     }
+}
+
+/// The host's own processor: who made it, and which it is.
+fn host_processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let value = |key: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(found, _)| found.trim() == key).map_or("?", |(_, value)| value.trim()).to_owned()
+    };
+    ["vendor_id", "cpu family", "model", "stepping"].map(value).join(" ")
 }
 
 /// The connections of a machine, ours and the monitor's ends.

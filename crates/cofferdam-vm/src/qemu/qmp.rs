@@ -5,12 +5,14 @@
 //! ```
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::json;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
+use cofferdam_linux::message;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{oneshot, watch};
@@ -19,7 +21,7 @@ use super::broken;
 use super::message::{LONGEST_LINE, Message};
 use crate::error::Result;
 
-type Answer = Result<(), String>;
+type Answer = Result<Value, String>;
 
 struct Shared {
     /// Who waits for which answer; `None` when there will be no more.
@@ -76,27 +78,49 @@ impl Qmp {
             }
         });
         match waited.await {
-            Ok(true) => self.command("qmp_capabilities").await,
+            Ok(true) => self.command("qmp_capabilities").await.map(drop),
             Ok(false) => Err(broken("it ended before it greeted")),
             Err(_) => Err(broken(format!("it did not greet within {:?}", self.patience))),
         }
     }
 
-    /// Has a command without arguments carried out.
-    pub(crate) async fn command(&self, name: &'static str) -> Result<()> {
+    /// Has a command without arguments carried out, and gives what it says.
+    pub(crate) async fn command(&self, name: &'static str) -> Result<Value> {
+        self.order(name, json!({}), None).await
+    }
+
+    /// Has a command carried out that may come with a descriptor.
+    pub(crate) async fn order(
+        &self,
+        name: &'static str,
+        arguments: Value,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Value> {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (sender, answer) = oneshot::channel();
         match &mut *self.shared.waiting() {
             Some(waiting) => waiting.insert(id, sender),
             None => return Err(broken(format!("it has ended, and takes no command {name}"))),
         };
-        let line = format!("{}\n", json!({ "execute": name, "id": id }));
+        let line = format!("{}\n", json!({ "execute": name, "arguments": arguments, "id": id }));
         let asked = async {
             let mut writer = self.writer.lock().await;
-            writer.write_all(line.as_bytes()).await.map_err(|_| broken(format!("it takes no command {name}")))?;
+            let takes_none = |_| broken(format!("it takes no command {name}"));
+            let rest = match descriptor {
+                // It comes with the first bytes.
+                Some(descriptor) => {
+                    let (first, rest) = line.split_at(1);
+                    let socket: &UnixStream = writer.as_ref();
+                    let send = || message::send(socket.as_fd(), first.as_bytes(), &[descriptor]);
+                    socket.async_io(Interest::WRITABLE, send).await.map_err(takes_none)?;
+                    rest
+                }
+                None => &line,
+            };
+            writer.write_all(rest.as_bytes()).await.map_err(takes_none)?;
             drop(writer);
             match answer.await {
-                Ok(Ok(())) => Ok(()),
+                Ok(Ok(said)) => Ok(said),
                 Ok(Err(why)) => Err(broken(format!("it refuses the command {name}: {why}"))),
                 Err(_) => Err(broken(format!("it ended during the command {name}"))),
             }
@@ -120,7 +144,7 @@ async fn listen(shared: Arc<Shared>, reader: OwnedReadHalf) {
     while let Some(()) = next_line(&mut reader, &mut line).await {
         match Message::parse(&line) {
             Some(Message::Greeting) => drop(shared.greeted.send_replace(true)),
-            Some(Message::Done(id)) => answer(&shared, id, Ok(())),
+            Some(Message::Done(id, said)) => answer(&shared, id, Ok(said)),
             Some(Message::Failed(id, why)) => answer(&shared, id, Err(why)),
             Some(Message::Shutdown(reason)) => drop(shared.shutdown.send_replace(Some(reason))),
             Some(Message::Other) => {}

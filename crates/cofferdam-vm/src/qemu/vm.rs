@@ -1,19 +1,24 @@
 //! One machine: the process that is its monitor, and its connections.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ExitStatus};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cofferdam_contract::ByteSize;
 use cofferdam_linux::process;
+use rustix::event::{PollFd, PollFlags, poll};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use super::memory::Memory;
+use super::pages::Owner;
 use super::qmp::Qmp;
-use super::{PROGRAM, broken};
+use super::{PROGRAM, broken, state};
 use crate::error::{Result, VmError, io, shown_end};
-use crate::vmm::{Ended, Vm};
+use crate::vmm::{Ended, MachineState, Vm};
 use crate::words::Words;
 
 /// Time that the kernel has to end a process that was killed.
@@ -27,11 +32,21 @@ pub(crate) struct QemuVm {
     ended: watch::Receiver<Option<Ended>>,
     console: Words,
     said: Words,
+    /// `None` once the machine has ended: what it had is not kept for longer.
+    memory: Arc<Mutex<Option<Memory>>>,
+    owner: Owner,
+    /// One state at a time.
+    saving: tokio::sync::Mutex<()>,
 }
 
 impl QemuVm {
     /// Takes the process over; a task waits for its end. `words` are the console's and the monitor's own.
-    pub(crate) fn watch(mut child: Child, qmp: Qmp, (console, said): (Words, Words)) -> Result<Self> {
+    pub(crate) fn watch(
+        mut child: Child,
+        qmp: Qmp,
+        (console, said): (Words, Words),
+        (memory, owner): (Memory, Owner),
+    ) -> Result<Self> {
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -51,31 +66,67 @@ impl QemuVm {
         let killer = killer.inspect_err(|_| drop((child.kill(), child.wait())))?;
         let qmp = Arc::new(qmp);
         let (sender, ended) = watch::channel(None);
-        let (asked, words) = (Arc::clone(&qmp), said.clone());
+        let memory = Arc::new(Mutex::new(Some(memory)));
+        let (asked, words, kept) = (Arc::clone(&qmp), said.clone(), Arc::clone(&memory));
         tokio::spawn(async move {
             // A descriptor that cannot be waited for is no reason to forget the process.
             let _ = process.readable().await;
             let status = child.wait();
+            drop(kept.lock().unwrap_or_else(PoisonError::into_inner).take());
             sender.send_replace(Some(end_of(asked.shutdown(), status.ok(), &words.text())));
         });
-        Ok(Self { qmp, process: Arc::new(killer), ended, console, said })
+        let saving = tokio::sync::Mutex::default();
+        Ok(Self { qmp, process: Arc::new(killer), ended, console, said, memory, owner, saving })
     }
 
     /// Waits until the monitor has greeted.
     pub(crate) async fn greet(&self) -> Result<()> {
+        self.or_its_end(self.qmp.greet()).await
+    }
+
+    /// Has it take a state in. When it does not, it is ended.
+    pub(crate) async fn load(&self, devices: &File, limit: Duration) -> Result<()> {
+        self.or_its_end(state::load(&self.qmp, devices, limit)).await
+    }
+
+    /// Waits for the first that it has to do. When that fails, it is ended, and what it said is told.
+    async fn or_its_end(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
         let mut ended = self.ended.clone();
-        let greeted = tokio::select! {
-            greeted = self.qmp.greet() => greeted,
+        let done = tokio::select! {
+            done = work => done,
             _ = ended.wait_for(Option::is_some) => Err(broken("it ended")),
         };
-        let Err(error) = greeted else { return Ok(()) };
+        let Err(error) = done else { return Ok(()) };
         self.kill().await?;
         let said = self.said.text();
-        if said.is_empty() { Err(error) } else { Err(broken(format!("{error}; it says: {}", shown_end(&said)))) }
+        if said.is_empty() { Err(error) } else { Err(broken(format!("{}; it says: {}", bare(&error), shown_end(&said)))) }
     }
 
     async fn command(&self, name: &'static str) -> Result<()> {
-        self.qmp.command(name).await
+        self.qmp.command(name).await.map(drop)
+    }
+
+    /// A copy of the machine's memory, which stands still.
+    async fn copied_memory(&self, most: ByteSize) -> Result<File> {
+        let gone = || broken("it ended while its memory was copied");
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(gone)?;
+        let owner = self.owner;
+        let copying = tokio::task::spawn_blocking(move || memory.copy(owner, most.as_bytes()));
+        let copied = copying.await.map_err(|_| gone())?;
+        // If its process has ended, what was read may be another's that has its number.
+        let mut process = [PollFd::new(&*self.process, PollFlags::IN)];
+        match poll(&mut process, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) => copied,
+            _ => Err(gone()),
+        }
+    }
+}
+
+/// An error without the monitor's name before it.
+fn bare(error: &VmError) -> String {
+    match error {
+        VmError::Monitor { what, .. } => what.clone(),
+        error => error.to_string(),
     }
 }
 
@@ -101,6 +152,15 @@ impl Vm for QemuVm {
 
     async fn resume(&self) -> Result<()> {
         self.command("cont").await
+    }
+
+    async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
+        let _turn = self.saving.lock().await;
+        if state::is_running(&self.qmp).await? {
+            return Err(broken("a machine that runs cannot be written down"));
+        }
+        let devices = state::save(&self.qmp).await?;
+        MachineState::new(self.copied_memory(most).await?, devices)
     }
 
     async fn ended(&self) -> Ended {

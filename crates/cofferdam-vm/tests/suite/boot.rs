@@ -11,11 +11,11 @@ use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
 use crate::support::{self, NO_HANG};
 
 const PORT: &str = "dev.cofferdam.agent";
-const WORDS: &str = "cofferdam.root=serial:root cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 \
+pub(crate) const WORDS: &str = "cofferdam.root=serial:root cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 \
                      cofferdam.shm=1048576:256 cofferdam.user=4711:4712 cofferdam.port=dev.cofferdam.agent \
                      cofferdam.memory=134217728 cofferdam.tasks=65 cofferdam.cpu=50000";
 
-fn machine(image: &Image, words: &str) -> Machine {
+pub(crate) fn machine(image: &Image, words: &str) -> Machine {
     Machine {
         kernel: image.kernel.clone(),
         initramfs: image.initramfs.clone(),
@@ -27,7 +27,7 @@ fn machine(image: &Image, words: &str) -> Machine {
     }
 }
 
-async fn start(image: &Image, words: &str) -> Started {
+pub(crate) async fn start(image: &Image, words: &str) -> Started {
     Qemu::new(QemuConfig::default()).unwrap().start(machine(image, words)).await.expect("a machine")
 }
 
@@ -40,7 +40,7 @@ async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
     }
 }
 
-async fn promptly<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
 }
 

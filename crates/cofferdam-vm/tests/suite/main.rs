@@ -3,6 +3,9 @@
 
 mod boot;
 mod conformance;
+mod hold;
 mod images;
 mod life;
+mod rest;
+mod state;
 mod support;

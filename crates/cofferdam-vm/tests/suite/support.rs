@@ -127,3 +127,16 @@ pub(crate) fn config() -> VmConfig {
         ..VmConfig::new(cache())
     }
 }
+
+/// Monitors that this process started, by number.
+pub(crate) fn monitors() -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let own = std::process::id().to_string();
+    pids.filter(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
+        name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*own)
+    })
+    .collect()
+}

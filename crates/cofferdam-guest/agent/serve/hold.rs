@@ -1,0 +1,147 @@
+//! Stopping guests, being held, and going on, for the same host or for another one.
+
+use super::super::asks::{self, Request};
+use super::super::boxes::Outbox;
+use super::super::execs::Execs;
+use super::super::jobs::Jobs;
+use super::super::launch::Desk;
+use super::super::sys::{self, Res};
+use super::super::wire::{Answer, MAX_EXECS, Renew, VERSION};
+use super::super::{texts, tree, watch};
+use super::Agent;
+
+/// Looks whether everything has stopped.
+const FREEZE_SCANS: usize = 2000;
+/// Looks after which who waits uninterrupted is not waited for.
+const UNINTERRUPTED_SCANS: usize = 50;
+pub const EBUSY: i32 = 16;
+const ENOSYS: i32 = 38;
+
+/// Whether anything goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Open,
+    /// Nobody says a word, for as long as it takes.
+    Held,
+    /// Guests are stopped still.
+    Renewed,
+}
+
+/// What keeps guests from running.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Still {
+    Nothing,
+    Signals,
+    /// Their control group, of which they notice nothing.
+    Group,
+}
+
+impl Agent {
+    /// Stops all guests, or lets them go on: by their control group where there is somebody who may, else by signals.
+    pub fn freeze(&mut self, on: bool) -> Res<()> {
+        match (on, self.still) {
+            (true, Still::Nothing) => {
+                let asked = self.partner.as_mut().map(|partner| partner.ask(&Request::Freeze { on }));
+                if asked == Some(Ok(())) {
+                    self.still = Still::Group;
+                } else {
+                    stop_by_signals()?;
+                    self.still = Still::Signals;
+                }
+            }
+            (false, Still::Group) => {
+                self.partner.as_mut().ok_or(ENOSYS)?.ask(&Request::Freeze { on })?;
+                self.still = Still::Nothing;
+            }
+            (false, Still::Signals) => {
+                sys::kill(-1, sys::SIGCONT);
+                self.still = Still::Nothing;
+            }
+            (true, _) | (false, Still::Nothing) => {}
+        }
+        Ok(())
+    }
+
+    /// Stops everything, so that the agent's next word is its last. The host sees to it that nothing is under way.
+    pub fn hold(&mut self, jobs: &Jobs) -> Res<()> {
+        if !self.configured || self.still != Still::Nothing || !jobs.is_empty() {
+            return Err(EBUSY);
+        }
+        self.freeze(true)?;
+        self.stage = Stage::Held;
+        Ok(())
+    }
+
+    /// Everything goes on. Where nothing was held, it does already.
+    pub fn release(&mut self) -> Res<()> {
+        if self.stage == Stage::Open {
+            return Ok(());
+        }
+        self.freeze(false)?;
+        if let Some(watch) = &mut self.watch {
+            watch.go_on(None);
+        }
+        self.stage = Stage::Open;
+        self.heard = sys::now_micros();
+        // There was nobody to see who ended.
+        self.reaping = true;
+        Ok(())
+    }
+
+    /// Becomes another machine's agent.
+    pub fn renew(&mut self, it: &Renew<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
+        if self.stage != Stage::Held {
+            return Err(EBUSY);
+        }
+        let partner = self.partner.as_mut().ok_or(ENOSYS)?;
+        // What the former host gave.
+        jobs.forget_all();
+        execs.abandon();
+        *desk = Desk::NEW;
+        let Renew { silence, now, entropy, machine_id, boot_id, hostname } = *it;
+        partner.ask(&Request::Renew(asks::Renew { now, entropy, machine_id, boot_id, hostname }))?;
+        if let Some(watch) = &mut self.watch {
+            let words = entropy.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
+            watch.go_on(Some(words.fold(0, |all, word| all.rotate_left(7) ^ word)));
+        }
+        self.silence = silence;
+        self.heard = sys::now_micros();
+        self.stage = Stage::Renewed;
+        Ok(())
+    }
+}
+
+fn stop_by_signals() -> Res<()> {
+    let mut buffer = [0; 4096];
+    for scan in 0..FREEZE_SCANS {
+        sys::kill(-1, sys::SIGSTOP);
+        let mut moving = false;
+        watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
+        if !moving {
+            return Ok(());
+        }
+        tree::pause();
+    }
+    sys::kill(-1, sys::SIGCONT);
+    Err(EBUSY)
+}
+
+/// Whether a process runs no code any more. One that waits in the kernel, for a disk or for a child that borrows its
+/// memory and is stopped itself, stops before it runs again; `waiting` counts it as stopped.
+fn is_stopped(pid: i32, waiting: bool) -> bool {
+    let mut stat = [0; 512];
+    let stat = sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat);
+    texts::state(stat).is_none_or(|state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D'))
+}
+
+/// Says that it is another machine's agent.
+pub fn renewed(id: u64, execs: &Execs, out: &mut Outbox) {
+    const ID: usize = size_of::<u64>();
+    let mut ids = [0; MAX_EXECS * ID];
+    let mut length = 0;
+    for (slot, exec) in ids.chunks_exact_mut(ID).zip(execs.iter()) {
+        slot.copy_from_slice(&exec.id.to_le_bytes());
+        length += ID;
+    }
+    out.answer(id, &Answer::Renewed { version: VERSION, execs: ids.get(..length).unwrap_or_default() });
+}

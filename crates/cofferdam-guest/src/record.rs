@@ -1,0 +1,166 @@
+//! What a host has to know of a guest that it did not start itself: what its former host wrote down when it held it.
+//!
+//! A record travels with the guest, in files that anybody may have changed. So it is small, its numbers have bounds, and
+//! whoever reads it back gets a record in order or an error.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::wire::{MAX_EXECS, VERSION};
+
+/// The longest time that is believed.
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// Ids that a connection never gets to.
+const MOST_IDS: u64 = 1 << 56;
+
+/// An exec whose program ran when its guest was held. Times are in microseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunningExec {
+    pub id: u64,
+    /// Real time that counted against its limit so far.
+    pub elapsed: u64,
+    /// Real time that it is allowed in all.
+    pub wall: u64,
+    /// CPU time that it is allowed.
+    pub cpu: Option<u64>,
+    /// What the control group had counted when it began.
+    pub cpu_base: Option<u64>,
+    /// Whether a directory of scripts is its own.
+    pub script: bool,
+    /// It was told to end: time until it is killed with all that it started.
+    pub kill_in: Option<u64>,
+}
+
+/// What a later host needs to take a held guest over. Reading one back checks it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Record {
+    version: u32,
+    last: u64,
+    execs: Vec<RunningExec>,
+}
+
+impl Record {
+    pub(crate) fn new(last: u64, execs: Vec<RunningExec>) -> Self {
+        Self { version: VERSION, last, execs }
+    }
+
+    /// The version of the protocol that the agent speaks.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The highest id that was used.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(crate) fn execs(&self) -> &[RunningExec] {
+        &self.execs
+    }
+
+    fn check(self) -> Result<Self, &'static str> {
+        let ids: BTreeSet<u64> = self.execs.iter().map(|exec| exec.id).collect();
+        if self.last > MOST_IDS {
+            return Err("more ids than a connection can use");
+        }
+        if ids.len() != self.execs.len() || ids.contains(&0) || ids.last().is_some_and(|id| *id > self.last) {
+            return Err("execs without an id of their own");
+        }
+        let longest = LONGEST.as_micros() as u64;
+        let times = self
+            .execs
+            .iter()
+            .flat_map(|exec| [Some(exec.elapsed), Some(exec.wall), exec.cpu, exec.kill_in].into_iter().flatten());
+        if times.into_iter().any(|micros| micros > longest) {
+            return Err("times longer than any exec's");
+        }
+        Ok(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Unchecked {
+            version: u32,
+            last: u64,
+            #[serde(deserialize_with = "few")]
+            execs: Vec<RunningExec>,
+        }
+        let Unchecked { version, last, execs } = Unchecked::deserialize(deserializer)?;
+        Self { version, last, execs }.check().map_err(D::Error::custom)
+    }
+}
+
+/// No more execs than an agent can have, however many are said to follow.
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D::Error> {
+    struct Few;
+
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<RunningExec>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MAX_EXECS} execs")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+            let mut execs = Vec::new();
+            while let Some(exec) = from.next_element()? {
+                if execs.len() == MAX_EXECS {
+                    return Err(A::Error::invalid_length(MAX_EXECS + 1, &self));
+                }
+                execs.push(exec);
+            }
+            Ok(execs)
+        }
+    }
+
+    deserializer.deserialize_seq(Few)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exec(id: u64) -> RunningExec {
+        RunningExec { id, elapsed: 1, wall: 2, cpu: Some(3), cpu_base: Some(u64::MAX), script: true, kill_in: Some(4) }
+    }
+
+    fn read(record: &Record) -> Result<Record, String> {
+        let text = serde_json::to_string(record).unwrap();
+        serde_json::from_str(&text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_record_is_read_back() {
+        let record = Record::new(9, vec![exec(9), exec(1)]);
+        assert_eq!(read(&record).unwrap(), record);
+        assert_eq!(read(&Record::new(0, Vec::new())).unwrap().version(), VERSION);
+    }
+
+    #[test]
+    fn records_that_cannot_be_are_refused() {
+        let year = Duration::from_secs(366 * 24 * 3600).as_micros() as u64;
+        for (what, record) in [
+            ("more ids", Record::new(u64::MAX, Vec::new())),
+            ("of their own", Record::new(5, vec![exec(6)])),
+            ("of their own", Record::new(5, vec![exec(0)])),
+            ("of their own", Record::new(5, vec![exec(2), exec(2)])),
+            ("times", Record::new(5, vec![RunningExec { wall: 11 * year, ..exec(2) }])),
+            ("times", Record::new(5, vec![RunningExec { kill_in: Some(u64::MAX), ..exec(2) }])),
+            ("at most 512", Record::new(1000, (1..=513).map(exec).collect())),
+        ] {
+            let error = read(&record).unwrap_err();
+            assert!(error.contains(what), "{what}: {error}");
+        }
+        let odd = r#"{"version":1,"last":1,"execs":[],"more":1}"#;
+        assert!(serde_json::from_str::<Record>(odd).is_err());
+    }
+}

@@ -1,0 +1,96 @@
+//! What makes a copy of a machine differ from all others of the same machine.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_linux::process;
+
+/// The longest name of a machine.
+const LONGEST_NAME: usize = 63;
+
+/// What a guest is given before anything in it goes on in another machine than the one that it was held in.
+#[derive(Clone)]
+pub struct Renewal {
+    /// The time that the machine's clock is set to.
+    pub now: SystemTime,
+    /// What the kernel's random numbers come from from now on.
+    pub entropy: [u8; 64],
+    /// What `/etc/machine-id` says, where the root file system has such a file.
+    pub machine_id: [u8; 16],
+    /// What `/proc/sys/kernel/random/boot_id` says.
+    pub boot_id: [u8; 16],
+    /// The machine's name: lower-case letters, digits, `-` and `.`, at most 63.
+    pub hostname: String,
+}
+
+impl Renewal {
+    /// One with this host's time, and with random numbers of this host's kernel.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the kernel gives no random numbers.
+    pub fn new(hostname: impl Into<String>) -> Result<Self> {
+        Ok(Self {
+            now: SystemTime::now(),
+            entropy: random()?,
+            machine_id: random()?,
+            boot_id: random()?,
+            hostname: hostname.into(),
+        })
+    }
+
+    /// The error where it cannot be carried out anywhere.
+    pub(crate) fn check(&self) -> Result<()> {
+        let name = self.hostname.as_bytes();
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
+        if !(1..=LONGEST_NAME).contains(&name.len()) || !name.iter().all(plain) {
+            let what = format!("a machine cannot be named {:?}", self.hostname);
+            return Err(Error::invalid("restore", what)
+                .with_remedy("use lower-case letters, digits, '-' and '.', at most 63 of them"));
+        }
+        if self.entropy == [0; 64] {
+            return Err(Error::invalid("restore", "there is nothing random in the renewal"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewal").field("now", &self.now).field("hostname", &self.hostname).finish_non_exhaustive()
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    for slot in bytes.chunks_mut(8) {
+        let word = process::random().map_err(|error| {
+            Error::new(ErrorKind::Io, "restore", "the kernel gives no random number").with_source(error)
+        })?;
+        slot.copy_from_slice(&word.to_ne_bytes()[..slot.len()]);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_renewals_are_alike_and_none_shows_what_is_secret() {
+        let (one, other) = (Renewal::new("a").unwrap(), Renewal::new("a").unwrap());
+        assert!(one.entropy != other.entropy && one.machine_id != other.machine_id && one.boot_id != other.boot_id);
+        assert!(one.entropy.chunks(8).all(|word| word != [0; 8]));
+        let shown = format!("{:?}", Renewal { entropy: [0xab; 64], machine_id: [0xcd; 16], ..one });
+        assert!(!shown.contains("171") && !shown.contains("205"), "{shown}");
+    }
+
+    #[test]
+    fn names_have_bounds() {
+        for (name, good) in [("a-1.b", true), ("", false), ("A", false), ("a b", false), (&"a".repeat(64), false)] {
+            assert_eq!(Renewal::new(name).unwrap().check().is_ok(), good, "{name}");
+        }
+        assert!(Renewal { entropy: [0; 64], ..Renewal::new("a").unwrap() }.check().is_err());
+    }
+}

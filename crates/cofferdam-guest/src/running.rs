@@ -1,0 +1,186 @@
+//! What is known of execs that run: what their limits are, and how much of these is used up.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::ExecId;
+use cofferdam_contract::supervise::{Allowance, Supervision, Wish};
+
+use crate::record::{LONGEST, RunningExec};
+use crate::wire::Counts;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One exec that was ordered and has not ended.
+pub struct Standing {
+    supervision: Mutex<Supervision>,
+    allowance: Allowance,
+    /// What was counted just before it began.
+    base: OnceLock<Counts>,
+    pub script: bool,
+    /// Whether a former host started it.
+    adopted: bool,
+}
+
+impl Standing {
+    /// Of an exec whose time began at `begun`.
+    pub fn new(begun: Instant, allowance: Allowance, script: bool) -> Self {
+        let supervision = Mutex::new(Supervision::new(begun, Instant::now(), allowance));
+        Self { supervision, allowance, base: OnceLock::new(), script, adopted: false }
+    }
+
+    /// Of an exec of a former host's, whose time goes on now.
+    pub fn adopt(exec: &RunningExec, counted: bool, processors: u32) -> Self {
+        let now = Instant::now();
+        let wall = Duration::from_micros(exec.wall.saturating_sub(exec.elapsed));
+        let allowance = Allowance { wall, cpu: exec.cpu.map(Duration::from_micros), counted, processors };
+        let mut supervision = Supervision::new(now, now, allowance);
+        if let Some(micros) = exec.kill_in {
+            // What there was to be told to it was told.
+            supervision.wish(Wish::Cancel(Duration::from_micros(micros)), now);
+        }
+        // What was used up stays used up, should it be held once more.
+        let allowance = Allowance { wall: Duration::from_micros(exec.wall), ..allowance };
+        let base = OnceLock::from(Counts { cpu_micros: exec.cpu_base, ..Counts::default() });
+        Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, adopted: true }
+    }
+
+    pub fn supervision(&self) -> MutexGuard<'_, Supervision> {
+        lock(&self.supervision)
+    }
+
+    pub fn begin(&self, base: Counts) {
+        let _ = self.base.set(base);
+    }
+
+    pub fn base(&self) -> Counts {
+        self.base.get().copied().unwrap_or_default()
+    }
+
+    fn record(&self, id: u64, now: Instant) -> RunningExec {
+        let micros = |time: Duration| time.min(LONGEST).as_micros() as u64;
+        let supervision = self.supervision();
+        let Allowance { wall, cpu, .. } = self.allowance;
+        let wall = wall.min(LONGEST);
+        RunningExec {
+            id,
+            elapsed: micros(wall.saturating_sub(supervision.left(now))),
+            wall: micros(wall),
+            cpu: cpu.map(micros),
+            cpu_base: self.base().cpu_micros,
+            script: self.script,
+            kill_in: supervision.kill_in(now).map(micros),
+        }
+    }
+}
+
+/// All of them, by their ids.
+#[derive(Default)]
+pub struct Running(Mutex<BTreeMap<u64, Arc<Standing>>>);
+
+impl Running {
+    /// Adds one, until what is given is dropped.
+    pub fn add(self: &Arc<Self>, id: u64, standing: Standing) -> Listed {
+        let standing = Arc::new(standing);
+        lock(&self.0).insert(id, Arc::clone(&standing));
+        Listed { list: Arc::clone(self), id, standing }
+    }
+
+    /// Whether it is known when one began.
+    pub fn is_known(&self, id: u64) -> bool {
+        lock(&self.0).get(&id).is_some_and(|standing| standing.base.get().is_some())
+    }
+
+    /// What is to be written down of these, of which all are known.
+    pub fn record(&self, ids: &[u64], now: Instant) -> Vec<RunningExec> {
+        let list = lock(&self.0);
+        ids.iter().filter_map(|id| list.get(id).map(|standing| standing.record(*id, now))).collect()
+    }
+
+    /// Those of a former host's.
+    pub fn adopted(&self) -> Vec<ExecId> {
+        lock(&self.0).iter().filter(|(_, standing)| standing.adopted).map(|(id, _)| ExecId(*id)).collect()
+    }
+}
+
+/// One that is in the list.
+pub struct Listed {
+    list: Arc<Running>,
+    id: u64,
+    standing: Arc<Standing>,
+}
+
+impl std::ops::Deref for Listed {
+    type Target = Standing;
+
+    fn deref(&self) -> &Standing {
+        &self.standing
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        lock(&self.list.0).remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn allowance() -> Allowance {
+        Allowance { wall: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
+    }
+
+    #[test]
+    fn what_was_used_up_is_written_down_and_stays_used_up() {
+        let begun = Instant::now() - SECOND * 3;
+        let list = Arc::new(Running::default());
+        let listed = list.add(7, Standing::new(begun, allowance(), true));
+        assert!(!list.is_known(7));
+        listed.begin(Counts { cpu_micros: Some(5), ..Counts::default() });
+        assert!(list.is_known(7) && list.adopted().is_empty());
+        let now = begun + SECOND * 4;
+        let written = list.record(&[7], now).remove(0);
+        let second = SECOND.as_micros() as u64;
+        let expected = RunningExec {
+            id: 7,
+            elapsed: 4 * second,
+            wall: 10 * second,
+            cpu: Some(4 * second),
+            cpu_base: Some(5),
+            script: true,
+            kill_in: None,
+        };
+        assert_eq!(written, expected);
+        drop(listed);
+        assert!(!list.is_known(7));
+        let adopted = list.add(7, Standing::adopt(&written, true, 2));
+        assert_eq!(list.adopted(), [ExecId(7)]);
+        let later = Instant::now() + SECOND * 2;
+        let left = adopted.supervision().left(later);
+        assert!(left <= SECOND * 4 && left > SECOND * 3, "{left:?}");
+        let again = list.record(&[7], later).remove(0);
+        assert!(again.elapsed >= 6 * second && again.elapsed < 7 * second && again.wall == 10 * second, "{again:?}");
+    }
+
+    #[test]
+    fn what_was_told_to_end_is_killed_in_the_time_that_was_left() {
+        let list = Arc::new(Running::default());
+        let now = Instant::now();
+        let listed = list.add(1, Standing::new(now, allowance(), false));
+        listed.begin(Counts::default());
+        listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
+        let written = list.record(&[1], now + SECOND).remove(0);
+        assert_eq!(written.kill_in, Some(SECOND.as_micros() as u64));
+        let adopted = Standing::adopt(&written, true, 1);
+        assert!(adopted.supervision().kills_the_rest());
+        assert!(!adopted.supervision().kill_now(Instant::now()));
+        assert!(adopted.supervision().kill_now(Instant::now() + SECOND));
+    }
+}

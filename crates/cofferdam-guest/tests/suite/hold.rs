@@ -1,0 +1,302 @@
+//! Guests that are held, let go on, and taken over: with the real agent, and with peers that are none.
+
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{ErrorKind, ExecRequest, Limits, OutputEvent, SandboxPath, Stdin, collect};
+use cofferdam_guest::{Guest, Record, Renewal, Settings};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use crate::enclosure::{DISK, Enclosure, LONG, Streams, connect, guest};
+use crate::execs::{shell, start, wait_for};
+use crate::peer::{DONE, connected, frame, order};
+
+const HOLD: u8 = 23;
+const RELEASE: u8 = 24;
+const RENEW: u8 = 25;
+const HELD: u8 = 15;
+const RENEWED: u8 = 16;
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LONG, work).await.expect("it does not hang")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_times_held_and_released_no_byte_is_lost() {
+    let (_enclosure, guest) = guest().await;
+    let writes = "i=0; while [ ! -e stop ]; do n=0; while [ $n -lt 40 ]; do echo line $i; \
+                  i=$((i+1)); n=$((n+1)); done; sleep 0.002; done";
+    let writer = start(&guest, ExecRequest::shell(writes).build().unwrap()).await;
+    let mut output = writer.output();
+    let reading = tokio::spawn(async move {
+        let mut seen = Vec::new();
+        while let Some(event) = output.next().await {
+            match event {
+                OutputEvent::Chunk(chunk) => seen.extend_from_slice(&chunk.data),
+                other => panic!("{other:?}"),
+            }
+        }
+        seen
+    });
+    let copies = start(&guest, ExecRequest::argv(["cat"]).stdin(Stdin::Stream).build().unwrap()).await;
+    let mut copied = copies.output();
+    let mut stdin = copies.stdin().unwrap();
+    for round in 0..20u32 {
+        let held = promptly(guest.hold()).await.unwrap();
+        // Written while it is held, and there afterwards.
+        stdin.write_all(format!("round {round}\n").as_bytes()).await.unwrap();
+        let record = serde_json::to_string(held.record()).unwrap();
+        let back: Record = serde_json::from_str(&record).unwrap();
+        assert_eq!(&back, held.record());
+        promptly(guest.release()).await.unwrap();
+        let mut got = Vec::new();
+        while !got.ends_with(b"\n") {
+            match promptly(copied.next()).await.unwrap() {
+                OutputEvent::Chunk(chunk) => got.extend_from_slice(&chunk.data),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(got, format!("round {round}\n").as_bytes());
+    }
+    assert!(writer.try_exit().is_none(), "it wrote all the time");
+    guest.write_file(&SandboxPath::new("stop").unwrap(), Box::new(tokio::io::empty())).await.unwrap();
+    let exit = promptly(writer.exit()).await.unwrap();
+    assert!(exit.success() && !exit.truncated, "{exit:?}");
+    let seen = String::from_utf8(promptly(reading).await.unwrap()).unwrap();
+    assert!(seen.lines().count() > 100, "{seen}");
+    let expected: String = (0..seen.lines().count()).map(|line| format!("line {line}\n")).collect();
+    assert!(seen == expected, "{} bytes of {}", seen.len(), expected.len());
+    drop(stdin);
+    assert!(promptly(copies.exit()).await.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_it_is_held_nothing_runs_and_no_time_counts() {
+    let patience = Duration::from_secs(1);
+    let (_enclosure, guest, _) = connect(Settings { patience, ..Settings::default() }).await.unwrap();
+    let counts = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done";
+    let counter = start(&guest, ExecRequest::shell(counts).build().unwrap()).await;
+    let limits = Limits { wall_time: Duration::from_secs(4), ..Limits::default() };
+    let short = guest.start(&ExecRequest::shell("sleep 2; echo done").build().unwrap(), &limits).await.unwrap();
+    wait_for(&counter, "3\n").await;
+    let held = promptly(guest.hold()).await.unwrap();
+    let text = serde_json::to_string(held.record()).unwrap();
+    assert!(text.contains("\"wall\":4000000"), "{text}");
+    let mut output = counter.output();
+    while tokio::time::timeout(Duration::from_millis(200), output.next()).await.is_ok() {}
+    let path = SandboxPath::new("file").unwrap();
+    let errors = [
+        guest.start(&ExecRequest::argv(["true"]).build().unwrap(), &Limits::default()).await.unwrap_err(),
+        guest.read_file(&path).await.err().unwrap(),
+        guest.write_file(&path, Box::new(std::io::Cursor::new("x"))).await.unwrap_err(),
+        guest.list_dir(&SandboxPath::new("").unwrap()).await.unwrap_err(),
+        guest.remove(&path).await.unwrap_err(),
+        guest.usage().await.unwrap_err(),
+        guest.freeze().await.unwrap_err(),
+        guest.hold().await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+        assert!(error.remedy().is_some(), "{error:?}");
+    }
+    // Longer than anybody's patience, and than the short one's limit.
+    let nothing = tokio::time::timeout(Duration::from_secs(5), output.next()).await;
+    assert!(nothing.is_err(), "{nothing:?}");
+    assert!(guest.is_alive());
+    promptly(guest.release()).await.unwrap();
+    let done = promptly(collect(short)).await.unwrap();
+    assert!(done.exit.success() && !done.exit.timed_out && done.stdout.starts_with(b"done"), "{done:?}");
+    assert!(promptly(output.next()).await.is_some(), "it counts on");
+    assert_eq!(guest.release().await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert!(guest.adopted().is_empty());
+    promptly(counter.cancel()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_being_written_is_not_held() {
+    let (_enclosure, guest) = guest().await;
+    let path = SandboxPath::new("file").unwrap();
+    let (mut source, contents) = tokio::io::duplex(1024);
+    let writing = tokio::spawn({
+        let (guest, path) = (guest.clone(), path.clone());
+        async move { guest.write_file(&path, Box::new(contents)).await }
+    });
+    source.write_all(b"one half, ").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let error = promptly(guest.hold()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    source.write_all(b"other half").await.unwrap();
+    drop(source);
+    assert_eq!(promptly(writing).await.unwrap().unwrap(), 20);
+    // One that nobody reads to its end.
+    guest.write_file(&path, Box::new(tokio::io::repeat(7).take(4 << 20))).await.unwrap();
+    let reader = guest.read_file(&path).await.unwrap();
+    assert_eq!(promptly(guest.hold()).await.unwrap_err().kind(), ErrorKind::Conflict);
+    drop(reader);
+    promptly(guest.hold()).await.unwrap();
+    promptly(guest.release()).await.unwrap();
+    assert!(shell(&guest, "true").await.0.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_up_holding_leaves_nothing_held() {
+    let (_enclosure, guest) = guest().await;
+    for micros in [0, 50, 200, 500, 1000, 2000, 4000] {
+        let _ = tokio::time::timeout(Duration::from_micros(micros), guest.hold()).await;
+        let _ = guest.release().await;
+        assert!(promptly(shell(&guest, "true")).await.0.success(), "after {micros} microseconds");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_container_nobody_may_renew_anything() {
+    let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(DISK);
+    // Between host and agent, so that one host can go and another come.
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (from, to) = tokio::io::split(ours);
+    let (mut their_reader, mut their_writer) = tokio::io::split(theirs);
+    let splice = tokio::spawn(async move {
+        tokio::select! {
+            _ = tokio::io::copy(&mut reader, &mut their_writer) => {}
+            _ = tokio::io::copy(&mut their_reader, &mut writer) => {}
+        }
+        (reader, writer)
+    });
+    let (guest, _) = Guest::connect(from, to, Settings::default(), Instant::now() + LONG).await.unwrap();
+    let handle = start(&guest, ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await;
+    let record = promptly(guest.hold()).await.unwrap().into_record();
+    drop((guest, handle));
+    let (reader, writer) = promptly(splice).await.unwrap();
+    let renewal = Renewal::new("copy").unwrap();
+    let adopting = Guest::adopt(reader, writer, Settings::default(), record, renewal, Instant::now() + LONG);
+    let error = promptly(adopting).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    enclosure.ended().await;
+}
+
+/// Holds a guest whose peer answers with this. Gives what came of it, and whether the connection is still there.
+async fn held_by(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (Option<ErrorKind>, Guest) {
+    let (guest, peer) = connected().await;
+    let answering = tokio::spawn(async move {
+        let (mut stream, kind, id) = peer.await.unwrap()?;
+        assert_eq!(kind, HOLD);
+        let _ = stream.write_all(&answer(id)).await;
+        // Whatever else is asked, it is silent.
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
+    });
+    let held = promptly(guest.hold()).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    answering.abort();
+    (held.err().map(|error| error.kind()), guest)
+}
+
+#[tokio::test]
+async fn who_does_not_stop_as_an_agent_does_is_not_held() {
+    type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
+    let cases: Vec<(&str, Answer, Option<ErrorKind>, bool)> = vec![
+        ("silence", Box::new(|_| Vec::new()), Some(ErrorKind::Unavailable), true),
+        ("a refusal", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), Some(ErrorKind::Unavailable), true),
+        ("another answer", Box::new(|id| frame(99, id, b"")), Some(ErrorKind::Closed), false),
+        ("a body", Box::new(|id| frame(HELD, id, b"x")), Some(ErrorKind::Closed), false),
+        ("the future", Box::new(|id| frame(HELD, id + 1, b"")), Some(ErrorKind::Closed), false),
+        ("a proper answer", Box::new(|id| frame(HELD, id, b"")), None, true),
+    ];
+    for (what, answer, kind, alive) in cases {
+        let (failed, guest) = held_by(answer).await;
+        assert_eq!((failed, guest.is_alive()), (kind, alive), "{what}");
+    }
+    // What comes after the last word may be read together with it, or later: it ends the connection in any case.
+    let more: [Answer; 4] = [
+        Box::new(|id| [frame(HELD, id, b""), frame(DONE, id, &[0; 8])].concat()),
+        Box::new(|id| frame(HELD, id, b"").repeat(2)),
+        Box::new(|id| [frame(HELD, id, b""), vec![9]].concat()),
+        Box::new(|id| [frame(HELD, id, b""), frame(14, 0, b"")].concat()),
+    ];
+    for answer in more {
+        let (_, guest) = held_by(answer).await;
+        assert!(!guest.is_alive());
+        assert!(guest.closed().await.unwrap().why.contains("while it was held"));
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_is_never_released_is_given_up() {
+    let (guest, peer) = connected().await;
+    let answering = tokio::spawn(async move {
+        let (mut stream, _, id) = peer.await.unwrap().unwrap();
+        stream.write_all(&frame(HELD, id, b"")).await.unwrap();
+        assert_eq!(order(&mut stream).await.unwrap().0, RELEASE);
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
+    });
+    promptly(guest.hold()).await.unwrap();
+    assert_eq!(promptly(guest.release()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    promptly(guest.closed()).await;
+    assert!(!guest.is_alive());
+    answering.abort();
+}
+
+fn record(text: &str) -> Record {
+    serde_json::from_str(text).unwrap()
+}
+
+fn with_execs(ids: &[u64]) -> Record {
+    let exec = |id: &u64| {
+        format!(r#"{{"id":{id},"elapsed":1,"wall":9000000,"cpu":null,"cpu_base":null,"script":false,"kill_in":null}}"#)
+    };
+    let execs: Vec<String> = ids.iter().map(exec).collect();
+    record(&format!(r#"{{"version":2,"last":7,"execs":[{}]}}"#, execs.join(",")))
+}
+
+/// Has a peer adopted that answers the first order with this.
+async fn adopted_by(record: Record, answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (ErrorKind, Option<u64>) {
+    let (ours, mut theirs): (DuplexStream, DuplexStream) = tokio::io::duplex(64 * 1024);
+    let answering = tokio::spawn(async move {
+        let (kind, id) = order(&mut theirs).await?;
+        assert_eq!(kind, RENEW, "the first of all");
+        let _ = theirs.write_all(&answer(id)).await;
+        tokio::io::copy(&mut theirs, &mut tokio::io::sink()).await.ok();
+        Some(id)
+    });
+    let (reader, writer) = tokio::io::split(ours);
+    let settings = Settings { patience: Duration::from_secs(2), ..Settings::default() };
+    let by = Instant::now() + Duration::from_secs(3);
+    let adopting = Guest::adopt(reader, writer, settings, record, Renewal::new("copy").unwrap(), by);
+    let error = promptly(adopting).await.unwrap_err();
+    (error.kind(), promptly(answering).await.unwrap())
+}
+
+fn renewed(id: u64, version: u32, ids: &[u64]) -> Vec<u8> {
+    let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    frame(RENEWED, id, &[&version.to_le_bytes()[..], &ids].concat())
+}
+
+#[tokio::test]
+async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
+    type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
+    let cases: Vec<(&str, Answer, ErrorKind)> = vec![
+        ("silence", Box::new(|_| Vec::new()), ErrorKind::Unavailable),
+        ("garbage", Box::new(|_| vec![0xff; 100]), ErrorKind::Closed),
+        ("another answer", Box::new(|id| frame(OPENED, id, &[0; 12])), ErrorKind::Closed),
+        ("no machine", Box::new(|id| frame(DONE, id, &[38, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Unsupported),
+        ("one that was not held", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Conflict),
+        ("an exec too few", Box::new(|id| renewed(id, 2, &[3])), ErrorKind::InvalidInput),
+        ("an exec too many", Box::new(|id| renewed(id, 2, &[3, 5, 6])), ErrorKind::InvalidInput),
+        ("an exec twice", Box::new(|id| renewed(id, 2, &[3, 5, 5])), ErrorKind::InvalidInput),
+        ("half an exec", Box::new(|id| frame(RENEWED, id, &[2, 0, 0, 0, 1])), ErrorKind::InvalidInput),
+        ("another version", Box::new(|id| renewed(id, 3, &[3, 5])), ErrorKind::InvalidInput),
+        ("nothing after it", Box::new(|id| renewed(id, 2, &[3, 5])), ErrorKind::Unavailable),
+        ("output", Box::new(|_| frame(6, 3, b"\0x")), ErrorKind::Closed),
+    ];
+    for (what, answer, kind) in cases {
+        let (found, first) = adopted_by(with_execs(&[3, 5]), answer).await;
+        assert_eq!((found, first), (kind, Some(8)), "{what}");
+    }
+    let other = record(r#"{"version":1,"last":7,"execs":[]}"#);
+    let (ours, mut theirs) = tokio::io::duplex(1024);
+    let (reader, writer) = tokio::io::split(ours);
+    let renewal = Renewal::new("copy").unwrap();
+    let error = Guest::adopt(reader, writer, Settings::default(), other, renewal, Instant::now() + LONG).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(order(&mut theirs).await.is_none(), "nothing was said");
+}
+
+const OPENED: u8 = 10;

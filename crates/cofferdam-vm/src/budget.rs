@@ -1,0 +1,64 @@
+//! How much of the host's memory all snapshots of a backend take together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cofferdam_contract::ByteSize;
+
+use crate::error::{Result, VmError};
+
+/// What may still be taken.
+#[derive(Debug, Clone)]
+pub(crate) struct Budget(Arc<AtomicU64>);
+
+/// What was taken, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    budget: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(most: ByteSize) -> Self {
+        Self(Arc::new(AtomicU64::new(most.as_bytes())))
+    }
+
+    /// What nobody has taken.
+    pub(crate) fn left(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Takes so much, if it is there.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Lease> {
+        let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes));
+        taken.map_err(|most| VmError::NoRoom { most })?;
+        Ok(Lease { budget: Arc::clone(&self.0), bytes })
+    }
+}
+
+impl Lease {
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { budget: Arc::default(), bytes: 0 }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.budget.fetch_add(self.bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is_and_it_comes_back() {
+        let budget = Budget::new(ByteSize::from_bytes(10));
+        let lease = budget.take(7).unwrap();
+        assert!(matches!(budget.take(4), Err(VmError::NoRoom { most: 3 })));
+        drop(lease);
+        assert_eq!((budget.take(10).is_ok(), budget.left()), (true, 10));
+    }
+}

@@ -1,0 +1,310 @@
+//! Machines at rest: what a snapshot consists of, and where it may go on.
+//!
+//! ```text
+//! VmSnapshot = manifest (JSON) + memory (sparse) + devices (small) + the workspace's disk (sparse), if there is one
+//! ```
+//!
+//! All but the manifest lies in files without names, which are gone with the last snapshot and machine that needs them. The
+//! root file system is none of it: that is an image's, which the manifest names.
+
+use std::fmt;
+use std::fs::File;
+use std::sync::Arc;
+
+use cofferdam_contract::{Access, ByteSize, RootFs, Snapshot, Spec};
+use cofferdam_guest::Record;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::NAME;
+use crate::budget::Lease;
+use crate::error::{Result, VmError, io};
+use crate::plan::Plan;
+use crate::sparse;
+use crate::vmm::{MachineState, Origin};
+
+/// Changes when what is written down means something else.
+const FORMAT: u32 = 1;
+/// Two measurements of one counter differ by less, in thousandths.
+const TICKS_DIFFER: u64 = 10;
+
+/// What has to be known of a snapshot besides its files. Its form as JSON is what travels.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotManifest {
+    format: u32,
+    origin: Origin,
+    /// Names kernel and root file system.
+    image: String,
+    plan: Plan,
+    access: Access,
+    guest: Record,
+}
+
+impl SnapshotManifest {
+    pub(crate) fn new(origin: Origin, image: String, plan: Plan, access: Access, guest: Record) -> Self {
+        Self { format: FORMAT, origin, image, plan, access, guest }
+    }
+
+    /// What the snapshot depends on: monitor, machine, processor.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The key of the image whose root file system the machine has.
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// All of the machine's memory: the length of its memory's file.
+    pub fn memory(&self) -> ByteSize {
+        self.plan.memory
+    }
+
+    /// The length of the workspace's disk, if it has one.
+    pub fn disk(&self) -> Option<ByteSize> {
+        self.plan.shares.disk.map(ByteSize::from_bytes)
+    }
+
+    pub(crate) fn guest(&self) -> &Record {
+        &self.guest
+    }
+
+    /// Refuses another place than where it can go on.
+    pub(crate) fn check_origin(&self, here: &Origin) -> Result<()> {
+        let found = &self.origin;
+        let Origin { monitor, version, machine, accelerator, processor, host, ticks_per_millisecond } = here;
+        let none = || "none".to_owned();
+        let pairs = [
+            ("the monitor", found.monitor.clone(), monitor.clone()),
+            // Within a series, machines stay what they are.
+            ("version", series(&found.version), series(version)),
+            ("a machine", found.machine.clone(), machine.clone()),
+            ("the accelerator", found.accelerator.as_str().to_owned(), accelerator.as_str().to_owned()),
+            ("the processor", found.processor.clone(), processor.clone()),
+            ("the host's processor", found.host.clone().unwrap_or_else(none), host.clone().unwrap_or_else(none)),
+        ];
+        for (what, found, here) in pairs {
+            if found != here {
+                return Err(VmError::Elsewhere { what, found: crate::error::shown(&found), here });
+            }
+        }
+        match (found.ticks_per_millisecond, *ticks_per_millisecond) {
+            (Some(there), Some(here)) if there.abs_diff(here) > here * TICKS_DIFFER / 1000 => Err(VmError::Elsewhere {
+                what: "a time-stamp counter of",
+                found: format!("{there} kHz"),
+                here: format!("{here} kHz"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a spec that asks for anything else in what is fixed in it.
+    pub(crate) fn check_spec(&self, plan: &Plan, spec: &Spec) -> Result<()> {
+        let access = spec.workspace().access();
+        if access != self.access {
+            let what = "the guests' access to the workspace";
+            return Err(VmError::Fixed { what, found: format!("{:?}", self.access), asked: format!("{access:?}") });
+        }
+        match self.plan.difference(plan) {
+            Some((what, found, asked)) => Err(VmError::Fixed { what, found, asked }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Version without what only repairs it.
+fn series(version: &str) -> String {
+    version.split('.').take(2).collect::<Vec<_>>().join(".")
+}
+
+/// What belongs to all clones of a snapshot together.
+pub(crate) struct Frozen {
+    pub manifest: SnapshotManifest,
+    pub state: MachineState,
+    pub disk: Option<File>,
+    /// The root file system that it had, where it did not travel.
+    pub root: Option<(RootFs, Arc<File>)>,
+    /// What it takes of the memory that snapshots may take.
+    _lease: Lease,
+}
+
+/// A machine at rest. Cheap to clone; any number of sandboxes can be made from it.
+#[derive(Clone)]
+pub struct VmSnapshot(Arc<Frozen>);
+
+/// Bytes that a snapshot takes, without holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSizes {
+    /// Of the host's memory: what the machine's memory held.
+    pub memory: u64,
+    /// Of the host's memory: devices.
+    pub devices: u64,
+    /// Of the directory for disks.
+    pub disk: u64,
+}
+
+impl VmSnapshot {
+    pub(crate) fn new(
+        manifest: SnapshotManifest,
+        state: MachineState,
+        disk: Option<File>,
+        root: Option<(RootFs, Arc<File>)>,
+        lease: Lease,
+    ) -> Result<Self> {
+        let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", "a snapshot"));
+        let bad = |what: &str| Err(VmError::BadSnapshot { what: what.to_owned() });
+        if manifest.format != FORMAT {
+            return bad(&format!("its format is {}, and this program knows {FORMAT}", manifest.format));
+        }
+        if length(state.memory())? != manifest.plan.memory.as_bytes() {
+            return bad("its memory is not as large as its manifest says");
+        }
+        if disk.as_ref().map(length).transpose()? != manifest.plan.shares.disk {
+            return bad("its disk is not as large as its manifest says");
+        }
+        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, _lease: lease })))
+    }
+
+    /// What a snapshot of this backend holds.
+    pub fn of(snapshot: &Snapshot) -> Option<&Self> {
+        (snapshot.backend() == NAME).then(|| snapshot.payload())?
+    }
+
+    /// What has to be known of it besides its files.
+    pub fn manifest(&self) -> &SnapshotManifest {
+        &self.0.manifest
+    }
+
+    /// The machine's memory and devices.
+    pub fn state(&self) -> &MachineState {
+        &self.0.state
+    }
+
+    /// The disk with the workspace, where that is not in memory. It must not be written to.
+    pub fn disk(&self) -> Option<&File> {
+        self.0.disk.as_ref()
+    }
+
+    pub(crate) fn root(&self) -> Option<&(RootFs, Arc<File>)> {
+        self.0.root.as_ref()
+    }
+
+    /// What it takes.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::Io`] where its files do not say.
+    pub fn sizes(&self) -> Result<SnapshotSizes> {
+        let of = |file: &File| sparse::allocated(file).map_err(io("look at", "a snapshot"));
+        let disk = self.disk().map_or(Ok(0), of)?;
+        Ok(SnapshotSizes { memory: of(self.state().memory())?, devices: of(self.state().devices())?, disk })
+    }
+}
+
+impl From<VmSnapshot> for Snapshot {
+    fn from(snapshot: VmSnapshot) -> Self {
+        Self::new(NAME, snapshot)
+    }
+}
+
+impl fmt::Debug for VmSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VmSnapshot").field("manifest", self.manifest()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::VmConfig;
+    use crate::vmm::Accelerator;
+
+    fn origin() -> Origin {
+        Origin {
+            monitor: "qemu".to_owned(),
+            version: "7.2.22".to_owned(),
+            machine: "microvm x86_64".to_owned(),
+            accelerator: Accelerator::Tcg,
+            processor: "Nehalem-v1".to_owned(),
+            host: None,
+            ticks_per_millisecond: Some(2_600_000),
+        }
+    }
+
+    fn manifest(spec: &Spec) -> SnapshotManifest {
+        let plan = Plan::of(spec, &VmConfig::new("/x")).unwrap();
+        let record = serde_json::from_str(r#"{"version":1,"last":0,"execs":[]}"#).unwrap();
+        SnapshotManifest::new(origin(), "key".to_owned(), plan, spec.workspace().access(), record)
+    }
+
+    #[test]
+    fn a_manifest_is_read_back_as_it_was() {
+        let manifest = manifest(&Spec::default());
+        let text = serde_json::to_string(&manifest).unwrap();
+        assert_eq!(serde_json::from_str::<SnapshotManifest>(&text).unwrap(), manifest);
+        let more = text.replacen('{', "{\"more\":1,", 1);
+        assert!(serde_json::from_str::<SnapshotManifest>(&more).is_err());
+    }
+
+    #[test]
+    fn another_place_is_refused_with_what_is_different() {
+        let manifest = manifest(&Spec::default());
+        manifest.check_origin(&origin()).unwrap();
+        manifest.check_origin(&Origin { version: "7.2.99".to_owned(), ..origin() }).unwrap();
+        manifest.check_origin(&Origin { ticks_per_millisecond: Some(2_610_000), ..origin() }).unwrap();
+        for (here, says) in [
+            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "monitor qemu"),
+            (Origin { version: "8.0.0".to_owned(), ..origin() }, "version 7.2"),
+            (Origin { machine: "q35 x86_64".to_owned(), ..origin() }, "microvm"),
+            (Origin { accelerator: Accelerator::Kvm, ..origin() }, "tcg"),
+            (Origin { processor: "EPYC-v1".to_owned(), ..origin() }, "Nehalem-v1"),
+            (Origin { host: Some("AMD".to_owned()), ..origin() }, "AMD"),
+            (Origin { ticks_per_millisecond: Some(3_000_000), ..origin() }, "2600000 kHz"),
+        ] {
+            let error = manifest.check_origin(&here).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_fixed_cannot_be_asked_for_anew() {
+        let fixed = manifest(&Spec::default());
+        let check = |spec: &Spec| fixed.check_spec(&Plan::of(spec, &VmConfig::new("/x")).unwrap(), spec);
+        let limited = |change: fn(&mut cofferdam_contract::Limits)| {
+            let mut limits = cofferdam_contract::Limits::default();
+            change(&mut limits);
+            Spec::builder().limits(limits).build().unwrap()
+        };
+        check(&Spec::default()).unwrap();
+        check(&limited(|limits| limits.wall_time = std::time::Duration::from_secs(1))).unwrap();
+        for other in [
+            limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(99))),
+            limited(|limits| limits.memory = None),
+            limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(99))),
+            limited(|limits| limits.processes = Some(3)),
+            limited(|limits| limits.cpus = Some("0.5".parse().unwrap())),
+            Spec::builder()
+                .workspace(cofferdam_contract::Workspace::Private { access: Access::ReadOnly })
+                .build()
+                .unwrap(),
+        ] {
+            let error = check(&other).unwrap_err();
+            assert!(matches!(error, VmError::Fixed { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_the_manifests_are_refused() {
+        let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
+        let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
+        let of = |manifest: &SnapshotManifest, memory: u64, disk: Option<File>| {
+            let state = MachineState::new(sparse::blank(memory).unwrap(), sparse::blank(1).unwrap()).unwrap();
+            VmSnapshot::new(manifest.clone(), state, disk, None, Lease::none())
+        };
+        let memory = manifest.memory().as_bytes();
+        assert!(of(&manifest, memory, None).is_ok());
+        assert!(of(&manifest, memory - 4096, None).is_err());
+        assert!(of(&manifest, memory, Some(sparse::blank(9).unwrap())).is_err());
+        assert!(of(&SnapshotManifest { format: 2, ..manifest }, memory, None).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! A machine that is held still, goes on, and becomes another one: all within the same machine, whose host goes and is
+//! followed by another.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use cofferdam_contract::{ErrorKind, ExecHandle, ExecRequest, Limits, SandboxPath, Stdin, collect};
+use cofferdam_guest::{Evidence, Guest, Record, Renewal, Settings};
+use cofferdam_vm::vmm::Started;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadHalf, WriteHalf};
+use tokio::task::JoinHandle;
+
+use crate::boot::{WORDS, promptly, start};
+use crate::support::{self, NO_HANG};
+
+type Streams = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
+
+/// Stands between a machine and its host, so that the host can go and the machine does not notice.
+fn splice(streams: Streams) -> (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>, JoinHandle<Streams>) {
+    let (mut reader, mut writer) = streams;
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (mut from, mut to) = tokio::io::split(theirs);
+    let splicing = tokio::spawn(async move {
+        tokio::select! {
+            _ = tokio::io::copy(&mut reader, &mut to) => {}
+            _ = tokio::io::copy(&mut from, &mut writer) => {}
+        }
+        (reader, writer)
+    });
+    let (reader, writer) = tokio::io::split(ours);
+    (reader, writer, splicing)
+}
+
+fn settings() -> Settings {
+    Settings { patience: NO_HANG, ..Settings::default() }
+}
+
+async fn run(guest: &Guest, line: &str) -> String {
+    let request = ExecRequest::shell(line).build().unwrap();
+    let handle = promptly(guest.start(&request, &Limits::default())).await.unwrap();
+    let done = promptly(collect(handle)).await.unwrap();
+    assert!(done.exit.success(), "{line}: {done:?}");
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+}
+
+async fn begin(guest: &Guest, line: &str, wall: Duration) -> ExecHandle {
+    let request = ExecRequest::shell(line).stdin(Stdin::Stream).build().unwrap();
+    promptly(guest.start(&request, &Limits { wall_time: wall, ..Limits::default() })).await.unwrap()
+}
+
+async fn file(guest: &Guest, name: &str) -> String {
+    let mut text = String::new();
+    match promptly(guest.read_file(&SandboxPath::new(name).unwrap())).await {
+        Ok(mut reader) => drop(reader.read_to_string(&mut text).await.unwrap()),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{error}"),
+    }
+    text.trim().to_owned()
+}
+
+/// Waits until a file says something else than this, and gives what.
+async fn other_than(guest: &Guest, name: &str, old: &str) -> String {
+    promptly(async {
+        loop {
+            let text = file(guest, name).await;
+            if !text.is_empty() && text != old {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+}
+
+struct Ids {
+    machine: String,
+    boot: String,
+    name: String,
+}
+
+async fn ids(guest: &Guest) -> Ids {
+    let text = run(guest, "cat /etc/machine-id; echo; cat /proc/sys/kernel/random/boot_id; uname -n").await;
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    let [before @ .., boot, name] = &lines[..] else { panic!("{text}") };
+    let machine = before.first().copied().unwrap_or_default();
+    Ids { machine: machine.to_owned(), boot: (*boot).to_owned(), name: (*name).to_owned() }
+}
+
+async fn adopt(streams: Streams, record: Record, renewal: &Renewal) -> (Guest, Evidence, JoinHandle<Streams>) {
+    let (reader, writer, splicing) = splice(streams);
+    let by = Instant::now() + NO_HANG;
+    let (guest, evidence) = Guest::adopt(reader, writer, settings(), record, renewal.clone(), by).await.unwrap();
+    (guest, evidence, splicing)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
+    let test = "a_machine_that_is_held_goes_on_as_another_one_for_another_host";
+    let Some(image) = support::image(test) else { return };
+    let before = support::census();
+    let Started { vm, reader, writer } = start(&image, WORDS).await;
+    let (reader, writer, splicing) = splice((Box::new(reader), Box::new(writer)));
+    let connected = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
+    let (guest, first) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
+    let cold = ids(&guest).await;
+    assert_eq!((&*cold.boot, &*cold.name), (&*first.boot, "sandbox"));
+
+    // One that would block if nobody took its output, and notices signals; one that waits for the end of its input; one
+    // whose time is soon over.
+    let counts = "trap 'echo continued > signalled' CONT; i=0; while :; do echo a line that is not short at all $i; \
+                  echo $i > new; mv new count; i=$((i+1)); done";
+    let counter = begin(&guest, counts, NO_HANG).await;
+    let waits = begin(&guest, "cat > /dev/null; echo ended > input", NO_HANG).await;
+    let limited = begin(&guest, "while :; do sleep 1; done", Duration::from_secs(12)).await;
+    let mut count = other_than(&guest, "count", "").await;
+
+    for _ in 0..3 {
+        let begun = Instant::now();
+        promptly(guest.hold()).await.unwrap();
+        println!("held after {:?}", begun.elapsed());
+        assert_eq!(guest.usage().await.unwrap_err().kind(), ErrorKind::Conflict);
+        promptly(guest.release()).await.unwrap();
+        count = other_than(&guest, "count", &count).await;
+    }
+
+    let held = promptly(guest.hold()).await.unwrap();
+    let running: Vec<_> = [&counter, &waits, &limited].map(ExecHandle::id).into();
+    drop((guest, counter, waits, limited));
+    let streams = promptly(splicing).await.unwrap();
+    // As long as nobody says a word, nothing happens.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let day = Duration::from_secs(24 * 3600);
+    let renewal = Renewal { now: SystemTime::now() + day, ..Renewal::new("copy-1").unwrap() };
+    let begun = Instant::now();
+    let (guest, evidence, splicing) = adopt(streams, held.into_record(), &renewal).await;
+    println!("adopted after {:?}", begun.elapsed());
+    assert_eq!(guest.adopted(), running);
+    let now = ids(&guest).await;
+    assert_eq!((&*now.machine, &*now.name), (&*hex(&renewal.machine_id), "copy-1"));
+    assert!(now.boot != cold.boot && now.boot == evidence.boot && now.boot.len() == 36, "{}", now.boot);
+    let clock: u64 = run(&guest, "date +%s").await.parse().unwrap();
+    let expected = (SystemTime::now() + day).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    assert!(clock.abs_diff(expected) < NO_HANG.as_secs(), "{clock} is not {expected}");
+    // Everything else is as it was.
+    let same = |of: &Evidence| {
+        let bounds = of.bounds;
+        (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.marks, of.landlock, of.seccomp_filtered)
+    };
+    assert_eq!(same(&evidence), same(&first));
+    assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);
+    assert!(evidence.calls.iter().all(|call| !call.was_let_through()), "{:?}", evidence.calls);
+    for mount in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
+        let found = evidence.mount_of(mount).filter(|found| found.path == mount);
+        assert!(found.is_some_and(|found| found.read_only), "{mount}: {:?}", evidence.mounts);
+        run(&guest, &format!("! echo x > {mount} && ! rm -f {mount} && test -s {mount}")).await;
+    }
+    // They go on, for nobody.
+    for _ in 0..3 {
+        let next = other_than(&guest, "count", &count).await;
+        assert!(next.parse::<u64>().unwrap() > count.parse::<u64>().unwrap(), "{next} after {count}");
+        count = next;
+    }
+    assert_eq!(other_than(&guest, "input", "").await, "ended");
+    assert_eq!(file(&guest, "signalled").await, "", "they noticed nothing of being stopped");
+    promptly(async {
+        while guest.adopted() != running[..1] {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert!(promptly(guest.usage()).await.unwrap().processes.is_some_and(|count| count >= 1));
+
+    // And once more: what was adopted is written down, too.
+    let record = promptly(guest.hold()).await.unwrap().into_record();
+    drop(guest);
+    let streams = promptly(splicing).await.unwrap();
+    let again = Renewal::new("copy-2").unwrap();
+    let (guest, evidence, splicing) = adopt(streams, record, &again).await;
+    assert_eq!(guest.adopted(), running[..1]);
+    let last = ids(&guest).await;
+    assert_eq!((&*last.machine, &*last.name), (&*hex(&again.machine_id), "copy-2"));
+    assert!(last.boot != now.boot && last.boot != cold.boot);
+    let mounts = evidence.mounts.iter().flatten().filter(|mount| mount.path == "/etc/machine-id");
+    assert_eq!(mounts.count(), 1, "nothing is heaped up");
+    other_than(&guest, "count", &count).await;
+
+    promptly(guest.close()).await;
+    let ended = promptly(vm.ended()).await;
+    assert!(ended.by_itself, "{ended:?}: {}", vm.console());
+    drop((vm, guest, promptly(splicing).await.unwrap()));
+    assert_eq!(support::left(&before).await, Default::default());
+}

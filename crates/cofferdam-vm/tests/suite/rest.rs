@@ -1,0 +1,332 @@
+//! Sandboxes at rest: what ran goes on in every clone, and no clone is another.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cofferdam_contract::{
+    Backend, ByteSize, ErrorKind, ExecHandle, ExecRequest, Limits, OutputEvent, Sandbox, SandboxPath, Spec,
+};
+use cofferdam_vm::vmm::MachineState;
+use cofferdam_vm::{VmBackend, VmConfig, VmSnapshot, sparse};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{self, NO_HANG};
+
+/// Keeps what it made up in memory, looks whether it is still the same, and counts.
+const COUNTER: &str = "
+import hashlib, os, time
+kept = os.urandom(4 << 20)
+first = hashlib.sha256(kept).hexdigest()
+count = 0
+while True:
+    count += 1
+    now = hashlib.sha256(kept).hexdigest()
+    with open('/workspace/new', 'w') as file:
+        file.write('%d %s %s' % (count, first, now))
+    os.replace('/workspace/new', '/workspace/count')
+    time.sleep(0.02)
+";
+/// Files in memory and on the disk, with what they are.
+const FILES: &str = "head -c 3000000 /dev/urandom > /workspace/file; head -c 3000000 /dev/urandom > /tmp/file; sync";
+const HASHES: &str = "cat /workspace/file /tmp/file | sha256sum";
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+async fn run(sandbox: &Arc<dyn Sandbox>, line: &str) -> String {
+    let done = promptly(sandbox.exec(ExecRequest::shell(line).build().unwrap())).await.unwrap();
+    assert!(done.exit.success(), "{line}: {done:?}");
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+}
+
+async fn begin(sandbox: &Arc<dyn Sandbox>, program: &str) -> ExecHandle {
+    let request = ExecRequest::argv(["python3", "-c", program]).timeout(Duration::from_secs(3600)).build().unwrap();
+    promptly(sandbox.start(request)).await.unwrap()
+}
+
+/// How far the program has counted, and what it kept in memory.
+async fn counted(sandbox: &Arc<dyn Sandbox>) -> Option<(u64, String)> {
+    let path = SandboxPath::new("count").unwrap();
+    let text = promptly(sandbox.read_file_to_end(&path, ByteSize::from_bytes(1000))).await.ok()?;
+    let text = String::from_utf8(text).unwrap();
+    let words: Vec<&str> = text.split(' ').collect();
+    assert_eq!(words[1], words[2], "what was kept in memory has changed");
+    Some((words[0].parse().unwrap(), words[1].to_owned()))
+}
+
+/// Waits until it has counted beyond this.
+async fn beyond(sandbox: &Arc<dyn Sandbox>, count: u64) -> (u64, String) {
+    let begun = Instant::now();
+    loop {
+        match counted(sandbox).await {
+            Some(found) if found.0 > count => return found,
+            found => assert!(begun.elapsed() < NO_HANG, "it stands at {found:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn create(backend: &VmBackend) -> Arc<dyn Sandbox> {
+    promptly(backend.create(Spec::default())).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_goes_on_over_three_generations() {
+    let Some(backend) = support::backend("a_program_goes_on_over_three_generations") else { return };
+    let before = support::census();
+    let source = create(&backend).await;
+    run(&source, FILES).await;
+    let files = run(&source, HASHES).await;
+    let handle = begin(&source, COUNTER).await;
+    let (_, kept) = beyond(&source, 3).await;
+    let mut sandboxes = vec![source];
+    for generation in 1..=3 {
+        let last = sandboxes.last().unwrap();
+        let at_least = counted(last).await.unwrap().0;
+        let begun = Instant::now();
+        let snapshot = promptly(last.snapshot()).await.unwrap();
+        println!("generation {generation}: {:?} in {:?}", VmSnapshot::of(&snapshot).unwrap().sizes(), begun.elapsed());
+        // Far enough that whoever began anew, or went on from here, would be found out.
+        let source_at = beyond(last, at_least + 20).await.0;
+        let begun = Instant::now();
+        let clone = promptly(backend.restore(snapshot, Spec::default())).await.unwrap();
+        let restored = counted(&clone).await.unwrap();
+        println!("generation {generation}: went on at {restored:?} after {:?}", begun.elapsed());
+        assert!((at_least..source_at).contains(&restored.0) && restored.1 == kept, "{at_least} {restored:?} {source_at}");
+        assert_eq!(beyond(&clone, restored.0 + 3).await.1, kept);
+        assert_eq!(run(&clone, HASHES).await, files);
+        // Each goes its own way.
+        run(&clone, &format!("echo {generation} > /workspace/file; echo {generation} > /tmp/file")).await;
+        assert_eq!(run(last, HASHES).await, files, "a clone's change is seen in its source");
+        run(&clone, "false || true").await;
+        beyond(last, source_at).await;
+        promptly(clone.close()).await.unwrap();
+        let snapshot = promptly(last.snapshot()).await.unwrap();
+        if generation == 2 {
+            promptly(last.close()).await.unwrap();
+            assert_eq!(last.snapshot().await.unwrap_err().kind(), ErrorKind::Closed);
+        }
+        let next = promptly(backend.restore(snapshot, Spec::default())).await.unwrap();
+        assert_eq!(run(&next, HASHES).await, files);
+        sandboxes.push(next);
+    }
+    promptly(handle.cancel()).await.unwrap();
+    for sandbox in sandboxes {
+        promptly(sandbox.close()).await.unwrap();
+    }
+    drop((handle, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_clones_are_eight_machines() {
+    let Some(backend) = support::backend("eight_clones_are_eight_machines") else { return };
+    let before = support::census();
+    let source = create(&backend).await;
+    let snapshot = promptly(source.snapshot()).await.unwrap();
+    // A clock that was only copied would be behind by this.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut looks = vec![look(&source).await];
+    let mut clones = Vec::new();
+    for _ in 0..8 {
+        let clone = promptly(backend.restore(snapshot.clone(), Spec::default())).await.unwrap();
+        looks.push(look(&clone).await);
+        clones.push(clone);
+    }
+    let fork = promptly(clones[7].fork()).await.unwrap();
+    looks.push(look(&fork).await);
+    clones.push(fork);
+    for (at, what) in ["urandom", "python", "hostname", "boot id", "machine id"].into_iter().enumerate() {
+        let all: BTreeSet<&String> = looks.iter().map(|look| &look[at]).collect();
+        println!("{what}: {all:?}");
+        assert_eq!(all.len(), looks.len(), "{what} repeats: {all:?}");
+    }
+    for clone in clones.into_iter().chain([source]) {
+        promptly(clone.close()).await.unwrap();
+    }
+    drop((snapshot, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+/// What must be a machine's alone; looks at its clock by the way.
+async fn look(sandbox: &Arc<dyn Sandbox>) -> Vec<String> {
+    let line = "head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; \
+                python3 -c 'import os, random, uuid, secrets; print(random.random(), os.urandom(8).hex(), uuid.uuid4(), secrets.token_hex(8))'; \
+                uname -n; cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id; date +%s";
+    let said = run(sandbox, line).await;
+    let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert!(here.abs_diff(lines[5].parse().unwrap()) < 2, "its clock says {} at {here}", lines[5]);
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
+    let Some(backend) = support::backend("twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down") else {
+        return;
+    };
+    let before = support::census();
+    let sandbox = create(&backend).await;
+    run(&sandbox, FILES).await;
+    let files = run(&sandbox, HASHES).await;
+    let _counter = begin(&sandbox, COUNTER).await;
+    let line = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done";
+    let request = ExecRequest::shell(line).output_buffer(ByteSize::from_mebibytes(8)).timeout(Duration::from_secs(3600)).build().unwrap();
+    let handle = promptly(sandbox.start(request)).await.unwrap();
+    let mut output = handle.output();
+    let reading = tokio::spawn(async move {
+        let mut all = Vec::new();
+        while let Some(event) = output.next().await {
+            if let OutputEvent::Chunk(chunk) = event {
+                all.extend_from_slice(&chunk.data);
+            }
+        }
+        all
+    });
+    let mut snapshot = None;
+    for cycle in 0..20 {
+        promptly(sandbox.pause()).await.unwrap();
+        let refused = promptly(sandbox.exec(ExecRequest::argv(["true"]).build().unwrap())).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict);
+        if cycle % 8 == 3 {
+            snapshot = Some(promptly(sandbox.snapshot()).await.unwrap());
+        }
+        promptly(sandbox.resume()).await.unwrap();
+        beyond(&sandbox, counted(&sandbox).await.map_or(0, |found| found.0)).await;
+    }
+    let all = String::from_utf8(promptly(reading).await.unwrap()).unwrap();
+    assert!(all.lines().eq((0..20000).map(|at| format!("line {at}"))), "{} lines", all.lines().count());
+    assert!(promptly(handle.exit()).await.unwrap().success());
+    assert_eq!(run(&sandbox, HASHES).await, files);
+    let clone = promptly(backend.restore(snapshot.unwrap(), Spec::default())).await.unwrap();
+    assert_eq!(run(&clone, HASHES).await, files);
+    beyond(&clone, counted(&clone).await.unwrap().0 + 2).await;
+    promptly(clone.close()).await.unwrap();
+    promptly(sandbox.close()).await.unwrap();
+    drop((handle, _counter, sandbox, clone, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
+    let Some(backend) = support::backend("what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on") else {
+        return;
+    };
+    let before = support::census();
+    let source = create(&backend).await;
+    let _counter = begin(&source, COUNTER).await;
+    let (count, kept) = beyond(&source, 1).await;
+    let snapshot = promptly(source.snapshot()).await.unwrap();
+    promptly(source.close()).await.unwrap();
+    for limits in [
+        Limits { memory: Some(ByteSize::from_mebibytes(64)), ..Limits::default() },
+        Limits { processes: Some(3), ..Limits::default() },
+        Limits { disk: None, ..Limits::default() },
+        Limits { cpus: Some("0.5".parse().unwrap()), ..Limits::default() },
+    ] {
+        let spec = Spec::builder().limits(limits).build().unwrap();
+        let error = promptly(backend.restore(snapshot.clone(), spec)).await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.remedy().is_some(), "{error:?}");
+    }
+    // As an archive would: bytes, and a backend that never saw the machine.
+    let taken = VmSnapshot::of(&snapshot).unwrap();
+    let copy = |from: &std::fs::File| {
+        let into = sparse::blank(0).unwrap();
+        let mut all = Vec::new();
+        let length = from.metadata().unwrap().len();
+        all.resize(length as usize, 0);
+        std::os::unix::fs::FileExt::read_exact_at(from, &mut all, 0).unwrap();
+        into.set_len(length).unwrap();
+        for (at, page) in all.chunks(4096).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte != 0)) {
+            std::os::unix::fs::FileExt::write_all_at(&into, page, at as u64 * 4096).unwrap();
+        }
+        into
+    };
+    let manifest: cofferdam_vm::SnapshotManifest =
+        serde_json::from_str(&serde_json::to_string(taken.manifest()).unwrap()).unwrap();
+    let state = MachineState::new(copy(taken.state().memory()), copy(taken.state().devices())).unwrap();
+    let disk = taken.disk().map(copy);
+    drop((snapshot, backend));
+    let small = VmConfig { snapshots: ByteSize::from_mebibytes(1), ..support::config() };
+    let full = VmBackend::new(small).unwrap();
+    let error = full.snapshot_of_parts(manifest.clone(), state.clone(), None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
+    let elsewhere = VmBackend::new(support::config()).unwrap();
+    promptly(elsewhere.check_snapshot(&manifest, &Spec::default())).await.unwrap();
+    assert!(elsewhere.snapshot_of_parts(manifest.clone(), state.clone(), None).is_err());
+    let arrived = elsewhere.snapshot_of_parts(manifest, state, disk).unwrap();
+    let clone = promptly(elsewhere.restore(arrived.into(), Spec::default())).await.unwrap();
+    assert_eq!(beyond(&clone, count).await.1, kept);
+    promptly(clone.close()).await.unwrap();
+    drop((source, clone, _counter, elsewhere, full));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
+    let Some(backend) = support::backend("a_dead_or_hostile_guest_hangs_no_snapshot") else { return };
+    let before = support::census();
+    // A busy one, with processes that come and go and output that nobody reads.
+    let busy = create(&backend).await;
+    let line = "while :; do (true) & echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; wait; done & yes & yes > /dev/null & wait";
+    let handle = promptly(busy.start(ExecRequest::shell(line).build().unwrap())).await.unwrap();
+    for _ in 0..3 {
+        promptly(busy.snapshot()).await.unwrap();
+    }
+    let fork = promptly(busy.fork()).await.unwrap();
+    run(&fork, "true").await;
+    promptly(fork.close()).await.unwrap();
+    promptly(busy.close()).await.unwrap();
+    drop((handle, fork, busy));
+    // One whose monitor is killed, or hangs, while it is written down.
+    for (signal, wait) in [(Signal::KILL, 0), (Signal::KILL, 5), (Signal::KILL, 40)] {
+        let old = support::monitors();
+        let sandbox = create(&backend).await;
+        let new = support::monitors().into_iter().find(|pid| !old.contains(pid)).expect("its monitor");
+        let pid = Pid::from_raw(new.try_into().unwrap()).unwrap();
+        let (taken, ()) = tokio::join!(promptly(sandbox.snapshot()), async {
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            kill_process(pid, signal).unwrap();
+        });
+        println!("{signal:?} after {wait} ms: {:?}", taken.map(drop).map_err(|error| error.to_string()));
+        assert!(promptly(sandbox.snapshot()).await.is_err());
+        promptly(sandbox.close()).await.unwrap();
+    }
+    drop(backend);
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warm_machines_come_from_one_snapshot_and_differ() {
+    let Some(backend) = support::backend("warm_machines_come_from_one_snapshot_and_differ") else { return };
+    let before = support::census();
+    let mut looks = Vec::new();
+    for turn in 0..3 {
+        let begun = Instant::now();
+        let warm = promptly(backend.warm(Spec::default())).await.unwrap();
+        println!("turn {turn}: warm after {:?}", begun.elapsed());
+        let begun = Instant::now();
+        let limits = Limits { wall_time: Duration::from_secs(99), ..Limits::default() };
+        let spec = Spec::builder().limits(limits).label("turn", turn.to_string()).build().unwrap();
+        assert!(warm.fits(&spec));
+        let sandbox = promptly(warm.claim(spec.clone())).await.unwrap();
+        println!("turn {turn}: claimed after {:?}", begun.elapsed());
+        let request = ExecRequest::shell("echo $MINE").env("MINE", turn.to_string()).build().unwrap();
+        let done = promptly(sandbox.exec(request)).await.unwrap();
+        println!("turn {turn}: answered after {:?}", begun.elapsed());
+        assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), turn.to_string());
+        assert_eq!(sandbox.spec(), &spec);
+        assert!(run(&sandbox, "ls /workspace /tmp").await.lines().all(|line| line.starts_with('/') || line.is_empty()));
+        looks.push(look(&sandbox).await);
+        run(&sandbox, "echo x > /workspace/mine").await;
+        promptly(sandbox.close()).await.unwrap();
+    }
+    for at in 0..5 {
+        assert_eq!(looks.iter().map(|look| &look[at]).collect::<BTreeSet<_>>().len(), 3, "{looks:?}");
+    }
+    drop(backend);
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}

@@ -1,0 +1,160 @@
+//! States of machines without a sandbox around them: they go on from there, again and again, and what is no state is told.
+
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use cofferdam_contract::{Access, ByteSize};
+use cofferdam_guest::{Guest, Settings};
+use cofferdam_vm::image::Image;
+use cofferdam_vm::qemu::{Qemu, QemuConfig};
+use cofferdam_vm::sparse;
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, MachineState, Started, Vmm};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::boot::{WORDS, machine, promptly};
+use crate::support::{self, NO_HANG};
+
+const MOST: ByteSize = ByteSize::from_mebibytes(1024);
+/// The version of what is said to agents.
+const VERSION: u8 = 2;
+/// A frame that the agent answers, and the answer: length, kind, id.
+const PING: [u8; 13] = [9, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0, 0];
+const PONG: [u8; 13] = [9, 0, 0, 0, 14, 0, 0, 0, 0, 0, 0, 0, 0];
+
+fn hardware(image: &Image) -> Hardware {
+    machine(image, WORDS).into_parts().0
+}
+
+fn qemu() -> Qemu {
+    Qemu::new(QemuConfig::default()).unwrap()
+}
+
+/// Whether the agent in a machine answers, one that has no host any more.
+async fn answers(started: &mut Started) -> bool {
+    started.writer.write_all(&PING).await.unwrap();
+    let mut answer = [0; PONG.len()];
+    promptly(started.reader.read_exact(&mut answer)).await.is_ok() && answer == PONG
+}
+
+/// A machine whose agent was greeted and then left alone.
+async fn booted(image: &Image) -> Started {
+    let mut started = qemu().start(machine(image, WORDS)).await.expect("a machine");
+    let hello = [&[17, 0, 0, 0, 1, 1][..], &[0; 7], b"DGFC", &[VERSION, 0, 0, 0]].concat();
+    started.writer.write_all(&hello).await.unwrap();
+    let mut greeting = [0; 25];
+    promptly(started.reader.read_exact(&mut greeting)).await.expect("a greeting");
+    assert!(answers(&mut started).await);
+    started
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_of_a_state_is_as_good_as_the_first() {
+    let Some(image) = support::image("a_state_of_a_state_is_as_good_as_the_first") else { return };
+    let before = support::census();
+    let mut machine = booted(&image).await;
+    let mut states: Vec<MachineState> = Vec::new();
+    for generation in 0..4 {
+        assert!(machine.vm.snapshot(MOST).await.is_err(), "a machine that runs was written down");
+        machine.vm.pause().await.unwrap();
+        let refused = machine.vm.snapshot(ByteSize::from_mebibytes(1)).await.unwrap_err().to_string();
+        assert!(refused.contains("takes more"), "{refused}");
+        let begun = Instant::now();
+        let state = promptly(machine.vm.snapshot(MOST)).await.unwrap();
+        let (memory, devices) = (state.memory(), state.devices());
+        let took = [sparse::allocated(memory).unwrap(), devices.metadata().unwrap().len()];
+        println!("generation {generation}: {took:?} bytes in {:?}", begun.elapsed());
+        assert!(took[0] > 1 << 20 && took[0] < memory.metadata().unwrap().len() && took[1] > 1000, "{took:?}");
+        assert!(memory.write_at(b"x", 0).is_err() && devices.set_len(0).is_err());
+        // The source goes on after it, and may be written down again.
+        machine.vm.resume().await.unwrap();
+        assert!(answers(&mut machine).await);
+        machine.vm.pause().await.unwrap();
+        promptly(machine.vm.snapshot(MOST)).await.unwrap();
+        machine.vm.kill().await.unwrap();
+        assert!(machine.vm.snapshot(MOST).await.is_err());
+        let begun = Instant::now();
+        machine = promptly(qemu().restore(hardware(&image), &state)).await.unwrap();
+        machine.vm.resume().await.unwrap();
+        assert!(answers(&mut machine).await);
+        println!("generation {generation}: went on after {:?}", begun.elapsed());
+        states.push(state);
+    }
+    // The first is still what it was.
+    let mut again = promptly(qemu().restore(hardware(&image), &states[0])).await.unwrap();
+    again.vm.resume().await.unwrap();
+    assert!(answers(&mut again).await);
+    drop((machine, again, states));
+    assert_eq!(support::left(&before).await, Default::default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_state_of_this_machine_is_refused_with_a_reason() {
+    let Some(image) = support::image("what_is_no_state_of_this_machine_is_refused_with_a_reason") else { return };
+    let before = support::census();
+    let machine = booted(&image).await;
+    machine.vm.pause().await.unwrap();
+    let state = promptly(machine.vm.snapshot(MOST)).await.unwrap();
+    let length = state.devices().metadata().unwrap().len() as usize;
+    let mut bytes = vec![0; length];
+    state.devices().read_exact_at(&mut bytes, 0).unwrap();
+    let memory = |length| sparse::blank(length).unwrap();
+    let of = |memory, bytes: &[u8]| {
+        let devices = sparse::blank(0).unwrap();
+        devices.write_all_at(bytes, 0).unwrap();
+        MachineState::new(memory, devices).unwrap()
+    };
+    let size = state.memory().metadata().unwrap().len();
+    let mut odd = bytes.clone();
+    odd[4..64].fill(0xff);
+    let cases = [
+        ("shorter memory", of(memory(size / 2), &bytes)),
+        ("no devices", of(memory(size), b"")),
+        ("rubbish", of(memory(size), &[b'x'; 5000])),
+        ("cut short", of(memory(size), &bytes[..length / 2])),
+        ("changed", of(memory(size), &odd)),
+    ];
+    for (what, state) in cases {
+        let refused = promptly(qemu().restore(hardware(&image), &state)).await.map(drop);
+        let error = refused.expect_err(what).to_string();
+        println!("{what}: {error}");
+    }
+    // A disk less than the state speaks of.
+    let refused = promptly(qemu().restore(Hardware { disks: Vec::new(), ..hardware(&image) }, &state)).await;
+    println!("a disk less: {}", refused.map(drop).expect_err("a disk less"));
+    let root = || Disk { name: "root", contents: Contents::Shared(image.root.clone()), access: Access::ReadOnly };
+    let more = Hardware { disks: vec![root(), root()], ..hardware(&image) };
+    println!("a disk more: {:?}", promptly(qemu().restore(more, &state)).await.map(drop));
+    drop((machine, state));
+    assert_eq!(support::left(&before).await, Default::default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody() {
+    let Some(image) = support::image("a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody") else { return };
+    let before = support::census();
+    for signal in [Signal::KILL, Signal::STOP] {
+        let patience = std::time::Duration::from_secs(5);
+        let qemu = Qemu::new(QemuConfig { patience, ..QemuConfig::default() }).unwrap();
+        let old: Vec<u32> = support::monitors();
+        let started = qemu.start(machine(&image, WORDS)).await.expect("a machine");
+        let settings = Settings { patience: NO_HANG, ..Settings::default() };
+        let Started { vm, reader, writer } = started;
+        let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await.unwrap();
+        let new = support::monitors().into_iter().find(|pid| !old.contains(pid)).expect("its monitor");
+        guest.set_paused(true);
+        vm.pause().await.unwrap();
+        let pid = Pid::from_raw(new.try_into().unwrap()).unwrap();
+        let (taken, ()) = tokio::join!(promptly(vm.snapshot(MOST)), async {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            kill_process(pid, signal).unwrap();
+        });
+        // It may have been done before.
+        println!("{signal:?}: {:?}", taken.map(drop).map_err(|error| error.to_string()));
+        let next = promptly(vm.snapshot(MOST)).await.map(drop).expect_err("it is dead or hangs");
+        println!("{signal:?}: {next}");
+        promptly(vm.kill()).await.unwrap();
+        promptly(guest.close()).await;
+    }
+    assert_eq!(support::left(&before).await, Default::default());
+}
