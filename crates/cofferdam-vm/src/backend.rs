@@ -61,6 +61,7 @@ impl Backend for VmBackend {
             Capability::Terminal,
             Capability::Files,
             Capability::RootDirectory,
+            Capability::Image,
             Capability::Pause,
             Capability::UnixPrograms,
         ])

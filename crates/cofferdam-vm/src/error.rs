@@ -92,6 +92,20 @@ pub enum VmError {
         /// What is missing.
         wall: &'static str,
     },
+    /// Hardware virtualisation was asked for, and is not to be had.
+    #[error("kvm was asked for: {why}")]
+    NoKvm {
+        /// What was found.
+        why: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// No image has this name.
+    #[error("there is no image {name:?}")]
+    NoSuchImage {
+        /// The name.
+        name: String,
+    },
     /// A machine ended before its agent could be greeted.
     #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
     NotBooted {
@@ -146,7 +160,7 @@ impl VmError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::BadSource { .. } | Self::TooLarge { .. } => ErrorKind::InvalidInput,
-            Self::NoImage => ErrorKind::NotFound,
+            Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
             Self::BadCache { .. } => ErrorKind::Denied,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Io { source, .. } => match source.kind() {
@@ -174,8 +188,11 @@ impl VmError {
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "make it once, with a network: packages of the kernel and of the root file system are fetched"
+                "make it once, with a network: `cofferdam vm build-image` (or, from the library, `VmBackend::make_image`, \
+                 `MakePolicy::Missing`)"
             }
+            Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
+            Self::NoKvm { remedy, .. } => remedy,
             Self::NoWall { .. } => {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"

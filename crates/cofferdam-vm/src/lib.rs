@@ -11,7 +11,10 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bounds;
+mod choice;
 mod config;
+mod doctor;
 mod error;
 pub mod firecracker;
 pub mod image;
@@ -30,6 +33,7 @@ pub mod vmm;
 mod words;
 
 pub use backend::{NAME, VmBackend};
-pub use config::{Deadlines, MakePolicy, VmConfig};
+pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
+pub use doctor::{Finding, FindingState, doctor};
 pub use error::{Result, VmError};
 pub use make::MakeProgress;

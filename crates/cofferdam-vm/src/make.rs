@@ -12,12 +12,12 @@ use cofferdam_debian::Cache;
 use cofferdam_guest::{Ending, Evidence, Guest, Reason, Settings};
 use tokio::sync::{OnceCell, Semaphore};
 
-use crate::config::VmConfig;
+use crate::choice::Chooser;
+use crate::config::{RootChoice, VmConfig};
 use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
-use crate::qemu::Qemu;
 use crate::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
 
 const ROOT: &str = "cofferdam-root";
@@ -44,7 +44,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(config: VmConfig, progress: MakeProgress) -> Result<Arc<Self>> {
         config.check()?;
-        let vmm = Qemu::new(config.qemu.clone()).map_err(|error| error.into_error("configure"))?;
+        let vmm = Chooser::new(&config).map_err(|error| error.into_error("configure"))?;
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
@@ -62,11 +62,32 @@ impl Host {
     }
 
     async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
-        if let RootFs::Directory { path } = spec.root() {
-            let root = RootSource::Directory(path.clone());
-            return self.found(Source { root, ..self.config.source.clone() }).await;
+        match spec.root() {
+            RootFs::Directory { path } => {
+                let root = RootSource::Directory(path.clone());
+                self.found(Source { root, ..self.config.source.clone() }).await
+            }
+            RootFs::Image { reference } => self.named(reference).await,
+            RootFs::Default => self.image.get_or_try_init(|| self.usual()).await.cloned(),
         }
-        self.image.get_or_try_init(|| self.found(self.config.source.clone())).await.cloned()
+    }
+
+    /// What machines start from whose spec names nothing.
+    async fn usual(&self) -> Result<Image, VmError> {
+        let source = || self.found(self.config.source.clone());
+        match &self.config.root {
+            RootChoice::Source => source().await,
+            RootChoice::Made(name) => self.named(name).await,
+            RootChoice::MadeOrSource(name) => match self.named(name).await {
+                Err(VmError::NoSuchImage { .. }) => source().await,
+                found => found,
+            },
+        }
+    }
+
+    async fn named(&self, name: &str) -> Result<Image, VmError> {
+        let (images, name) = (self.images.clone(), name.to_owned());
+        blocking(move || images.named(&name)).await
     }
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {
@@ -94,6 +115,8 @@ pub(crate) struct Raw {
     evidence: Evidence,
     plan: Plan,
     boot: String,
+    /// What runs it, and why.
+    runs: String,
 }
 
 impl fmt::Debug for Raw {
@@ -114,7 +137,9 @@ impl Raw {
     /// Holds it against a spec: the posture, or an error and nothing left.
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
         let Self { evidence, plan, boot, .. } = self;
-        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot: boot });
+        let (runs, kept) = (&self.runs, &self.vm.kept());
+        let posture =
+            posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot: boot, runs, kept });
         if let Err(error) = posture.require(spec.allow_weaker()) {
             self.close().await?;
             return Err(error);
@@ -147,7 +172,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => {
             let id = SandboxId::new(format!("cofferdam-{:016x}{:08x}", fastrand::u64(..), fastrand::u32(..)));
-            Ok(Raw { id, guest, vm, evidence, plan, boot: host.boot.clone() })
+            Ok(Raw { id, guest, vm, evidence, plan, boot: host.boot.clone(), runs: host.vmm.runs_with() })
         }
         Err(error) => Err(no_guest(&*vm, error).await),
     }

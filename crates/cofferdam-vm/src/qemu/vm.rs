@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::qmp::Qmp;
 use super::{PROGRAM, broken};
+use crate::bounds::Enclosure;
 use crate::error::{Result, VmError, io, shown_end};
 use crate::vmm::{Ended, Vm};
 use crate::words::Words;
@@ -27,11 +28,18 @@ pub(crate) struct QemuVm {
     ended: watch::Receiver<Option<Ended>>,
     console: Words,
     said: Words,
+    kept: String,
 }
 
 impl QemuVm {
     /// Takes the process over; a task waits for its end. `words` are the console's and the monitor's own.
-    pub(crate) fn watch(mut child: Child, qmp: Qmp, (console, said): (Words, Words)) -> Result<Self> {
+    pub(crate) fn watch(
+        mut child: Child,
+        qmp: Qmp,
+        (console, said): (Words, Words),
+        enclosure: Enclosure,
+    ) -> Result<Self> {
+        let kept = enclosure.shown.clone();
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -56,9 +64,11 @@ impl QemuVm {
             // A descriptor that cannot be waited for is no reason to forget the process.
             let _ = process.readable().await;
             let status = child.wait();
+            // Removing its group may have to wait for the kernel a little.
+            let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
             sender.send_replace(Some(end_of(asked.shutdown(), status.ok(), &words.text())));
         });
-        Ok(Self { qmp, process: Arc::new(killer), ended, console, said })
+        Ok(Self { qmp, process: Arc::new(killer), ended, console, said, kept })
     }
 
     /// Waits until the monitor has greeted.
@@ -118,6 +128,10 @@ impl Vm for QemuVm {
 
     fn console(&self) -> String {
         self.console.text()
+    }
+
+    fn kept(&self) -> String {
+        self.kept.clone()
     }
 
     async fn kill(&self) -> Result<()> {
