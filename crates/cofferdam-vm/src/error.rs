@@ -204,6 +204,11 @@ impl VmError {
         Some(text.to_owned())
     }
 
+    /// As an error of the contract, for those who make images without a backend.
+    pub fn into_contract(self, operation: &'static str) -> Error {
+        self.into_error(operation)
+    }
+
     /// As an error of the contract.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         let retry = match self {
