@@ -188,8 +188,7 @@ impl VmError {
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "make it once, with a network: `cofferdam vm build-image` (or, from the library, `VmBackend::make_image`, \
-                 `MakePolicy::Missing`)"
+                "make it once, with a network: `cofferdam vm build-image`, or VmBackend::make_image from the library"
             }
             Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
             Self::NoKvm { remedy, .. } => remedy,

@@ -230,7 +230,7 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         Protection::Memory,
         holds,
         format!(
-            "control group inside, memory limit {found}, no swap; and the machine's memory; outside, {}",
+            "control group inside, memory limit {found}, no swap; and the machine's memory; {}",
             measured.kept
         ),
     )
@@ -342,7 +342,7 @@ mod tests {
         posture.require(&Default::default()).unwrap();
         let said = |protection| posture.get(protection).unwrap().mechanism.clone();
         assert!(said(Protection::PidNamespace).ends_with("; tcg"), "{}", said(Protection::PidNamespace));
-        assert!(said(Protection::Memory).ends_with("outside, bounded"), "{}", said(Protection::Memory));
+        assert!(said(Protection::Memory).ends_with("; bounded"), "{}", said(Protection::Memory));
     }
 
     #[test]

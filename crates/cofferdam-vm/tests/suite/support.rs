@@ -36,7 +36,13 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-/// The image that tests use, made once; the reason why there is none otherwise.
+/// Whether machines can be made here at all.
+pub(crate) fn has_monitor() -> bool {
+    cfg!(target_arch = "x86_64") && has("qemu-system-x86_64")
+}
+
+/// The image that tests use, made once; the reason why there is none otherwise. Where machines are to be tested and can be, an
+/// image that cannot be made is a failure.
 fn made() -> &'static Result<Image, String> {
     static MADE: OnceLock<Result<Image, String>> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -49,7 +55,10 @@ fn made() -> &'static Result<Image, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("the driver makes machines of this kind on x86_64 only".to_owned());
         }
-        images().find(&source(), MakePolicy::Missing, &mut |_| ()).map_err(|error| error.to_string())
+        match images().find(&source(), MakePolicy::Missing, &mut |_| ()) {
+            Ok(image) => Ok(image),
+            Err(error) => panic!("no image could be made: {error}"),
+        }
     })
 }
 
