@@ -229,10 +229,7 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     row(
         Protection::Memory,
         holds,
-        format!(
-            "control group inside, memory limit {found}, no swap; and the machine's memory; {}",
-            measured.kept
-        ),
+        format!("control group inside, memory limit {found}, no swap; and the machine's memory; {}", measured.kept),
     )
 }
 

@@ -27,7 +27,7 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Of a whole directory: what layers below put into it is not there.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// The deepest path that is followed when something is removed or counted.
-const DEEPEST: usize = 1024;
+const DEEPEST: usize = 256;
 
 /// A directory to which layers are applied.
 #[derive(Debug)]

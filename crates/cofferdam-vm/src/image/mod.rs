@@ -237,7 +237,8 @@ impl Images {
         if !is_name(name) {
             return Err(VmError::BadSource { what: format!("{name:?} is no name of an image") });
         }
-        let (kernel, root) = (self.kernel(source, progress)?, self.root(source, progress)?);
+        // First what people bring themselves, and may be wrong: the rest may take minutes.
+        let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
         let lock = self.store.lock(progress)?;
         let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), about: about.to_owned() };
         names::write(&self.store, &lock, name, &named)?;

@@ -28,8 +28,8 @@ const MOST_LAYERS: usize = 256;
 const MOST_FILES: usize = 4096;
 /// An index may name further ones.
 const DEEPEST: usize = 3;
-/// What a layer may come to, for each byte that the root file system may take: records of the tar around small files.
-const TAR_SHARE: u64 = 2;
+/// What all layers may come to, each of which is read twice, for each byte that the root file system may take.
+const LAYERS_SHARE: u64 = 4;
 const LAYOUT: &str = "oci-layout";
 const INDEX: &str = "index.json";
 const SAVED: &str = "manifest.json";
@@ -60,7 +60,8 @@ impl Files {
         let mut places = BTreeMap::new();
         let mut archive = tar::Archive::new(&file);
         let wrong = |error: io::Error| bad(format!("{} is no tar: {error}", path.display()));
-        for entry in archive.entries_with_seek().map_err(wrong)? {
+        let entries = archive.entries_with_seek().map_err(wrong)?;
+        for entry in entries {
             let entry = entry.map_err(wrong)?;
             if places.len() > MOST_FILES {
                 break;
@@ -73,7 +74,6 @@ impl Files {
                 places.remove(&name);
             }
         }
-        drop(archive);
         Ok(Self::Tar(file, places))
     }
 
@@ -323,18 +323,18 @@ fn contents(configuration: &[u8]) -> Result<Vec<Sha>> {
     found.rootfs.diff_ids.iter().map(|text| Sha::parse(text)).collect()
 }
 
-/// Hashes what is read of it, up to a bound.
-struct Hashed<R> {
+/// Hashes what is read of it, as long as there is something left of a bound.
+struct Hashed<'a, R> {
     from: R,
     hasher: Sha256,
-    left: u64,
+    left: &'a mut u64,
 }
 
-impl<R: Read> Read for Hashed<R> {
+impl<R: Read> Read for Hashed<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.from.read(buffer)?;
-        self.left =
-            self.left.checked_sub(length as u64).ok_or_else(|| io::Error::other("it is larger than allowed"))?;
+        let left = self.left.checked_sub(length as u64);
+        *self.left = left.ok_or_else(|| io::Error::other("it is larger than allowed"))?;
         self.hasher.update(&buffer[..length]);
         Ok(length)
     }
@@ -349,6 +349,7 @@ impl Layout {
     /// Unpacks all layers into an empty directory, and counts what it needs.
     pub(crate) fn unpack(&self, into: &Path, most: u64) -> Result<Needs> {
         let mut tree = Tree::new(into, most)?;
+        let mut left = most.saturating_mul(LAYERS_SHARE);
         for layer in &self.layers {
             if let Some(packed) = &layer.packed {
                 let found = hash_of(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
@@ -356,17 +357,16 @@ impl Layout {
                     return Err(wrong_digest(packed));
                 }
             }
-            let most = most.saturating_mul(TAR_SHARE);
-            self.through(layer, most, |tar| tree.remove(tar))?;
-            self.through(layer, most, |tar| tree.extract(tar))?;
+            self.through(layer, &mut left, |tar| tree.remove(tar))?;
+            self.through(layer, &mut left, |tar| tree.extract(tar))?;
         }
         tree.finish()
     }
 
     /// Has a layer's contents read, and compares what they hash to.
-    fn through(&self, layer: &Layer, most: u64, read: impl FnOnce(&mut dyn Read) -> Result<()>) -> Result<()> {
+    fn through(&self, layer: &Layer, left: &mut u64, read: impl FnOnce(&mut dyn Read) -> Result<()>) -> Result<()> {
         let unpacked = unpacked(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
-        let mut hashed = Hashed { from: unpacked, hasher: Sha256::new(), left: most };
+        let mut hashed = Hashed { from: unpacked, hasher: Sha256::new(), left };
         read(&mut hashed)?;
         // What follows the end of the tar is part of it.
         let rest = io::copy(&mut hashed, &mut io::sink());

@@ -14,6 +14,9 @@ const MOST: u64 = 1 << 28;
 /// What is in a layer: kind, path, link, mode, contents.
 type Item<'a> = (EntryType, &'a str, &'a str, u32, &'a [u8]);
 
+/// A layer, and how it is packed.
+type Packed = (Vec<u8>, fn(&[u8]) -> Vec<u8>);
+
 const FILE: EntryType = EntryType::Regular;
 const DIRECTORY: EntryType = EntryType::Directory;
 const LINK: EntryType = EntryType::Symlink;
@@ -61,7 +64,7 @@ fn put_json(place: &Path, value: &Value) -> String {
 }
 
 /// A manifest in a layout, of layers with their packing; gives its digest.
-fn manifest(place: &Path, layers: &[(Vec<u8>, fn(&[u8]) -> Vec<u8>)]) -> String {
+fn manifest(place: &Path, layers: &[Packed]) -> String {
     let contents: Vec<String> = layers.iter().map(|(tar, _)| format!("sha256:{}", Sha::of(tar).0)).collect();
     let packed: Vec<Value> = layers.iter().map(|(tar, pack)| json!({"digest": put(place, &pack(tar))})).collect();
     let config = put_json(
@@ -76,7 +79,7 @@ fn index(place: &Path, manifests: &Value) {
     fs::write(place.join(INDEX), json!({"schemaVersion": 2, "manifests": manifests}).to_string()).unwrap();
 }
 
-fn layout(place: &Path, layers: &[(Vec<u8>, fn(&[u8]) -> Vec<u8>)]) {
+fn layout(place: &Path, layers: &[Packed]) {
     let digest = manifest(place, layers);
     index(place, &json!([{"digest": digest, "mediaType": "application/vnd.oci.image.manifest.v1+json"}]));
 }
@@ -90,7 +93,7 @@ fn places() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (place, from, into)
 }
 
-fn refused(layers: &[(Vec<u8>, fn(&[u8]) -> Vec<u8>)]) -> String {
+fn refused(layers: &[Packed]) -> String {
     let (_place, from, into) = places();
     layout(&from, layers);
     let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err();
@@ -270,7 +273,7 @@ fn what_grows_without_an_end_is_stopped() {
 #[test]
 fn one_image_for_this_processor_is_taken() {
     let (_place, from, _) = places();
-    let layers: fn(&[u8]) -> (Vec<u8>, fn(&[u8]) -> Vec<u8>) = |data| (layer(&[(FILE, "f", "", 0o644, data)]), gzip);
+    let layers: fn(&[u8]) -> Packed = |data| (layer(&[(FILE, "f", "", 0o644, data)]), gzip);
     let (ours, theirs) = (manifest(&from, &[layers(b"ours")]), manifest(&from, &[layers(b"theirs")]));
     let platform = |name: &str| json!({"architecture": name, "os": "linux"});
     let identity = || read(&from).map(|layout| layout.identity());

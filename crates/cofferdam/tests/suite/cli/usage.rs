@@ -64,6 +64,7 @@ fn the_top_level_help() {
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       setup        Install interpreters for WebAssembly, once for this user
       image        Show the images of the container engine, and get more
+      vm           Make images for virtual machines, show and remove them
       conformance  Run the conformance kit against a backend
       backends     List the backends
       schema       Print the JSON Schema of what goes in and comes out
