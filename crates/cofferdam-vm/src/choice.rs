@@ -43,6 +43,8 @@ pub(crate) struct Chooser {
     kvm: Qemu,
     probe: Probe,
     config: VmConfig,
+    /// Time for a kernel to come up.
+    limit: Duration,
     chosen: OnceCell<Chosen>,
 }
 
@@ -56,6 +58,7 @@ impl Chooser {
             kvm: qemu(Accelerator::Kvm)?,
             probe: probe(config),
             config: config.clone(),
+            limit: TRIAL_LIMIT,
             chosen: OnceCell::new(),
         })
     }
@@ -78,6 +81,10 @@ impl Chooser {
         let probe = self.probe.clone();
         let verdict = tokio::task::spawn_blocking(move || probe.verdict()).await;
         let verdict = verdict.unwrap_or_else(|_| Verdict::Unfit { why: "the probe was interrupted".to_owned() });
+        self.decide(&verdict, machine).await
+    }
+
+    async fn decide(&self, verdict: &Verdict, machine: &Machine) -> Result<Chosen> {
         if !verdict.is_usable() {
             return self.without(verdict.to_string(), verdict.remedy());
         }
@@ -110,7 +117,7 @@ impl Chooser {
             return Ok(known);
         }
         let begun = Instant::now();
-        let greeted = greets(&self.kvm, trial_machine(machine, &self.config)?, begun + TRIAL_LIMIT).await;
+        let greeted = greets(&self.kvm, trial_machine(machine, &self.config)?, begun + self.limit).await;
         let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let trial = KernelTrial { monitor, image, outcome: greeted.map(|()| milliseconds) };
         if let Some(place) = place {
@@ -213,6 +220,8 @@ pub(crate) fn known(probes: Option<PathBuf>) -> Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MakePolicy;
+    use crate::image::{Images, RootSource, Source};
 
     fn chooser(acceleration: Acceleration, device: &str) -> Chooser {
         let config = VmConfig { acceleration, probes: None, ..VmConfig::new("/x") };
@@ -246,6 +255,70 @@ mod tests {
         let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
         asked.choose(&machine()).await.unwrap();
         assert!(asked.runs_with().ends_with("asked for"), "{}", asked.runs_with());
+    }
+
+    /// A machine of the image that the test suite has made, where machines are tested.
+    fn real_machine(test: &str) -> Option<Machine> {
+        if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
+            println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
+            return None;
+        }
+        let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().unwrap().join("cofferdam"));
+        let images = Images::new(cache.join("vm"), cofferdam_debian::Cache::new(cache.join("debian")));
+        let root = RootSource::Debian(cofferdam_debian::Recipe::tiny());
+        let source = Source { root, ..Source::default() };
+        let image = images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image");
+        let root = Disk { name: "cofferdam-root", contents: Contents::Shared(image.root), access: Access::ReadOnly };
+        Some(Machine { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..machine() })
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_kernel_is_started_once_before_it_is_believed() {
+        let Some(machine) = real_machine("a_kernel_is_started_once_before_it_is_believed") else { return };
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        let place = tempfile::tempdir().unwrap();
+        let with_records = |acceleration, name: &str| {
+            let probes = Some(place.path().join(name));
+            let config = VmConfig { acceleration, probes, ..VmConfig::new("/x") };
+            let mut chooser = Chooser::new(&config).unwrap();
+            // Translation stands in for a processor that works.
+            chooser.kvm = Qemu::new(QemuConfig::default()).unwrap();
+            chooser.limit = Duration::from_secs(240);
+            chooser
+        };
+        let good = with_records(Acceleration::Kvm, "good");
+        let first = good.decide(&usable, &machine).await.unwrap();
+        assert!(first.accelerator == Accelerator::Kvm && first.why.contains("a kernel was up in"), "{first:?}");
+        // Another time would differ in its milliseconds.
+        assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &machine).await.unwrap(), first);
+        let file = place.path().join("kernel");
+        std::fs::write(&file, "this is no kernel").unwrap();
+        let broken = Machine { kernel: file, ..machine };
+        let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();
+        assert!(auto.accelerator == Accelerator::Tcg && auto.why.contains("does not start"), "{auto:?}");
+        let error = with_records(Acceleration::Kvm, "bad").decide(&usable, &broken).await.unwrap_err();
+        assert!(error.to_string().contains("does not start"), "{error}");
+    }
+
+    /// Whatever this host's device is: a kernel comes up on it, or is given up in time.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_device_that_is_of_no_use_is_no_hang() {
+        let test = "a_device_that_is_of_no_use_is_no_hang";
+        let Some(machine) = real_machine(test) else { return };
+        if std::fs::File::options().read(true).write(true).open(crate::qemu::KVM).is_err() {
+            println!("SKIP {test}: /dev/kvm cannot be opened here");
+            return;
+        }
+        let mut chooser = chooser(Acceleration::Auto, crate::qemu::KVM);
+        chooser.limit = Duration::from_secs(10);
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));
+        let chosen = deciding.await.expect("no hang").unwrap();
+        println!("this host: {chosen:?}");
+        let came_up = chosen.accelerator == Accelerator::Kvm;
+        assert_ne!(came_up, chosen.why.contains("does not start"), "{chosen:?}");
     }
 
     #[test]
