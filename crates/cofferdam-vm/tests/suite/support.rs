@@ -97,7 +97,12 @@ pub(crate) fn census() -> BTreeSet<String> {
     }
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let target = std::fs::read_link(entry.path()).unwrap_or_default().display().to_string();
-        if target.starts_with("socket:") || target.contains("(deleted)") || target.contains("pidfd") {
+        if target.contains("pidfd") {
+            // They all have one name; whose it is tells them apart.
+            let about = Path::new("/proc/self/fdinfo").join(entry.file_name());
+            let about = std::fs::read_to_string(about).unwrap_or_default();
+            all.insert(format!("{target} {}", about.lines().find(|line| line.starts_with("Pid:")).unwrap_or_default()));
+        } else if target.starts_with("socket:") || target.contains("(deleted)") {
             all.insert(target);
         }
     }

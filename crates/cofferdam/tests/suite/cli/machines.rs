@@ -233,7 +233,7 @@ fn ends_in_a_machine_are_told_as_everywhere() {
         (&["--", "sh", "-c", "exit 7"], 7),
         (&["--", "no-such-program"], 127),
         (&["--", "/etc/passwd"], 126),
-        (&["--memory", "48M", "--", "python3", "-c", "x = [b'x' * i for i in range(1 << 20)]"], 137),
+        (&["--memory", "48M", "--", "python3", "-c", "x = [b'x' * (8 << 20) for i in range(64)]"], 137),
         (&["--disk", "8M", "--", "sh", "-c", "head -c 20000000 /dev/zero > f"], 1),
     ] {
         let Some(mut command) = with_machines(run(["--backend", "vm"]), "ends_in_a_machine") else { return };
