@@ -120,7 +120,7 @@ impl Field {
             println!("== make the base image");
             images.build_base(&BaseImage::default(), BASE_IMAGE, Arc::new(|_| {})).await?;
         }
-        let backend = registry::backend_with(CONTAINER_BACKEND, &containers)?;
+        let backend = registry::backend_with(CONTAINER_BACKEND, &containers.clone().into())?;
         let live = backend.create(Spec::default()).await?;
         let config = PoolConfig { min_warm: 1, max_warm: 1, ..PoolConfig::default() };
         let pool = PooledBackend::new(Arc::clone(&backend), Spec::default(), config)?;

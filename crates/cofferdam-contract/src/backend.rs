@@ -83,7 +83,7 @@ pub enum Capability {
     HostWorkspace,
     /// Another root file system from a directory.
     RootDirectory,
-    /// Another root file system from an image of a container engine.
+    /// Another root file system from an image with a name: of a container engine, or of the backend's own.
     Image,
     /// [`Sandbox::snapshot`] and [`Backend::restore`].
     Snapshot,

@@ -148,7 +148,7 @@ pub enum RootFs {
         /// An absolute path.
         path: PathBuf,
     },
-    /// An image of a container engine.
+    /// An image with a name: of a container engine, or of the backend's own.
     Image {
         /// What the engine knows it by, such as `python:3.13-slim`, with a digest (`name@sha256:…`) to name its content:
         /// 1 to 512 bytes without blanks.

@@ -24,6 +24,12 @@ pub struct Start {
     pub rules: Option<Ruleset>,
     /// Whether it has a network and System V objects of its own, and so none.
     pub seclusion: Seclusion,
+    /// Files of control groups in which it puts itself before it runs, as [`Group::entrances`] gives them.
+    ///
+    /// [`Group::entrances`]: crate::cgroup::Group::entrances
+    pub groups: Vec<OwnedFd>,
+    /// Resource limits; one that is above what it is allowed anyway changes nothing.
+    pub limits: Vec<(Resource, u64)>,
 }
 
 /// What of the host's besides files a program can reach.
@@ -100,11 +106,13 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
 }
 
 fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
-    let Start { keep, user, mut rules, seclusion } = start;
+    let Start { keep, user, mut rules, seclusion, groups, limits } = start;
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
     let parent = std::process::id();
     command.process_group(0);
     let prepare = move || {
+        // First of all, so that nothing of it is counted elsewhere.
+        groups.iter().try_for_each(|group| rustix::io::write(group, b"0").map(drop))?;
         if seclusion == Seclusion::Apart {
             seclude()?;
         }
@@ -112,6 +120,7 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
             process::become_user(uid, gid)?;
         }
         process::set_limit(Resource::CORE, 0)?;
+        limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
         process::set_no_new_privileges()?;
         if let Some(rules) = rules.take() {
             rules.enforce()?;
@@ -146,6 +155,7 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
+    use crate::cgroup::{Bounds, Owner, Share};
     use crate::landlock::access;
 
     #[test]
@@ -197,6 +207,38 @@ mod tests {
             return;
         }
         assert!(outcome("test \"$(grep -c : /proc/self/net/dev)\" = 1", start));
+    }
+
+    #[test]
+    fn a_program_has_the_limits_that_it_is_given() {
+        let limits = vec![(Resource::FILE_SIZE, 4096), (Resource::OPEN_FILES, 20)];
+        let limits = || Start { limits: limits.clone(), ..Start::default() };
+        assert!(outcome("test $(ulimit -n) = 20 && test $(ulimit -Hf) -le 8", limits()));
+        assert!(!outcome("ulimit -n 21", limits()));
+        assert!(outcome("ulimit -n 21", Start::default()));
+    }
+
+    #[test]
+    fn a_program_is_in_its_group_from_its_start() {
+        let root = rustix::process::geteuid().is_root();
+        let Ok(mut owner) = Owner::new(root, Share::Many) else {
+            println!("SKIP a_program_is_in_its_group_from_its_start: this user can make no groups");
+            return;
+        };
+        let bounds = Bounds { memory: Some(64 << 20), tasks: Some(9), cpu_millis: None };
+        let group = owner.make(bounds).unwrap();
+        let start_with = Start { groups: group.entrances().unwrap(), ..Start::default() };
+        assert!(outcome("grep -q '/cofferdam-[0-9-]*/s1$' /proc/self/cgroup", start_with));
+        let sleeper = Start { groups: group.entrances().unwrap(), ..Start::default() };
+        let mut command = Command::new("/bin/sleep");
+        command.arg("1000").env_clear().stdin(Stdio::null());
+        let mut child = start(command, sleeper).unwrap();
+        let counting = owner.counting_dir(&group).unwrap();
+        assert_eq!(crate::cgroup::members(counting), 1);
+        // Whatever is in it ends with it.
+        owner.discard(&group).unwrap();
+        assert!(!child.wait().unwrap().success());
+        owner.close();
     }
 
     #[test]

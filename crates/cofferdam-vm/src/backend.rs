@@ -93,6 +93,7 @@ impl Backend for VmBackend {
             Capability::RootDirectory,
             Capability::Snapshot,
             Capability::Fork,
+            Capability::Image,
             Capability::Pause,
             Capability::Warm,
             Capability::UnixPrograms,

@@ -7,6 +7,7 @@ use cofferdam_contract::{ByteSize, Error, Result};
 
 use crate::image::Source;
 use crate::qemu::QemuConfig;
+use crate::vmm::Acceleration;
 
 /// What is done about an image that was not made yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,6 +17,18 @@ pub enum MakePolicy {
     Never,
     /// It is made, which takes a network and some time.
     Missing,
+}
+
+/// What machines start from whose spec names nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum RootChoice {
+    /// What the configured [`Source`] makes.
+    #[default]
+    Source,
+    /// The image that was made under this name; without it no machine is made.
+    Made(String),
+    /// The image that was made under this name, if there is one, else what the source makes.
+    MadeOrSource(String),
 }
 
 /// How long a machine has.
@@ -40,6 +53,8 @@ pub struct VmConfig {
     pub images: PathBuf,
     /// Where packages are kept that images are made from.
     pub packages: PathBuf,
+    /// What machines start from whose spec names nothing.
+    pub root: RootChoice,
     /// What the default image is made from.
     pub source: Source,
     /// What is done about an image that is missing.
@@ -60,8 +75,12 @@ pub struct VmConfig {
     pub ready_idle: Duration,
     /// Machines that may boot at once.
     pub boots: usize,
-    /// The monitor.
+    /// The monitor. Its accelerator is what [`Self::acceleration`] comes to.
     pub qemu: QemuConfig,
+    /// How its accelerator is chosen.
+    pub acceleration: Acceleration,
+    /// A directory for what was found out about this host, made when it is first needed. Without it nothing is remembered.
+    pub probes: Option<PathBuf>,
     /// How long a machine has.
     pub deadlines: Deadlines,
 }
@@ -73,9 +92,12 @@ impl VmConfig {
         Self {
             images: directory.join("images"),
             packages: directory.join("packages"),
+            root: RootChoice::default(),
             source: Source::default(),
             make: MakePolicy::default(),
             disks: directory.join("disks"),
+            acceleration: Acceleration::default(),
+            probes: Some(directory.join("probes")),
             memory: ByteSize::from_mebibytes(512),
             processors: 1,
             snapshots: ByteSize::from_mebibytes(4096),

@@ -130,6 +130,20 @@ pub enum VmError {
         /// What is wrong with it.
         what: String,
     },
+    /// Hardware virtualisation was asked for, and is not to be had.
+    #[error("kvm was asked for: {why}")]
+    NoKvm {
+        /// What was found.
+        why: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// No image has this name.
+    #[error("there is no image {name:?}")]
+    NoSuchImage {
+        /// The name.
+        name: String,
+    },
     /// A machine ended before its agent could be greeted.
     #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
     NotBooted {
@@ -189,7 +203,7 @@ impl VmError {
             | Self::Fixed { .. }
             | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
             Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
-            Self::NoImage => ErrorKind::NotFound,
+            Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
             Self::BadCache { .. } => ErrorKind::Denied,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Io { source, .. } => match source.kind() {
@@ -217,8 +231,10 @@ impl VmError {
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "make it once, with a network: packages of the kernel and of the root file system are fetched"
+                "make it once, with a network: `cofferdam vm build-image`, or VmBackend::make_image from the library"
             }
+            Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
+            Self::NoKvm { remedy, .. } => remedy,
             Self::NoWall { .. } => {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
@@ -235,6 +251,11 @@ impl VmError {
             _ => return None,
         };
         Some(text.to_owned())
+    }
+
+    /// As an error of the contract, for those who make images without a backend.
+    pub fn into_contract(self, operation: &'static str) -> Error {
+        self.into_error(operation)
     }
 
     /// As an error of the contract.

@@ -11,8 +11,11 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bounds;
 mod budget;
+mod choice;
 mod config;
+mod doctor;
 mod error;
 pub mod firecracker;
 pub mod image;
@@ -35,7 +38,8 @@ mod warm;
 mod words;
 
 pub use backend::{NAME, VmBackend};
-pub use config::{Deadlines, MakePolicy, VmConfig};
+pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
+pub use doctor::{Finding, FindingState, doctor};
 pub use error::{Result, VmError};
 pub use make::MakeProgress;
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};

@@ -13,12 +13,12 @@ use cofferdam_guest::{Ending, Evidence, Guest, Reason, Record, Renewal, Settings
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::budget::{Budget, Lease};
-use crate::config::VmConfig;
+use crate::choice::Chooser;
+use crate::config::{RootChoice, VmConfig};
 use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
-use crate::qemu::Qemu;
 use crate::ready::Ready;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
@@ -53,7 +53,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(config: VmConfig, progress: MakeProgress) -> Result<Arc<Self>> {
         config.check()?;
-        let vmm = Qemu::new(config.qemu.clone()).map_err(|error| error.into_error("configure"))?;
+        let vmm = Chooser::new(&config).map_err(|error| error.into_error("configure"))?;
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
@@ -73,11 +73,32 @@ impl Host {
     }
 
     pub(crate) async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
-        if let RootFs::Directory { path } = spec.root() {
-            let root = RootSource::Directory(path.clone());
-            return self.found(Source { root, ..self.config.source.clone() }).await;
+        match spec.root() {
+            RootFs::Directory { path } => {
+                let root = RootSource::Directory(path.clone());
+                self.found(Source { root, ..self.config.source.clone() }).await
+            }
+            RootFs::Image { reference } => self.named(reference).await,
+            RootFs::Default => self.image.get_or_try_init(|| self.usual()).await.cloned(),
         }
-        self.image.get_or_try_init(|| self.found(self.config.source.clone())).await.cloned()
+    }
+
+    /// What machines start from whose spec names nothing.
+    async fn usual(&self) -> Result<Image, VmError> {
+        let source = || self.found(self.config.source.clone());
+        match &self.config.root {
+            RootChoice::Source => source().await,
+            RootChoice::Made(name) => self.named(name).await,
+            RootChoice::MadeOrSource(name) => match self.named(name).await {
+                Err(VmError::NoSuchImage { .. }) => source().await,
+                found => found,
+            },
+        }
+    }
+
+    async fn named(&self, name: &str) -> Result<Image, VmError> {
+        let (images, name) = (self.images.clone(), name.to_owned());
+        blocking(move || images.named(&name)).await
     }
 
     /// What a state takes of the memory that snapshots may take.
@@ -126,6 +147,8 @@ pub(crate) struct Raw {
     pub host: Arc<Host>,
     pub evidence: Evidence,
     plan: Plan,
+    /// What runs it, and why.
+    runs: String,
     /// The key of its image.
     image: String,
     root: RootFs,
@@ -181,8 +204,9 @@ impl Raw {
 
     /// Holds it against a spec: the posture, or an error and nothing left.
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
-        let Self { evidence, plan, host, .. } = self;
-        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot: &host.boot });
+        let Self { evidence, plan, host, runs, .. } = self;
+        let (host_boot, kept) = (&host.boot, &self.vm.kept());
+        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot, runs, kept });
         if let Err(error) = posture.require(spec.allow_weaker()) {
             self.close().await?;
             return Err(error);
@@ -233,6 +257,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
             host: Arc::clone(host),
             evidence,
             plan,
+            runs: host.vmm.runs_with(),
             image: image.key,
             root: spec.root().clone(),
             access: spec.workspace().access(),
@@ -271,6 +296,7 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
             host: Arc::clone(host),
             evidence,
             plan,
+            runs: host.vmm.runs_with(),
             image: manifest.image().to_owned(),
             root: spec.root().clone(),
             access: spec.workspace().access(),

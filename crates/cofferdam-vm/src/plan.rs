@@ -99,13 +99,8 @@ impl Plan {
             }
         }
         match root {
-            RootFs::Default | RootFs::Directory { .. } => {}
-            RootFs::Image { reference } => {
-                let what = "the vm backend has no images of a container engine";
-                return Err(Error::unsupported("create", what)
-                    .with_context("image", reference.escape_debug().to_string())
-                    .with_remedy("name a directory with a root file system, or use the docker backend"));
-            }
+            // An image is looked up by its name when the machine is made.
+            RootFs::Default | RootFs::Directory { .. } | RootFs::Image { .. } => {}
         }
         match workspace {
             Workspace::Private { .. } => {}
@@ -268,7 +263,6 @@ mod tests {
         let lent = || Workspace::HostDir { path: "/x".into(), access: Access::ReadOnly };
         for (spec, kind) in [
             (spec(|spec| spec.network(NetworkPolicy::Allow { hosts: vec!["a".to_owned()] })), ErrorKind::Unsupported),
-            (spec(|spec| spec.root(RootFs::Image { reference: "x".to_owned() })), ErrorKind::Unsupported),
             (Spec::builder().workspace(lent()).build().unwrap(), ErrorKind::Unsupported),
             (spec(|spec| spec.attribute("vm.x", true)), ErrorKind::InvalidInput),
         ] {

@@ -18,6 +18,10 @@ pub(crate) struct Measured<'a> {
     pub shares: Shares,
     /// What this host's kernel calls itself; empty when it could not be read.
     pub host_boot: &'a str,
+    /// What runs the machine's instructions, and why. It makes a difference in speed, not in what is walled off.
+    pub runs: &'a str,
+    /// What bounds the monitor from outside.
+    pub kept: &'a str,
 }
 
 /// The posture that the measurements amount to.
@@ -52,7 +56,9 @@ fn kernel(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let own = !evidence.boot.is_empty() && !measured.host_boot.is_empty() && evidence.boot != measured.host_boot;
     let mechanism = match own {
-        true => format!("a kernel of its own (Linux {}, started as {})", evidence.kernel, evidence.boot),
+        true => {
+            format!("a kernel of its own (Linux {}, started as {}); {}", evidence.kernel, evidence.boot, measured.runs)
+        }
         false => "it could not be shown that the kernel is not the host's".to_owned(),
     };
     [
@@ -223,7 +229,7 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     row(
         Protection::Memory,
         holds,
-        format!("control group inside, memory limit {found}, no swap; and the machine's memory"),
+        format!("control group inside, memory limit {found}, no swap; and the machine's memory; {}", measured.kept),
     )
 }
 
@@ -313,7 +319,15 @@ mod tests {
 
     fn of(evidence: &Evidence) -> Posture {
         let spec = Spec::default();
-        posture(&Measured { spec: &spec, evidence, user: (7, 8), shares: SHARES, host_boot: "outside" })
+        posture(&Measured {
+            spec: &spec,
+            evidence,
+            user: (7, 8),
+            shares: SHARES,
+            host_boot: "outside",
+            runs: "tcg",
+            kept: "bounded",
+        })
     }
 
     #[test]
@@ -323,6 +337,9 @@ mod tests {
             assert!(posture.get(*protection).is_some(), "{protection}");
         }
         posture.require(&Default::default()).unwrap();
+        let said = |protection| posture.get(protection).unwrap().mechanism.clone();
+        assert!(said(Protection::PidNamespace).ends_with("; tcg"), "{}", said(Protection::PidNamespace));
+        assert!(said(Protection::Memory).ends_with("; bounded"), "{}", said(Protection::Memory));
     }
 
     #[test]

@@ -44,6 +44,18 @@ impl Accelerator {
     }
 }
 
+/// How [`Accelerator`] is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Acceleration {
+    /// The processor where that was tried and works, else the translator.
+    #[default]
+    Auto,
+    /// The translator, whatever the host offers.
+    Tcg,
+    /// The processor, or no machine.
+    Kvm,
+}
+
 /// Where the bytes of a disk are.
 #[derive(Debug)]
 pub enum Contents {
@@ -197,6 +209,9 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     /// Its name, for people.
     fn name(&self) -> &'static str;
 
+    /// What runs the instructions of its machines, and why, as far as that was settled. A clause for people.
+    fn runs_with(&self) -> String;
+
     /// Words that kernels need on their command line to run under it, with a console.
     fn kernel_words(&self) -> String;
 
@@ -267,10 +282,13 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// The end of what it said on its console. It may be anything.
     fn console(&self) -> String;
 
+    /// What bounds its monitor from outside, as it was read back. A clause for people.
+    fn kept(&self) -> String;
+
     /// Ends it at once.
     ///
     /// # Behavior
-    /// - When it returns, no process, file or socket of the machine is left.
+    /// - When it returns, no process, file, control group or socket of the machine is left.
     /// - Idempotent.
     async fn kill(&self) -> Result<()>;
 }

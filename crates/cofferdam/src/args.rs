@@ -2,16 +2,21 @@
 
 #[cfg(feature = "container")]
 mod image;
+#[cfg(feature = "vm")]
+mod machine;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cofferdam::registry::Pull;
+use cofferdam::registry::machines::Build;
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
 
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
+#[cfg(feature = "vm")]
+pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
 
 use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
@@ -55,6 +60,9 @@ pub enum Command {
     /// Show the images of the container engine, and get more
     #[cfg(feature = "container")]
     Image(ImageArgs),
+    /// Make images for virtual machines, show and remove them
+    #[cfg(feature = "vm")]
+    Vm(MachineArgs),
     /// Run the conformance kit against a backend
     Conformance(ConformanceArgs),
     /// List the backends
@@ -92,7 +100,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub level: Option<Level>,
 
-    /// Backend that makes the sandbox, such as process, docker or docker:runsc; see `cofferdam backends`
+    /// Backend that makes the sandbox, such as process, docker, docker:runsc or vm; see `cofferdam backends`
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
@@ -185,13 +193,18 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
 
-    /// Image of a container engine; without a backend that is named, one that takes images is chosen
+    /// Image of a container engine, or of virtual machines (`cofferdam vm images`); without a backend that is named, one that
+    /// takes images is chosen
     #[arg(long, value_name = "NAME", conflicts_with = "root")]
     pub image: Option<String>,
 
     /// Whether an image that the engine does not have is pulled: never, missing [default: never]
     #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Pull>())]
     pub pull: Option<Pull>,
+
+    /// Whether the image of virtual machines is made when there is none: never, missing [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Build>())]
+    pub build: Option<Build>,
 
     /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]

@@ -4,10 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use cofferdam::registry::Pull;
+use cofferdam::registry::machines::{Acceleration, Build};
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
@@ -22,7 +25,7 @@ pub struct ConfigFile {
     /// The backend that makes sandboxes.
     pub backend: Option<String>,
     /// Least thickness of the wall.
-    #[serde(deserialize_with = "level")]
+    #[serde(deserialize_with = "parsed")]
     pub level: Option<Level>,
     /// Whose work runs.
     pub tenant: Option<TenantId>,
@@ -42,6 +45,32 @@ pub struct ConfigFile {
     pub daemon: ConfigDaemon,
     /// How containers are made.
     pub containers: ConfigContainers,
+    /// How virtual machines are made.
+    pub machines: ConfigMachines,
+}
+
+/// The table `[machines]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigMachines {
+    /// Where images are kept.
+    pub images: Option<PathBuf>,
+    /// The image where none is named.
+    pub image: Option<String>,
+    /// Whether a missing image is made.
+    #[serde(deserialize_with = "parsed")]
+    pub build: Option<Build>,
+    /// Memory of a machine without a limit on it.
+    pub memory: Option<Human<ByteSize>>,
+    /// Processors of a machine without a share of them.
+    pub processors: Option<u32>,
+    /// QEMU's program.
+    pub qemu: Option<PathBuf>,
+    /// What runs a machine's instructions.
+    #[serde(deserialize_with = "parsed")]
+    pub accelerator: Option<Acceleration>,
+    /// The processor that machines have.
+    pub processor: Option<String>,
 }
 
 /// The table `[containers]`.
@@ -53,7 +82,7 @@ pub struct ConfigContainers {
     /// The image where none is named.
     pub image: Option<String>,
     /// Whether images are pulled.
-    #[serde(deserialize_with = "pull")]
+    #[serde(deserialize_with = "parsed")]
     pub pull: Option<Pull>,
     /// The only images that may be named.
     pub images_allowed: Option<Vec<String>>,
@@ -99,11 +128,7 @@ pub struct ConfigDaemon {
     pub node_modules: Vec<String>,
 }
 
-fn pull<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Pull>, D::Error> {
-    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
-}
-
-fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Level>, D::Error> {
+fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
     String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
@@ -177,6 +202,8 @@ mod tests {
         assert_eq!(config.backend.as_deref(), Some("process"));
         assert_eq!(config.level, Some(Level::Process));
         assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
+        assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
+        assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
@@ -192,6 +219,8 @@ mod tests {
         let message = error("[limits]\n\nmemory = \"lots\"\n");
         assert!(message.starts_with("/c.toml:3: memory: 'lots' is not a size"), "{message}");
         assert!(error("allow_weaker = [\"all\"]").starts_with("/c.toml:1: allow_weaker: unknown variant `all`"));
+        let message = error("[machines]\naccelerator = \"hvf\"\n");
+        assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is no accelerator"), "{message}");
         assert!(error("backend = ").starts_with("/c.toml:1"));
     }
 

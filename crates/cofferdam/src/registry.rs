@@ -2,6 +2,7 @@
 
 #[cfg(feature = "container")]
 pub mod images;
+pub mod machines;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -31,6 +32,9 @@ pub const MODULE_INTERPRETER: &str = "wasm";
 /// The backend that makes containers.
 pub const CONTAINER_BACKEND: &str = "docker";
 
+/// The backend that makes virtual machines.
+pub const MACHINE_BACKEND: &str = "vm";
+
 /// What is known about a backend without making it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BackendInfo {
@@ -50,8 +54,7 @@ pub const KNOWN: &[BackendInfo] = &[
     known("wasm", Level::Wasm, cfg!(feature = "wasm"), "WebAssembly inside Cofferdam's own process"),
     known("process", Level::Process, true, "a process behind namespaces, filters and control groups"),
     known("docker", Level::Container, cfg!(feature = "container"), "a container of the Docker or Podman engine"),
-    known("qemu", Level::Vm, false, "a virtual machine of QEMU"),
-    known("firecracker", Level::Vm, false, "a microVM of Firecracker"),
+    known("vm", Level::Vm, cfg!(feature = "vm"), "a virtual machine of QEMU, with a kernel of its own"),
     known("apple-vz", Level::Vm, false, "a virtual machine of macOS"),
     known("remote", Level::Vm, false, "another Cofferdam server"),
     known("e2b", Level::Vm, false, "the E2B cloud"),
@@ -66,19 +69,26 @@ pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
     KNOWN.iter().filter(|info| info.built_in)
 }
 
-/// Finds a backend of this build by name; `local` means `process`, and `docker:runsc` is `docker` with the OCI runtime
-/// `runsc` ([`runtime`]).
+/// Finds a backend of this build by name; `local` means `process`, `docker:runsc` is `docker` with the OCI runtime
+/// `runsc` ([`runtime`]), `vm:qemu` and `qemu` mean `vm`.
 ///
 /// A name that is known but not in this build is `Unsupported`, any other is `InvalidInput`.
 pub fn find(name: &str) -> Result<&'static BackendInfo> {
-    let (name, runtime) = name.split_once(':').map_or((name, None), |(name, runtime)| (name, Some(runtime)));
-    if runtime == Some("") || (runtime.is_some() && name != CONTAINER_BACKEND) {
-        let what = format!("there is no backend '{name}:{}'", runtime.unwrap_or_default().escape_debug());
-        return Err(Error::invalid("select backend", what).with_remedy(format!(
-            "only {CONTAINER_BACKEND} has runtimes: {CONTAINER_BACKEND}:NAME, such as docker:runsc"
-        )));
-    }
-    let name = if name == "local" { "process" } else { name };
+    let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
+    let name = match (name, kind) {
+        ("local", None) => "process",
+        ("qemu", None) | (MACHINE_BACKEND, Some("qemu")) => MACHINE_BACKEND,
+        ("firecracker", None) | (MACHINE_BACKEND, Some("firecracker")) => return Err(no_firecracker()),
+        (_, None) => name,
+        (CONTAINER_BACKEND, Some(kind)) if !kind.is_empty() => name,
+        (_, Some(kind)) => {
+            let what = format!("there is no backend '{}:{}'", name.escape_debug(), kind.escape_debug());
+            return Err(Error::invalid("select backend", what).with_remedy(format!(
+                "only {CONTAINER_BACKEND} has runtimes: {CONTAINER_BACKEND}:NAME, such as docker:runsc; and {MACHINE_BACKEND} \
+                 is {MACHINE_BACKEND}:qemu"
+            )));
+        }
+    };
     match KNOWN.iter().find(|info| info.name == name) {
         Some(info) if info.built_in => Ok(info),
         Some(_) => Err(Error::unsupported("select backend", format!("the backend '{name}' is not in this version"))
@@ -86,6 +96,12 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
         None => Err(Error::invalid("select backend", format!("there is no backend '{}'", name.escape_debug()))
             .with_remedy(format!("use one of: {}", names(built_in())))),
     }
+}
+
+fn no_firecracker() -> Error {
+    let what =
+        "machines of Firecracker cannot be made yet: its API is spoken, and no guest has been run with it so far";
+    Error::unsupported("select backend", what).with_remedy(format!("use {MACHINE_BACKEND}, whose machines are QEMU's"))
 }
 
 /// The OCI runtime in a backend's name, as in `docker:runsc`.
@@ -189,6 +205,38 @@ impl Containers {
     }
 }
 
+/// What backends are told beyond a spec, each what concerns it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Setup {
+    /// How containers are made.
+    pub containers: Containers,
+    /// How virtual machines are made.
+    pub machines: machines::Machines,
+}
+
+impl Setup {
+    /// What the environment says that other programs read, too.
+    pub fn from_environment() -> Self {
+        Containers::from_environment().into()
+    }
+
+    /// Says in one line what makes sandboxes of this backend differ from those that are made with another set-up; `None` for
+    /// backends that are told nothing.
+    pub fn fingerprint(&self, backend: &str) -> Option<String> {
+        match backend {
+            CONTAINER_BACKEND => Some(self.containers.fingerprint()),
+            MACHINE_BACKEND => Some(self.machines.fingerprint()),
+            _ => None,
+        }
+    }
+}
+
+impl From<Containers> for Setup {
+    fn from(containers: Containers) -> Self {
+        Self { containers, ..Self::default() }
+    }
+}
+
 /// Chooses the backend for at least `level`: the default one if its wall is thick enough, else the thinnest that is.
 pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
     let default = find(DEFAULT_BACKEND)?;
@@ -231,48 +279,46 @@ pub fn pooled(name: &str, template: Spec, config: PoolConfig) -> Result<PooledBa
 
 /// Makes the backend of this name, for sandbox after sandbox.
 pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
-    backend_with(name, &Containers::from_environment())
+    backend_with(name, &Setup::from_environment())
 }
 
-/// As [`backend`], with a say in how containers are made.
-pub fn backend_with(name: &str, containers: &Containers) -> Result<Arc<dyn Backend>> {
-    make(name, ProcessConfig::default(), containers, silent())
+/// As [`backend`], with a say in how containers and machines are made.
+pub fn backend_with(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
+    make(name, ProcessConfig::default(), setup, silent())
 }
 
 /// Makes the backend of this name for a single sandbox: it prepares nothing for others to come.
 pub fn backend_for_one(name: &str) -> Result<Arc<dyn Backend>> {
-    backend_forked(name, None, &Containers::from_environment(), silent())
+    backend_forked(name, None, &Setup::from_environment(), silent())
 }
 
 /// The same, with a launcher that was forked at the very start of the program, if one was (see [`ForkedLauncher`]), and
-/// with somebody who is told when an image has to be pulled.
+/// with somebody who is told when an image has to be pulled or made.
 pub fn backend_forked(
     name: &str,
     launcher: Option<ForkedLauncher>,
-    containers: &Containers,
+    setup: &Setup,
     progress: ImageProgress,
 ) -> Result<Arc<dyn Backend>> {
     let launcher = launcher.map_or(LauncherStart::Execute, LauncherStart::Forked);
-    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, containers, progress)
+    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, setup, progress)
 }
 
 fn silent() -> ImageProgress {
     Arc::new(|_| {})
 }
 
-fn make(
-    name: &str,
-    process: ProcessConfig,
-    containers: &Containers,
-    progress: ImageProgress,
-) -> Result<Arc<dyn Backend>> {
+fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
     let runtime = runtime(name);
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
         // Contacts nobody: that comes with the first sandbox.
         #[cfg(feature = "container")]
-        CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime, containers, progress)?)),
+        CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime, &setup.containers, progress)?)),
+        // Looks at nothing: that comes with the first sandbox, too.
+        #[cfg(feature = "vm")]
+        MACHINE_BACKEND => Ok(Arc::new(machines::backend(&setup.machines, progress)?)),
         // Costs nothing: its compiler comes with the first module.
         #[cfg(feature = "wasm")]
         MODULE_BACKEND => Ok(Arc::new(wasm_backend())),
@@ -389,32 +435,42 @@ pub struct DoctorReport {
     pub backend: &'static str,
     /// How thick its wall is.
     pub level: Level,
-    /// Whether a sandbox with the default limits and every protection could be made just now.
+    /// Whether a sandbox with the default limits and every protection could be made just now; where none was tried, whether
+    /// all is there that one needs.
     pub usable: bool,
+    /// Whether one was made to find out. A machine takes too long for that.
+    pub tried: bool,
     /// What was looked at.
     pub items: Vec<Finding>,
 }
 
-/// Examines this host for one backend, and tries to make a sandbox with the default limits.
-pub async fn doctor(name: &str, containers: &Containers) -> Result<DoctorReport> {
+/// Examines this host for one backend, and tries to make a sandbox with the default limits, where that takes no seconds.
+pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     let info = find(name)?;
-    let mut items = examine(name, containers).await;
-    let trial = trial(name, containers).await;
-    let usable = trial.state == FindingState::Ok;
-    items.push(trial);
-    Ok(DoctorReport { backend: info.name, level: info.level, usable, items })
+    let mut items = examine(name, info, setup).await;
+    let tried = info.name != MACHINE_BACKEND;
+    if tried {
+        items.push(trial(name, setup).await);
+    }
+    let usable = match items.last() {
+        Some(trial) if tried => trial.state == FindingState::Ok,
+        _ => items.iter().all(|item| item.state != FindingState::Missing),
+    };
+    Ok(DoctorReport { backend: info.name, level: info.level, usable, tried, items })
 }
 
-async fn examine(name: &str, containers: &Containers) -> Vec<Finding> {
-    match name.split(':').next().unwrap_or_default() {
+async fn examine(name: &str, info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
+    match info.name {
         "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => {
-            let config = containers.with_runtime(runtime(name)).config();
+            let config = setup.containers.with_runtime(runtime(name)).config();
             cofferdam_container::doctor(&config).await.into_iter().map(Finding::from).collect()
         }
         #[cfg(feature = "wasm")]
         MODULE_BACKEND => cofferdam_wasm::doctor(wasm_cache()).await.into_iter().map(Finding::from).collect(),
+        #[cfg(feature = "vm")]
+        MACHINE_BACKEND => machines::examine(&setup.machines).await,
         _ => Vec::new(),
     }
 }
@@ -450,9 +506,9 @@ impl From<cofferdam_wasm::Finding> for Finding {
     }
 }
 
-async fn trial(name: &str, containers: &Containers) -> Finding {
+async fn trial(name: &str, setup: &Setup) -> Finding {
     let attempt = async {
-        let sandbox = backend_with(name, containers)?.create(Spec::default()).await?;
+        let sandbox = backend_with(name, setup)?.create(Spec::default()).await?;
         sandbox.close().await
     };
     let (state, detail, remedy) = match attempt.await {
@@ -473,10 +529,14 @@ mod tests {
     #[test]
     fn names_are_found_or_explained() {
         assert_eq!(find("local").unwrap().name, "process");
-        assert_eq!(find("qemu").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!((find("qemu").unwrap().name, find("vm:qemu").unwrap().name), ("vm", "vm"));
+        for name in ["firecracker", "vm:firecracker", "remote"] {
+            let error = find(name).unwrap_err();
+            assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{name}: {error}");
+        }
         assert_eq!(find("docker:runsc").unwrap().name, "docker");
         assert_eq!((runtime("docker:runsc"), runtime("docker")), (Some("runsc"), None));
-        for name in ["docker:", "process:runsc", "local:x", ":runsc"] {
+        for name in ["docker:", "process:runsc", "local:x", ":runsc", "vm:", "vm:xen", "qemu:x"] {
             assert_eq!(find(name).unwrap_err().kind(), ErrorKind::InvalidInput, "{name}");
         }
         let error = find("dokcer").unwrap_err();
@@ -490,7 +550,7 @@ mod tests {
         assert_eq!(for_level(Level::Wasm).unwrap().name, "process");
         assert_eq!(for_level(Level::Process).unwrap().name, "process");
         assert_eq!(for_level(Level::Container).unwrap().name, "docker");
-        assert_eq!(for_level(Level::Vm).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(for_level(Level::Vm).unwrap().name, "vm");
     }
 
     #[test]

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
-use cofferdam::registry::CONTAINER_BACKEND;
 use cofferdam::{Backend, Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -64,10 +63,10 @@ pub fn build() -> String {
     format!("{} {file}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What the process backend looks for interpreters with, and how the container backend makes containers.
+/// What the process backend looks for interpreters with, and how a backend makes its sandboxes.
 pub fn surroundings(settings: &Settings) -> Surroundings {
     let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let containers = (settings.backend.name == CONTAINER_BACKEND).then(|| settings.containers.fingerprint());
+    let containers = settings.setup.fingerprint(settings.backend.name);
     Surroundings { search_path: text("PATH"), home: text("HOME"), containers }
 }
 
@@ -119,7 +118,7 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
 
 /// Starts a daemon and waits until it listens; gives what it said.
 fn start(settings: &Settings, config: Option<&Path>) -> Vec<String> {
-    let backend = match &settings.containers.runtime {
+    let backend = match &settings.setup.containers.runtime {
         Some(runtime) => format!("{}:{runtime}", settings.backend.name),
         None => settings.backend.name.to_owned(),
     };

@@ -3,23 +3,26 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
-use cofferdam::registry::{self, BackendInfo, Containers};
+use cofferdam::registry::machines::{Build, Machines};
+use cofferdam::registry::{self, BackendInfo, Containers, Setup};
 use cofferdam::{
     ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, Protection, Result, TenantId,
     parse_duration,
 };
 
 use crate::args::{LimitArgs, RunArgs};
-use crate::bound::Bound;
-use crate::config::{ConfigFile, ConfigLimits};
+use crate::bound::{Bound, Human};
+use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
 use crate::languages::{Languages, MODULE};
 use crate::resident::DaemonUse;
 
 /// What the environment says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Environment {
     /// `SANDBOX_TYPE`: the backend.
     pub backend: Option<String>,
@@ -31,6 +34,8 @@ pub struct Environment {
     pub docker_host: Option<String>,
     /// `XDG_RUNTIME_DIR`: where engines without root have their sockets.
     pub runtime_dir: Option<PathBuf>,
+    /// `COFFERDAM_VM_…`: how virtual machines are made.
+    pub machines: ConfigMachines,
 }
 
 impl Environment {
@@ -51,8 +56,33 @@ impl Environment {
             daemon,
             docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
             runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
+            machines: machine_words(|name| text(name).filter(|text| !text.is_empty()))?,
         })
     }
+}
+
+fn machine_words(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines> {
+    Ok(ConfigMachines {
+        images: set("COFFERDAM_VM_IMAGES").map(PathBuf::from),
+        image: set("COFFERDAM_VM_IMAGE"),
+        build: value(&set, "COFFERDAM_VM_BUILD")?,
+        memory: value(&set, "COFFERDAM_VM_MEMORY")?.map(Human),
+        processors: value(&set, "COFFERDAM_VM_PROCESSORS")?,
+        qemu: set("COFFERDAM_VM_QEMU").map(PathBuf::from),
+        accelerator: value(&set, "COFFERDAM_VM_ACCELERATOR")?,
+        processor: set("COFFERDAM_VM_PROCESSOR"),
+    })
+}
+
+/// The value of a variable, or an error that names it.
+fn value<T: FromStr<Err: Display>>(set: impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<T>> {
+    let parse = |text: String| {
+        text.parse().map_err(|error| {
+            Error::invalid("read environment", format!("{name} is '{}': {error}", text.escape_debug()))
+                .with_remedy("correct it, or unset it; docs/configuration.md says what it may be")
+        })
+    };
+    set(name).map(parse).transpose()
 }
 
 fn seconds(text: &str) -> Result<Duration> {
@@ -89,8 +119,8 @@ pub struct Settings {
     pub languages: Languages,
     /// Whether a daemon runs it.
     pub daemon: DaemonUse,
-    /// How containers are made.
-    pub containers: Containers,
+    /// How containers and machines are made.
+    pub setup: Setup,
 }
 
 impl Settings {
@@ -103,10 +133,13 @@ impl Settings {
         };
         let backend = backend_for_run(flags, environment, file)?;
         Ok(Self {
-            containers: Containers {
-                runtime: backend.runtime,
-                pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
-                ..containers(environment, file)
+            setup: Setup {
+                containers: Containers {
+                    runtime: backend.runtime,
+                    pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
+                    ..containers(environment, file)
+                },
+                machines: machines(flags.place.build, environment, file),
             },
             backend: backend.info,
             limits: limits(&flags.limits, environment, &file.limits)?,
@@ -131,6 +164,26 @@ pub fn containers(environment: &Environment, file: &ConfigFile) -> Containers {
         pull: file.pull.unwrap_or_default(),
         images_allowed: file.images_allowed.clone(),
     }
+}
+
+/// How virtual machines are made; `build` is what an option says.
+pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFile) -> Machines {
+    let (first, second) = (environment.machines.clone(), file.machines.clone());
+    Machines {
+        images: first.images.or(second.images),
+        image: first.image.or(second.image),
+        build: build.or(first.build).or(second.build).unwrap_or_default(),
+        memory: first.memory.or(second.memory).map(|size| size.0),
+        processors: first.processors.or(second.processors),
+        qemu: first.qemu.or(second.qemu),
+        accelerator: first.accelerator.or(second.accelerator).unwrap_or_default(),
+        processor: first.processor.or(second.processor),
+    }
+}
+
+/// How everything is made, as far as no option says anything about it.
+pub fn setup(environment: &Environment, file: &ConfigFile) -> Setup {
+    Setup { containers: containers(environment, file), machines: machines(None, environment, file) }
 }
 
 /// A backend that was chosen.
@@ -238,7 +291,7 @@ fn pick<T>(flag: Option<Bound<T>>, file: Option<Bound<T>>, default: Option<T>) -
 mod tests {
     use super::*;
     use crate::args::{self, Command};
-    use crate::bound::Human;
+    use cofferdam::registry::machines::Acceleration;
 
     fn flags(line: &str) -> RunArgs {
         let raw: Vec<_> = ["cofferdam", "run"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
@@ -299,7 +352,7 @@ mod tests {
         };
         let file = ConfigFile { level: Some(Level::Process), ..ConfigFile::default() };
         assert_eq!(choose("--level 1 x.sh", &none, &ConfigFile::default()).unwrap(), "process");
-        assert!(choose("--level vm x.py", &none, &ConfigFile::default()).is_err());
+        assert_eq!(choose("--level vm x.py", &none, &ConfigFile::default()).unwrap(), "vm");
         assert!(choose("--backend simulated x.py", &none, &file).is_err());
         let simulated = environment(&[("SANDBOX_TYPE", "simulated")]).unwrap();
         assert!(choose("x.py", &simulated, &file).is_err());
@@ -358,10 +411,47 @@ mod tests {
             pull: registry::Pull::Never,
             images_allowed: Some(vec!["own".to_owned()]),
         };
-        assert_eq!(settings.containers, expected);
+        assert_eq!(settings.setup.containers, expected);
         let settings = Settings::resolve(&flags("--backend docker x.py"), &Environment::default(), &file).unwrap();
-        assert_eq!(settings.containers.host.as_deref(), Some("unix:///f.sock"));
-        assert_eq!((settings.containers.pull, settings.containers.runtime), (registry::Pull::Missing, None));
+        assert_eq!(settings.setup.containers.host.as_deref(), Some("unix:///f.sock"));
+        assert_eq!(
+            (settings.setup.containers.pull, settings.setup.containers.runtime),
+            (registry::Pull::Missing, None)
+        );
+    }
+
+    #[test]
+    fn machines_are_made_as_options_environment_and_file_say() {
+        let set = environment(&[
+            ("SANDBOX_TYPE", "vm:qemu"),
+            ("COFFERDAM_VM_ACCELERATOR", "tcg"),
+            ("COFFERDAM_VM_MEMORY", "1G"),
+            ("COFFERDAM_VM_IMAGE", "mine"),
+        ]);
+        let set = set.unwrap();
+        let file = ConfigFile {
+            machines: ConfigMachines {
+                image: Some("other".to_owned()),
+                build: Some(Build::Missing),
+                processors: Some(2),
+                images: Some("/images".into()),
+                ..ConfigMachines::default()
+            },
+            ..ConfigFile::default()
+        };
+        let settings = Settings::resolve(&flags("x.py"), &set, &file).unwrap();
+        assert_eq!(settings.backend.name, "vm");
+        let machines = settings.setup.machines;
+        assert_eq!((machines.image.as_deref(), machines.build), (Some("mine"), Build::Missing));
+        assert_eq!((machines.memory, machines.processors), (Some(ByteSize::from_mebibytes(1024)), Some(2)));
+        assert_eq!((machines.accelerator, machines.images), (Acceleration::Tcg, Some("/images".into())));
+        let settings = Settings::resolve(&flags("--build never x.py"), &set, &file).unwrap();
+        assert_eq!(settings.setup.machines.build, Build::Never);
+        for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "-1"), ("BUILD", "always")] {
+            let name = format!("COFFERDAM_VM_{name}");
+            let error = environment(&[(&name, value)]).unwrap_err();
+            assert!(error.message().starts_with(&format!("{name} is '{value}'")), "{error}");
+        }
     }
 
     #[test]
@@ -374,7 +464,7 @@ mod tests {
         assert_eq!(choose("--level process --image python:3 x.py").unwrap(), "docker");
         assert_eq!(choose("--backend process --image python:3 x.py").unwrap(), "process");
         assert_eq!(choose("--level container x.py").unwrap(), "docker");
-        assert!(choose("--level vm --image x x.py").is_err());
+        assert_eq!(choose("--level vm --image x x.py").unwrap(), "vm");
     }
 
     #[test]
@@ -399,7 +489,7 @@ mod tests {
             assert!(error.message().starts_with("SANDBOX_TIMEOUT_SEC is"), "{error}");
         }
         assert_eq!(environment(&[("SANDBOX_TIMEOUT_SEC", ""), ("SANDBOX_TYPE", "")]).unwrap(), Environment::default());
-        for name in ["remote", "e2b", "qemu", "firecracker"] {
+        for name in ["remote", "e2b", "firecracker", "vm:firecracker"] {
             let environment = environment(&[("SANDBOX_TYPE", name)]).unwrap();
             let error = Settings::resolve(&flags("x.py"), &environment, &ConfigFile::default()).unwrap_err();
             assert_eq!(error.kind(), cofferdam::ErrorKind::Unsupported, "{name}");

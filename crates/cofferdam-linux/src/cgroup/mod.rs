@@ -306,6 +306,16 @@ impl Owner {
         result
     }
 
+    /// Removes a group for good, and kills what is still in it.
+    pub fn discard(&mut self, group: &Group) -> io::Result<()> {
+        if self.share == Share::Many {
+            for (index, _) in &group.dirs {
+                place::sweep_named(self.hierarchies[*index].dir()?, &group.name);
+            }
+        }
+        self.remove(group)
+    }
+
     /// Removes what owners left that were killed; `proc` is the proc file system that this process is in. Done by
     /// [`Self::new`] for an owner of many, while one of a single sandbox has a better time for it.
     pub fn sweep(&self, proc: BorrowedFd<'_>) {
@@ -448,6 +458,17 @@ impl Group {
         match self.version {
             Version::V1 => None,
             Version::V2 => self.dirs().next(),
+        }
+    }
+
+    /// Files to which a process with a single thread writes `0` to put itself into the group, whichever version it has.
+    pub fn entrances(&self) -> io::Result<Vec<OwnedFd>> {
+        match self.version {
+            Version::V1 => self.join_files.iter().map(OwnedFd::try_clone).collect(),
+            Version::V2 => {
+                let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                self.dirs().map(|dir| Ok(openat(dir, "cgroup.procs", flags, Mode::empty())?)).collect()
+            }
         }
     }
 

@@ -169,6 +169,13 @@ fn sweep_owner(parent: BorrowedFd<'_>, name: &CStr) {
     sweep_group(parent, name);
 }
 
+/// Removes a group of a living owner's, with all that is in it.
+pub(super) fn sweep_named(parent: BorrowedFd<'_>, name: &str) {
+    if let Ok(name) = CString::new(name) {
+        sweep_group(parent, &name);
+    }
+}
+
 /// Its processes died with their owner; should one be left, it is in a group that only we make.
 fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
     for _ in 0..50 {

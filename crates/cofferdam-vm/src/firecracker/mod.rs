@@ -27,4 +27,5 @@ pub use jail::{GroupVersion, Groups, Jail};
 pub use model::*;
 pub use process::{Firecracker, Launch};
 pub use request::{Method, Request};
+pub(crate) use version::of_program as version_of;
 pub use version::{NEWEST_DESCRIBED, OLDEST, Standing, Version};

@@ -11,6 +11,9 @@ mod cpio;
 pub(crate) mod ext4;
 mod initramfs;
 mod kernel;
+mod layers;
+mod names;
+mod oci;
 mod root;
 mod store;
 
@@ -25,6 +28,8 @@ use cofferdam_debian::{Cache, Plan, Recipe, resolve};
 use crate::config::MakePolicy;
 use crate::error::{Result, VmError, io};
 use kernel::Kernel;
+use names::Named;
+pub use names::is_name;
 use store::{Entry, Lock, Store};
 
 /// Changes when other bytes are made of the same inputs.
@@ -69,6 +74,26 @@ pub enum RootSource {
     Directory(PathBuf),
     /// An uncompressed tar.
     Tar(PathBuf),
+    /// A container's image: a directory or an uncompressed tar with an OCI image layout, or what `docker save` writes. It
+    /// holds one image for this kind of processor.
+    Oci(PathBuf),
+}
+
+impl RootSource {
+    /// What a path of this machine holds: a directory or tar with a layout of images in it is one, whatever else it holds.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let found = fs::metadata(&path).map_err(io("look at", &path))?;
+        Ok(match (oci::is_layout(&path), found.is_dir()) {
+            (true, _) => Self::Oci(path),
+            (false, true) => Self::Directory(path),
+            (false, false) => Self::Tar(path),
+        })
+    }
 }
 
 impl Default for RootSource {
@@ -107,6 +132,30 @@ pub struct Image {
     pub release: String,
     /// Names the content of all three.
     pub key: String,
+}
+
+/// An image that has a name, as far as its manifest tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// What it was made from.
+    pub about: String,
+    /// The key of its content.
+    pub key: String,
+    /// What `uname -r` says in such a machine; empty where nobody knows.
+    pub release: String,
+    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing.
+    pub bytes: Option<u64>,
+}
+
+/// What is in a cache.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inventory {
+    /// Images with names.
+    pub named: Vec<Listed>,
+    /// Kinds, keys and bytes of what no name stands for: kernels, and disks with root file systems.
+    pub nameless: Vec<(String, String, u64)>,
 }
 
 /// A step of making an image.
@@ -173,7 +222,85 @@ impl Images {
         Ok(image(&kernel, &root))
     }
 
-    /// Removes images of which nothing was asked for within `age`, and gives how many bytes that were. Machines that run go
+    /// As [`Self::make`], and gives it a name, which it takes from what had it before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::make`]; [`VmError::BadSource`] for what is no name.
+    pub fn make_named(
+        &self,
+        name: &str,
+        about: &str,
+        source: &Source,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Image> {
+        if !is_name(name) {
+            return Err(VmError::BadSource { what: format!("{name:?} is no name of an image") });
+        }
+        // First what people bring themselves, and may be wrong: the rest may take minutes.
+        let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
+        let lock = self.store.lock(progress)?;
+        let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), about: about.to_owned() };
+        names::write(&self.store, &lock, name, &named)?;
+        Ok(image(&kernel, &root))
+    }
+
+    /// The image of this name, compared with its hashes.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchImage`] where there is none, or it is damaged.
+    pub fn named(&self, name: &str) -> Result<Image> {
+        let named = names::read(&self.store, name)?;
+        let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
+        match parts {
+            (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),
+            _ => Err(VmError::NoSuchImage { name: name.to_owned() }),
+        }
+    }
+
+    /// What is there, by manifests alone: nothing is read or compared.
+    pub fn inventory(&self) -> Inventory {
+        let named: Vec<_> = names::all(&self.store);
+        let used: Vec<&String> = named.iter().flat_map(|(_, named)| [&named.kernel, &named.root]).collect();
+        let nameless = self.store.entries().into_iter().filter(|(_, key)| !used.contains(&key));
+        let size = |kind: &str, key: &str| self.store.glance(kind, key).map_or(0, |(bytes, _)| bytes);
+        Inventory {
+            nameless: nameless.map(|(kind, key)| (kind.clone(), key.clone(), size(&kind, &key))).collect(),
+            named: named.into_iter().map(|(name, named)| self.listed(name, named)).collect(),
+        }
+    }
+
+    fn listed(&self, name: String, named: Named) -> Listed {
+        let Named { kernel, root, about } = named;
+        let (kernel_found, root_found) = (self.store.glance("kernel", &kernel), self.store.glance("root", &root));
+        Listed {
+            name,
+            about,
+            key: store::key(&[kernel.as_bytes(), root.as_bytes()]),
+            release: kernel_found.as_ref().map(|(_, note)| note.clone()).unwrap_or_default(),
+            bytes: kernel_found.zip(root_found).map(|((kernel, _), (root, _))| kernel + root),
+        }
+    }
+
+    /// Whether something was made for this source, by manifests alone.
+    pub fn seems_made(&self, source: &Source) -> bool {
+        let there =
+            |kind, origin: &str| self.store.last(origin).is_some_and(|key| self.store.glance(kind, &key).is_some());
+        there("kernel", &origin_of_kernel(source)) && there("root", &origin_of_root(source))
+    }
+
+    /// Takes a name away. What had it stays until it is pruned.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchImage`], and those of the cache.
+    pub fn forget(&self, name: &str, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let lock = self.store.lock(progress)?;
+        names::remove(&self.store, &lock, name)
+    }
+
+    /// Removes images that have no name and of which nothing was asked for within `age`, and gives how many bytes that were. Machines that run go
     /// on.
     ///
     /// # Errors
@@ -251,6 +378,15 @@ impl Images {
                 let hash = store::hash_of(open()?).map_err(io("read", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
                 self.entry("root", &key, &origin, progress, |_, _| open(), put)
+            }
+            RootSource::Oci(path) => {
+                progress(Progress::Checking);
+                let layout = oci::read(path)?;
+                let key = store::key(&[common[0], common[1], b"oci", layout.identity().as_bytes()]);
+                let put = |layout: oci::Layout, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
+                    put_layers(&layout, lock, made, most, progress).map(|()| String::new())
+                };
+                self.entry("root", &key, &origin, progress, |_, _| Ok(layout), put)
             }
             RootSource::Directory(path) => {
                 progress(Progress::Checking);
@@ -339,11 +475,31 @@ fn put_kernel(kernel: Kernel, _: &Lock, made: &Path, _: &mut dyn FnMut(Progress)
 }
 
 fn put_root(tar: &File, lock: &Lock, made: &Path, most: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+    put_tree(lock, made, most, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, most))
+}
+
+fn put_layers(
+    layout: &oci::Layout,
+    lock: &Lock,
+    made: &Path,
+    most: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<()> {
+    put_tree(lock, made, most, progress, |tree| layout.unpack(tree, most))
+}
+
+fn put_tree(
+    lock: &Lock,
+    made: &Path,
+    most: u64,
+    progress: &mut dyn FnMut(Progress),
+    unpack: impl FnOnce(&Path) -> Result<ext4::Needs>,
+) -> Result<()> {
     let scratch = lock.scratch()?;
     let tree = scratch.path().join("tree");
     fs::create_dir(&tree).map_err(io("make", &tree))?;
     progress(Progress::Unpacking);
-    let made = root::unpack(BufReader::with_capacity(1 << 20, tar), &tree, most).and_then(|needs| {
+    let made = unpack(&tree).and_then(|needs| {
         progress(Progress::Disk);
         ext4::check_size(needs, most)?;
         ext4::make(&tree, &made.join(ROOT), needs)

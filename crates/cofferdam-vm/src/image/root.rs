@@ -18,7 +18,7 @@ use crate::error::{Result, VmError, io as io_error};
 const PLACES: &[(&str, u32)] =
     &[("dev", 0o755), ("proc", 0o755), ("sys", 0o755), ("tmp", 0o1777), ("workspace", 0o755)];
 /// The most entries that a root file system may have.
-const MOST_ENTRIES: u64 = 4 << 20;
+pub(crate) const MOST_ENTRIES: u64 = 4 << 20;
 
 fn bad(what: String) -> VmError {
     VmError::BadSource { what }
@@ -94,7 +94,8 @@ fn relative(path: &Path) -> Result<PathBuf> {
     Ok(plain)
 }
 
-fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
+/// Makes the directories on which a machine mounts something.
+pub(crate) fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
     closed.entry(into.to_owned()).or_insert(0o755);
     for (name, mode) in PLACES {
         let path = into.join(name);

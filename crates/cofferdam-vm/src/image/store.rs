@@ -5,6 +5,7 @@
 //! KIND-KEY/         one entry, named after all that it was made from; appears by a rename, whole
 //!   manifest.json   every file's size and SHA-256
 //! last-ORIGIN       the key of what was made last for this origin
+//! name-NAME         what has this name, for people
 //! work.XXXX/        of one run; what a killed run left is swept by the next
 //! ```
 
@@ -19,7 +20,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Progress;
+use super::{Progress, names};
 use crate::error::{Result, VmError, io};
 
 /// How long to wait for another process.
@@ -55,7 +56,7 @@ pub(crate) fn hash_of(mut from: impl Read) -> std::io::Result<String> {
     }
 }
 
-fn is_key(text: &str) -> bool {
+pub(crate) fn is_key(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
@@ -94,6 +95,35 @@ impl Store {
         Self { root: root.into() }
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What an entry holds by its manifest, with nothing of it read or compared: its bytes and its note.
+    pub(crate) fn glance(&self, kind: &str, key: &str) -> Option<(u64, String)> {
+        let directory = self.root.join(format!("{kind}-{key}"));
+        let manifest: Manifest = serde_json::from_slice(&read_small(&directory.join(MANIFEST)).ok()?).ok()?;
+        let there = |(name, (size, _)): (&String, &(u64, String))| {
+            !name.contains('/') && fs::symlink_metadata(directory.join(name)).is_ok_and(|found| found.len() == *size)
+        };
+        if !manifest.files.iter().all(there) {
+            return None;
+        }
+        Some((manifest.files.values().map(|(size, _)| size).sum(), manifest.note))
+    }
+
+    /// Kinds and keys of all entries, in order.
+    pub(crate) fn entries(&self) -> Vec<(String, String)> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let part = |name: String| {
+            let (kind, key) = name.rsplit_once('-')?;
+            (is_key(key) && format!("{kind}-") != LAST).then(|| (kind.to_owned(), key.to_owned()))
+        };
+        let all: BTreeSet<(String, String)> = names.filter_map(part).collect();
+        all.into_iter().collect()
+    }
+
     /// An entry, if it is there and whole. One that is damaged counts as none.
     pub(crate) fn open(&self, kind: &str, key: &str) -> Result<Option<Entry>> {
         let directory = self.root.join(format!("{kind}-{key}"));
@@ -120,11 +150,12 @@ impl Store {
         Some(key)
     }
 
-    /// Removes what no origin asked for within `age`. Gives how many bytes that were.
+    /// Removes what has no name and what no origin asked for within `age`. Gives how many bytes that were.
     pub(crate) fn prune(&self, age: Duration, progress: &mut dyn FnMut(Progress)) -> Result<u64> {
         let _lock = self.lock(progress)?;
         let entries: Vec<_> = fs::read_dir(&self.root).map_err(io("read", &self.root))?.flatten().collect();
-        let mut used = BTreeSet::new();
+        let named = names::all(self).into_iter();
+        let mut used: BTreeSet<String> = named.flat_map(|(_, named)| [named.kernel, named.root]).collect();
         for entry in &entries {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(origin) = name.strip_prefix(LAST) else { continue };
@@ -202,7 +233,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(nofollow()).open(path)
 }
 
-fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
+pub(crate) fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     open(path)?.take(MOST_MANIFEST).read_to_end(&mut text)?;
     Ok(text)
@@ -244,10 +275,14 @@ impl Lock {
 
     /// Remembers what was made for an origin.
     pub(crate) fn remember(&self, origin: &str, key: &str) -> Result<()> {
+        self.replace(&self.root.join(format!("{LAST}{origin}")), key.as_bytes())
+    }
+
+    /// Makes a small file of the cache anew, in one step.
+    pub(crate) fn replace(&self, path: &Path, contents: &[u8]) -> Result<()> {
         let making = self.root.join(format!("{WORK}last"));
-        write_whole(&making, key.as_bytes())?;
-        let path = self.root.join(format!("{LAST}{origin}"));
-        fs::rename(&making, &path).map_err(io("move into place", path))
+        write_whole(&making, contents)?;
+        fs::rename(&making, path).map_err(io("move into place", path))
     }
 
     /// What killed runs left. Under the lock nobody uses it.

@@ -13,7 +13,7 @@ use cofferdam_contract::{Error, ErrorKind, Retry};
 use cofferdam_linux::kvm::{Device, Spin};
 use rustix::io::Errno;
 
-mod record;
+pub(crate) mod record;
 
 /// Rounds of the guest: well under a millisecond on a processor, a hundred where they are interpreted.
 const ROUNDS: u32 = 200_000;
@@ -64,7 +64,8 @@ impl Verdict {
         }
     }
 
-    fn remedy(&self) -> &'static str {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
         match self {
             Self::Usable { .. } => "nothing is to be done",
             Self::Emulated { .. } | Self::Hung | Self::Unfit { .. } => {

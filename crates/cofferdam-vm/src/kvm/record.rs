@@ -7,12 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 
 const FORMAT: u32 = 1;
+/// The verdict of the tiny guest.
 const FILE: &str = "kvm.json";
+/// How a whole kernel fared.
+const KERNEL_FILE: &str = "kvm-kernel.json";
 /// No record is longer.
 const LONGEST: u64 = 4096;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -30,9 +34,21 @@ struct Subject {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Record {
+struct Record<T> {
     subject: Subject,
-    found: Found,
+    found: T,
+}
+
+/// How a whole kernel fared when it was started, once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct KernelTrial {
+    /// The monitor's name and version.
+    pub monitor: String,
+    /// The image that was started.
+    pub image: String,
+    /// Milliseconds until its agent greeted; why it did not, otherwise.
+    pub outcome: Result<u64, String>,
 }
 
 /// The verdicts that last.
@@ -46,14 +62,14 @@ enum Found {
 
 /// Where a record of this boot is.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     directory: PathBuf,
     subject: Subject,
 }
 
 impl Place {
     /// `None` where the boot has no name.
-    pub(super) fn new(directory: &Path, device: &Path) -> Option<Self> {
+    pub(crate) fn new(directory: &Path, device: &Path) -> Option<Self> {
         let mut boot = String::new();
         File::open(BOOT_ID).ok()?.take(LONGEST).read_to_string(&mut boot).ok()?;
         let boot = boot.trim().to_owned();
@@ -65,11 +81,7 @@ impl Place {
 
     /// The verdict on record, if it is about this boot and only this user can have written it.
     pub(super) fn read(&self) -> Option<Verdict> {
-        let record: Record = serde_json::from_slice(&own_bytes(&self.directory.join(FILE))?).ok()?;
-        if record.subject != self.subject {
-            return None;
-        }
-        Some(match record.found {
+        Some(match self.read_from::<Found>(FILE)? {
             Found::Usable { microseconds } => Verdict::Usable { took: Duration::from_micros(microseconds) },
             Found::Emulated { microseconds } => Verdict::Emulated { took: Duration::from_micros(microseconds) },
             Found::Hung => Verdict::Hung,
@@ -85,12 +97,30 @@ impl Place {
             Verdict::Hung => Found::Hung,
             Verdict::NoRight | Verdict::Missing | Verdict::Unfit { .. } => return Ok(()),
         };
+        self.write_to(FILE, found)
+    }
+
+    /// How a whole kernel fared on this boot.
+    pub(crate) fn kernel_trial(&self) -> Option<KernelTrial> {
+        self.read_from(KERNEL_FILE)
+    }
+
+    /// Puts that on record.
+    pub(crate) fn keep_kernel_trial(&self, trial: KernelTrial) -> io::Result<()> {
+        self.write_to(KERNEL_FILE, trial)
+    }
+
+    fn read_from<T: DeserializeOwned>(&self, file: &str) -> Option<T> {
+        let record: Record<T> = serde_json::from_slice(&own_bytes(&self.directory.join(file))?).ok()?;
+        (record.subject == self.subject).then_some(record.found)
+    }
+
+    fn write_to<T: Serialize>(&self, name: &str, found: T) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         // Nobody else may read or write it.
         let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
-        let record = Record { subject: self.subject.clone(), found };
-        file.write_all(&serde_json::to_vec(&record)?)?;
-        file.persist(self.directory.join(FILE))?;
+        file.write_all(&serde_json::to_vec(&Record { subject: self.subject.clone(), found })?)?;
+        file.persist(self.directory.join(name))?;
         Ok(())
     }
 }
@@ -140,6 +170,21 @@ mod tests {
             place.write(&verdict).unwrap();
             assert_eq!(place.read(), None);
         }
+    }
+
+    #[test]
+    fn how_a_kernel_fared_is_another_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = place(directory.path());
+        assert_eq!(place.kernel_trial(), None);
+        for outcome in [Ok(700), Err("silence".to_owned())] {
+            let trial = KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
+            place.keep_kernel_trial(trial.clone()).unwrap();
+            assert_eq!((place.kernel_trial(), place.read()), (Some(trial), None));
+        }
+        place.write(&Verdict::Hung).unwrap();
+        fs::copy(directory.path().join(FILE), directory.path().join(KERNEL_FILE)).unwrap();
+        assert_eq!(place.kernel_trial(), None);
     }
 
     #[test]

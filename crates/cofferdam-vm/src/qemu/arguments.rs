@@ -7,10 +7,9 @@ use cofferdam_contract::Access;
 use serde_json::json;
 
 use super::QemuConfig;
+use crate::bounds::TRANSLATED;
 use crate::vmm::{Accelerator, Boot, Hardware};
 
-/// Bytes for translated code. Without a bound it may become a gigabyte.
-const TRANSLATED: &str = "128";
 const MEBIBYTE: u64 = 1 << 20;
 
 /// The kind of machine.
@@ -74,7 +73,8 @@ pub(crate) fn arguments(
     tell(
         "accel",
         match config.accelerator {
-            Accelerator::Tcg => format!("tcg,tb-size={TRANSLATED},thread=multi"),
+            // Without a bound it may become a gigabyte.
+            Accelerator::Tcg => format!("tcg,tb-size={},thread=multi", TRANSLATED / MEBIBYTE),
             Accelerator::Kvm => "kvm".to_owned(),
         },
     );

@@ -36,6 +36,7 @@ use cofferdam_linux::clock;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
+use crate::bounds::{Allowance, Enclosure};
 use crate::error::{Result, VmError, io};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
@@ -136,6 +137,13 @@ impl Qemu {
 impl Vmm for Qemu {
     fn name(&self) -> &'static str {
         "qemu"
+    }
+
+    fn runs_with(&self) -> String {
+        match self.config.accelerator {
+            Accelerator::Tcg => "QEMU translates its instructions (tcg)".to_owned(),
+            Accelerator::Kvm => "the processor runs its instructions (kvm)".to_owned(),
+        }
     }
 
     fn kernel_words(&self) -> String {
@@ -249,22 +257,28 @@ impl Qemu {
                 std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
                 _ => io("confine", self.program())(error),
             })?;
-        let user = self.user();
-        let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart };
-        let started = tokio::task::spawn_blocking(move || child::start(command, start)).await;
-        let child = started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
-            // What QEMU's file itself forbids is told by its version, which was asked for before.
-            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::StorageFull => {
-                VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }
-            }
-            _ => io("start", self.program())(error),
-        })?;
+        let (user, allowance) = (self.user(), Allowance::of(hardware));
+        let started = tokio::task::spawn_blocking(move || {
+            let enclosure = Enclosure::make(&allowance, user.is_some());
+            let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
+            let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, groups, limits };
+            child::start(command, start).map(|child| (child, enclosure))
+        });
+        let started = started.await;
+        let (child, enclosure) =
+            started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
+                // What QEMU's file itself forbids is told by its version, which was asked for before.
+                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::StorageFull => {
+                    VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }
+                }
+                _ => io("start", self.program())(error),
+            })?;
         let words = (Words::default(), Words::default());
         tokio::spawn(words.0.clone().listen(console));
         tokio::spawn(words.1.clone().listen(said));
         let owner = Owner { pid: child.id(), user };
-        let vm = QemuVm::watch(child, Qmp::begin(qmp, self.config.patience), words, (memory, owner))?;
+        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), words, (memory, owner))?;
         // From here on, what is dropped is ended.
         vm.greet().await?;
         Ok((vm, agent))

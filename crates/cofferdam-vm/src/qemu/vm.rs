@@ -17,6 +17,7 @@ use super::memory::Memory;
 use super::pages::Owner;
 use super::qmp::Qmp;
 use super::{PROGRAM, broken, state};
+use crate::bounds::Enclosure;
 use crate::error::{Result, VmError, io, shown_end};
 use crate::vmm::{Ended, MachineState, Vm};
 use crate::words::Words;
@@ -32,6 +33,8 @@ pub(crate) struct QemuVm {
     ended: watch::Receiver<Option<Ended>>,
     console: Words,
     said: Words,
+    /// What bounds it from outside.
+    kept: String,
     /// `None` once the machine has ended: what it had is not kept for longer.
     memory: Arc<Mutex<Option<Memory>>>,
     owner: Owner,
@@ -42,11 +45,12 @@ pub(crate) struct QemuVm {
 impl QemuVm {
     /// Takes the process over; a task waits for its end. `words` are the console's and the monitor's own.
     pub(crate) fn watch(
-        mut child: Child,
+        (mut child, enclosure): (Child, Enclosure),
         qmp: Qmp,
         (console, said): (Words, Words),
         (memory, owner): (Memory, Owner),
     ) -> Result<Self> {
+        let kept = enclosure.shown.clone();
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -67,16 +71,18 @@ impl QemuVm {
         let qmp = Arc::new(qmp);
         let (sender, ended) = watch::channel(None);
         let memory = Arc::new(Mutex::new(Some(memory)));
-        let (asked, words, kept) = (Arc::clone(&qmp), said.clone(), Arc::clone(&memory));
+        let (asked, words, had) = (Arc::clone(&qmp), said.clone(), Arc::clone(&memory));
         tokio::spawn(async move {
             // A descriptor that cannot be waited for is no reason to forget the process.
             let _ = process.readable().await;
             let status = child.wait();
-            drop(kept.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(had.lock().unwrap_or_else(PoisonError::into_inner).take());
+            // Removing its group may have to wait for the kernel a little.
+            let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
             sender.send_replace(Some(end_of(asked.shutdown(), status.ok(), &words.text())));
         });
         let saving = tokio::sync::Mutex::default();
-        Ok(Self { qmp, process: Arc::new(killer), ended, console, said, memory, owner, saving })
+        Ok(Self { qmp, process: Arc::new(killer), ended, console, said, kept, memory, owner, saving })
     }
 
     /// Waits until the monitor has greeted.
@@ -178,6 +184,10 @@ impl Vm for QemuVm {
 
     fn console(&self) -> String {
         self.console.text()
+    }
+
+    fn kept(&self) -> String {
+        self.kept.clone()
     }
 
     async fn kill(&self) -> Result<()> {

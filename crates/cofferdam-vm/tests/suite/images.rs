@@ -6,10 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use cofferdam_contract::ByteSize;
+use cofferdam_contract::{Backend, ByteSize, ExecRequest, Spec};
 use cofferdam_debian::Cache;
 use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
-use cofferdam_vm::{MakePolicy, VmError};
+use cofferdam_vm::{MakePolicy, VmBackend, VmError};
+use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use crate::support;
 
@@ -163,4 +165,64 @@ fn an_ordinary_user_makes_an_image_and_a_machine() {
     println!("{said}");
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("greeted and measured"), "{said}");
+}
+
+/// A layer with its digests: of its contents, and of them packed.
+fn layer(place: &Path, fill: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> (String, String) {
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.follow_symlinks(false);
+    fill(&mut tar);
+    let contents = tar.into_inner().unwrap();
+    let packed = zstd::encode_all(&*contents, 1).unwrap();
+    (digest(&contents), put(place, &packed))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+fn put(place: &Path, bytes: &[u8]) -> String {
+    let digest = digest(bytes);
+    let path = place.join("blobs").join(digest.replace(':', "/"));
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+    digest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_starts_from_a_containers_image() {
+    if support::image("a_machine_starts_from_a_containers_image").is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (root, from) = (place.path().join("root"), place.path().join("layout"));
+    fs::create_dir_all(&root).unwrap();
+    fs::create_dir_all(&from).unwrap();
+    support::root(&root).expect("packages were had before");
+    let base = layer(&from, |tar| tar.append_dir_all("", &root).unwrap());
+    let above = layer(&from, |tar| {
+        for (path, data) in [("etc/.wh.debian_version", ""), ("etc/made-by", "a layer")] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(data.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, path, data.as_bytes()).unwrap();
+        }
+    });
+    let put_json = |value: serde_json::Value| put(&from, value.to_string().as_bytes());
+    let config = put_json(json!({"rootfs": {"diff_ids": [base.0, above.0]}}));
+    let manifest = put_json(json!({"config": {"digest": config}, "layers": [{"digest": base.1}, {"digest": above.1}]}));
+    fs::write(from.join("index.json"), json!({"manifests": [{"digest": manifest}]}).to_string()).unwrap();
+    fs::write(from.join("oci-layout"), "{}").unwrap();
+    let source = RootSource::at(&from).unwrap();
+    assert_eq!(source, RootSource::Oci(from.clone()));
+    let mut config = support::config();
+    config.images = place.path().join("images");
+    config.make = MakePolicy::Missing;
+    config.source.root = source;
+    let sandbox = VmBackend::new(config).unwrap().create(Spec::default()).await.unwrap();
+    let line = "cat /etc/made-by; test -e /etc/debian_version || echo gone; python3 -c 'print(6 * 7)'";
+    let done = sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "a layergone\n42\n", "{done:?}");
+    sandbox.close().await.unwrap();
 }

@@ -14,6 +14,7 @@ use cofferdam_vm::qemu::QemuConfig;
 use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::bounds;
 use crate::support::{self, NO_HANG};
 
 /// Marks the process that holds a machine until it is killed.
@@ -134,6 +135,7 @@ fn a_killed_supervisor_leaves_no_machine() {
     assert!(holds, "it made no machine");
     let machines = monitors_of(child.id());
     assert_eq!(machines.len(), 1, "{machines:?}");
+    let groups = machines.iter().flat_map(|pid| bounds::groups_of(*pid)).collect();
     child.kill().unwrap();
     child.wait().unwrap();
     let begun = Instant::now();
@@ -145,6 +147,7 @@ fn a_killed_supervisor_leaves_no_machine() {
         assert!(begun.elapsed() < NO_HANG, "the machine goes on");
         std::thread::sleep(Duration::from_millis(50));
     }
+    bounds::are_swept(&groups);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod boot;
+mod bounds;
 mod conformance;
 mod hold;
 mod images;

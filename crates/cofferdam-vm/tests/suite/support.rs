@@ -36,7 +36,13 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-/// The image that tests use, made once; the reason why there is none otherwise.
+/// Whether machines can be made here at all.
+pub(crate) fn has_monitor() -> bool {
+    cfg!(target_arch = "x86_64") && has("qemu-system-x86_64")
+}
+
+/// The image that tests use, made once; the reason why there is none otherwise. Where machines are to be tested and can be, an
+/// image that cannot be made is a failure.
 fn made() -> &'static Result<Image, String> {
     static MADE: OnceLock<Result<Image, String>> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -49,7 +55,10 @@ fn made() -> &'static Result<Image, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("the driver makes machines of this kind on x86_64 only".to_owned());
         }
-        images().find(&source(), MakePolicy::Missing, &mut |_| ()).map_err(|error| error.to_string())
+        match images().find(&source(), MakePolicy::Missing, &mut |_| ()) {
+            Ok(image) => Ok(image),
+            Err(error) => panic!("no image could be made: {error}"),
+        }
     })
 }
 
@@ -88,7 +97,12 @@ pub(crate) fn census() -> BTreeSet<String> {
     }
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let target = std::fs::read_link(entry.path()).unwrap_or_default().display().to_string();
-        if target.starts_with("socket:") || target.contains("(deleted)") || target.contains("pidfd") {
+        if target.contains("pidfd") {
+            // They all have one name; whose it is tells them apart.
+            let about = Path::new("/proc/self/fdinfo").join(entry.file_name());
+            let about = std::fs::read_to_string(about).unwrap_or_default();
+            all.insert(format!("{target} {}", about.lines().find(|line| line.starts_with("Pid:")).unwrap_or_default()));
+        } else if target.starts_with("socket:") || target.contains("(deleted)") {
             all.insert(target);
         }
     }

@@ -71,8 +71,7 @@ fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Opt
     block_on(async {
         let io = |what, error| Error::new(ErrorKind::Io, "daemon", what).with_source(error);
         let mut interrupts = Interrupts::listen().map_err(|error| io("cannot listen for signals", error))?;
-        let server =
-            Server::start(directory, registry::backend_with(settings.backend.name, &settings.containers)?, config)?;
+        let server = Server::start(directory, registry::backend_with(settings.backend.name, &settings.setup)?, config)?;
         report::remark(&format!("{READY} {}", server.socket().display()), Tone::Good);
         if stage == Some(STAGE_DAEMON) {
             leave_terminal().map_err(|error| io("cannot leave the terminal", error))?;

@@ -3,14 +3,14 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use cofferdam::registry::{self, Containers, DoctorReport, FindingState};
+use cofferdam::registry::{self, DoctorReport, FindingState};
 use cofferdam::{Level, Result};
 use serde_json::json;
 
 use super::block_on;
 use crate::args::DoctorArgs;
 use crate::report::{self, Form};
-use crate::settings::{Chosen, Environment, backend, containers};
+use crate::settings::{Chosen, Environment, backend, setup};
 use crate::style::{Style, Tone};
 use crate::terminal::one_line;
 
@@ -31,7 +31,8 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
         Some(name) => Chosen { info: registry::find(name)?, runtime: registry::runtime(name).map(str::to_owned) },
         None => backend(None, None, &environment, &file)?,
     };
-    let containers = Containers { runtime: default.runtime, ..containers(&environment, &file) };
+    let mut setup = setup(&environment, &file);
+    setup.containers.runtime = default.runtime;
     let default = default.info;
     let names: Vec<&str> = match &args.backend {
         Some(_) => vec![default.name],
@@ -43,7 +44,7 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
     let reports = block_on(async {
         let mut reports = Vec::new();
         for name in names {
-            reports.push(registry::doctor(name, &containers).await?);
+            reports.push(registry::doctor(name, &setup).await?);
         }
         Ok(reports)
     })?;
@@ -67,6 +68,8 @@ fn table(report: &DoctorReport, style: Style) -> String {
         true if report.level == Level::Simulated => {
             style.paint(Tone::Warning, "can be used, for tests: it has no wall")
         }
+        true if !report.tried => style.paint(Tone::Good, "all that it needs is there; no sandbox was tried"),
+        false if !report.tried => style.paint(Tone::Bad, "cannot be used: something that it needs is missing"),
         true => style.paint(Tone::Good, "can be used with every protection and the default limits"),
         false => style.paint(Tone::Bad, "cannot be used with every protection and the default limits"),
     };
@@ -107,6 +110,7 @@ mod tests {
             backend: "process",
             level: Level::Process,
             usable: false,
+            tried: true,
             items: vec![
                 finding("user namespaces", FindingState::Missing, "refused", Some("sysctl -w x=0")),
                 finding("landlock", FindingState::Ok, "ABI 7", None),
@@ -120,5 +124,8 @@ mod tests {
           ok       landlock         ABI 7
           weaker   cgroup           v1
         ");
+        let untried = |usable| DoctorReport { usable, tried: false, items: Vec::new(), ..report.clone() };
+        assert!(table(&untried(true), Style::Plain).contains("no sandbox was tried"));
+        assert!(table(&untried(false), Style::Plain).contains("missing"));
     }
 }

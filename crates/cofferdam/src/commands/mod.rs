@@ -7,6 +7,8 @@ mod daemon;
 mod doctor;
 #[cfg(feature = "container")]
 mod image;
+#[cfg(feature = "vm")]
+mod machine;
 mod run;
 mod schema;
 #[cfg(feature = "wasm")]
@@ -29,6 +31,8 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Setup(args) => setup::main(&args),
         #[cfg(feature = "container")]
         Command::Image(args) => image::main(&args, cli.config),
+        #[cfg(feature = "vm")]
+        Command::Vm(args) => machine::main(&args, cli.config),
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),

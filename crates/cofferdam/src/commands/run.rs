@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::registry::{self, BackendInfo, Containers, ForkedLauncher, ImageStep};
+use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
@@ -31,8 +31,8 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
         let daemon = resident::backend(args, &settings, config.as_deref())?;
-        let Settings { backend, containers, cancel_grace: grace, .. } = settings;
-        let run = Run { args, form, plan, backend, containers, grace, launcher, daemon };
+        let Settings { backend, setup, cancel_grace: grace, .. } = settings;
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -51,7 +51,7 @@ struct Run<'a> {
     form: Form,
     plan: Plan,
     backend: &'static BackendInfo,
-    containers: Containers,
+    setup: Setup,
     grace: Duration,
     launcher: Option<ForkedLauncher>,
     /// A daemon that runs it for us.
@@ -78,7 +78,7 @@ impl Run<'_> {
                 let tell = Arc::new(move |step: ImageStep| {
                     shown.iter().for_each(|progress: &Progress| progress.tell(step.clone()))
                 });
-                registry::backend_forked(self.backend.name, self.launcher.take(), &self.containers, tell)?
+                registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, tell)?
             }
         };
         let (sandbox, handle) = tokio::select! {

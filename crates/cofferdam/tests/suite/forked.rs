@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use cofferdam::registry::{self, Containers, ForkedLauncher};
+use cofferdam::registry::{self, ForkedLauncher, Setup};
 use cofferdam::{ExecRequest, Spec};
 
 use crate::census;
@@ -155,13 +155,9 @@ async fn a_process_with_threads_is_not_forked_and_executes_its_launcher() {
     // This harness runs each test in a thread of its own.
     let forked = ForkedLauncher::fork();
     assert!(forked.is_none());
-    let backend = registry::backend_forked(
-        registry::DEFAULT_BACKEND,
-        forked,
-        &Containers::default(),
-        std::sync::Arc::new(|_| {}),
-    )
-    .expect("there is one");
+    let backend =
+        registry::backend_forked(registry::DEFAULT_BACKEND, forked, &Setup::default(), std::sync::Arc::new(|_| {}))
+            .expect("there is one");
     let weaker = ["memory", "cpu", "cpus", "pids", "disk"];
     let spec = weaker.iter().fold(Spec::builder(), |spec, name| spec.allow_weaker(name.parse().expect("a protection")));
     let request = ExecRequest::argv(["echo", "hello"]).build().expect("a request");

@@ -3,6 +3,7 @@
 mod configuration;
 mod containers;
 mod forms;
+mod machines;
 mod modules;
 mod run;
 mod signals;

@@ -64,6 +64,7 @@ fn the_top_level_help() {
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       setup        Install interpreters for WebAssembly, once for this user
       image        Show the images of the container engine, and get more
+      vm           Make images for virtual machines, show and remove them
       conformance  Run the conformance kit against a backend
       backends     List the backends
       schema       Print the JSON Schema of what goes in and comes out
@@ -133,16 +134,16 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: use --lang with one of: bash, javascript, python, sh, typescript, wasm
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
-    cofferdam: select backend failed: no backend of this version reaches level vm
-      try: ask for a level that one of these has: simulated (level simulated), wasm (level wasm), process (level process), docker (level container)
+    cofferdam: configure failed: this user has no cache directory for images of machines
+      try: set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file
     ");
-    assert_snapshot!(complaint(&["run", "--backend", "qemu", "--", "true"], 125), @r"
-    cofferdam: select backend failed: the backend 'qemu' is not in this version [named by: --backend]
-      try: use one of: simulated, wasm, process, docker
+    assert_snapshot!(complaint(&["run", "--backend", "remote", "--", "true"], 125), @r"
+    cofferdam: select backend failed: the backend 'remote' is not in this version [named by: --backend]
+      try: use one of: simulated, wasm, process, docker, vm
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
-      try: only docker has runtimes: docker:NAME, such as docker:runsc
+      try: only docker has runtimes: docker:NAME, such as docker:runsc; and vm is vm:qemu
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
     cofferdam: create failed: the process backend knows no images
@@ -150,7 +151,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--backend", "dokcer", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'dokcer' [named by: --backend]
-      try: use one of: simulated, wasm, process, docker
+      try: use one of: simulated, wasm, process, docker, vm
     ");
     assert_snapshot!(complaint(&["run", "--workspace", "/no/such", "--", "true"], 125), @r"
     cofferdam: run failed: --workspace '/no/such' cannot be used: No such file or directory
@@ -170,7 +171,7 @@ fn errors_are_json_where_json_is_asked_for() {
     for (words, kind, status) in [
         (&["--json", "missing.py"][..], "not-found", 127),
         (&["--json", "--memory", "lots", "x.py"], "invalid-input", 125),
-        (&["--json", "--level", "vm", "--", "true"], "unsupported", 125),
+        (&["--json", "--backend", "remote", "--", "true"], "unsupported", 125),
         (&["--json", "/etc/passwd"], "denied", 125),
     ] {
         let (code, stdout, stderr) = outcome(&mut run(words));
@@ -195,8 +196,7 @@ fn backends_are_listed() {
     wasm         wasm       available            WebAssembly inside Cofferdam's own process
     process      process    default              a process behind namespaces, filters and control groups
     docker       container  available            a container of the Docker or Podman engine
-    qemu         vm         not in this version  a virtual machine of QEMU
-    firecracker  vm         not in this version  a microVM of Firecracker
+    vm           vm         available            a virtual machine of QEMU, with a kernel of its own
     apple-vz     vm         not in this version  a virtual machine of macOS
     remote       vm         not in this version  another Cofferdam server
     e2b          vm         not in this version  the E2B cloud
@@ -225,6 +225,7 @@ fn completions_know_the_commands() {
         let (code, stdout, _) = outcome(cofferdam().args(["completions", shell]));
         assert_eq!(code, 0);
         assert!(stdout.contains("doctor") && stdout.contains("allow-weaker"), "{shell}");
+        assert!(stdout.contains("build-image") && stdout.contains("kernel-package"), "{shell}");
     }
 }
 
@@ -239,5 +240,5 @@ fn doctor_answers_for_people_and_programs() {
     assert_eq!(report["usable"], code == 0);
     assert_eq!(report["backends"][0]["backend"], "process");
     assert!(report["backends"][0]["items"].as_array().is_some_and(|items| !items.is_empty()), "{stdout}");
-    assert!(complaint(&["doctor", "--backend", "qemu"], 125).contains("not in this version"));
+    assert!(complaint(&["doctor", "--backend", "remote"], 125).contains("not in this version"));
 }

@@ -19,7 +19,7 @@ pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
     };
     let name = runtime.map_or_else(|| CONTAINER_BACKEND.to_owned(), |runtime| format!("{CONTAINER_BACKEND}:{runtime}"));
     let containers = Containers { host: Some(socket), ..Containers::default() };
-    Some(registry::backend_with(&name, &containers).expect("the name and the socket are valid"))
+    Some(registry::backend_with(&name, &containers.into()).expect("the name and the socket are valid"))
 }
 
 /// Why a row says nothing about a container; `None` for most.

@@ -1,0 +1,368 @@
+//! Which accelerator machines run with: found out when the first machine is wanted, and remembered for this boot.
+//!
+//! ```text
+//! asked for tcg ------------------------------------------------------------------> tcg
+//! auto, kvm --tiny guest (kvm::Probe)--> usable --a whole kernel greets in time--> kvm
+//!                     '--> not usable -----------'--> does not: auto: tcg, kvm: refused
+//! ```
+//!
+//! That a tiny guest runs proves little; so the first machine's own kernel is started once before anybody is given one.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use cofferdam_contract::{Access, ByteSize, Limits, Spec};
+use cofferdam_guest::{Guest, Settings};
+use tokio::sync::OnceCell;
+
+use crate::config::VmConfig;
+use crate::error::{Result, VmError, io};
+use crate::kvm::record::{KernelTrial, Place};
+use crate::kvm::{Probe, Verdict};
+use crate::plan::{PORT, Plan};
+use crate::qemu::{Qemu, QemuConfig};
+use crate::vmm::{
+    Acceleration, Accelerator, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm,
+};
+
+/// Time for a kernel that the processor runs: a second, on a host that has other things to do as well.
+const TRIAL_LIMIT: Duration = Duration::from_secs(30);
+const TRIAL_MEMORY: ByteSize = ByteSize::from_mebibytes(128);
+
+/// What was found to be right, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chosen {
+    accelerator: Accelerator,
+    why: String,
+}
+
+/// QEMU with the accelerator that this host is good for.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    wish: Acceleration,
+    tcg: Qemu,
+    kvm: Qemu,
+    probe: Probe,
+    config: VmConfig,
+    /// Time for a kernel to come up.
+    limit: Duration,
+    chosen: OnceCell<Chosen>,
+}
+
+impl Chooser {
+    /// Looks at nothing before the first machine.
+    pub(crate) fn new(config: &VmConfig) -> Result<Self> {
+        let qemu = |accelerator| Qemu::new(QemuConfig { accelerator, ..config.qemu.clone() });
+        Ok(Self {
+            wish: config.acceleration,
+            tcg: qemu(Accelerator::Tcg)?,
+            kvm: qemu(Accelerator::Kvm)?,
+            probe: probe(config),
+            config: config.clone(),
+            limit: TRIAL_LIMIT,
+            chosen: OnceCell::new(),
+        })
+    }
+
+    fn driver(&self) -> &Qemu {
+        match self.chosen.get().map(|chosen| chosen.accelerator) {
+            Some(Accelerator::Kvm) => &self.kvm,
+            Some(Accelerator::Tcg) | None => &self.tcg,
+        }
+    }
+
+    async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
+        self.chosen.get_or_try_init(|| self.find(machine)).await
+    }
+
+    async fn find(&self, machine: &Machine) -> Result<Chosen> {
+        if self.wish == Acceleration::Tcg {
+            return Ok(Chosen { accelerator: Accelerator::Tcg, why: "asked for".to_owned() });
+        }
+        self.decide(&self.verdict().await, machine).await
+    }
+
+    async fn decide(&self, verdict: &Verdict, machine: &Machine) -> Result<Chosen> {
+        if !verdict.is_usable() {
+            return self.without(verdict.to_string(), verdict.remedy());
+        }
+        let trial = self.trial(machine).await?;
+        match trial.outcome {
+            Ok(milliseconds) => {
+                let why = format!("{verdict}, and a kernel was up in {milliseconds} ms");
+                Ok(Chosen { accelerator: Accelerator::Kvm, why })
+            }
+            Err(why) => self.without(format!("{verdict}, but a kernel does not start: {why}"), BROKEN),
+        }
+    }
+
+    /// The choice where there is no kernel to be tried: what was chosen before, else by the tiny guest alone. A state that
+    /// was taken with KVM goes on only on such a processor, and is itself the trial.
+    async fn settle(&self) -> Result<&Chosen> {
+        let find = || async {
+            if self.wish == Acceleration::Tcg {
+                return Ok(Chosen { accelerator: Accelerator::Tcg, why: "asked for".to_owned() });
+            }
+            match self.verdict().await {
+                verdict if verdict.is_usable() => {
+                    Ok(Chosen { accelerator: Accelerator::Kvm, why: format!("{verdict}, and no kernel was tried") })
+                }
+                verdict => self.without(verdict.to_string(), verdict.remedy()),
+            }
+        };
+        self.chosen.get_or_try_init(find).await
+    }
+
+    async fn verdict(&self) -> Verdict {
+        let probe = self.probe.clone();
+        let verdict = tokio::task::spawn_blocking(move || probe.verdict()).await;
+        verdict.unwrap_or_else(|_| Verdict::Unfit { why: "the probe was interrupted".to_owned() })
+    }
+
+    /// The translator, or an error where that is not wanted.
+    fn without(&self, why: String, remedy: &'static str) -> Result<Chosen> {
+        match self.wish {
+            Acceleration::Kvm => Err(VmError::NoKvm { why, remedy }),
+            Acceleration::Auto | Acceleration::Tcg => Ok(Chosen { accelerator: Accelerator::Tcg, why }),
+        }
+    }
+
+    /// How this kernel fares on the processor: from the record of this boot, or tried now.
+    async fn trial(&self, machine: &Machine) -> Result<KernelTrial> {
+        let monitor = format!("qemu {}", self.kvm.version().await?);
+        // Images lie where their content says.
+        let image = machine.kernel.display().to_string();
+        let place = self.probe.cache.as_deref().and_then(|cache| Place::new(cache, &self.probe.device));
+        let known = place.as_ref().and_then(Place::kernel_trial);
+        if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
+            return Ok(known);
+        }
+        let begun = Instant::now();
+        let greeted = greets(&self.kvm, trial_machine(machine, &self.config)?, begun + self.limit).await;
+        let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let trial = KernelTrial { monitor, image, outcome: greeted.map(|()| milliseconds) };
+        if let Some(place) = place {
+            // Without a record it is tried again, which is slower and not wrong.
+            let _ = place.keep_kernel_trial(trial.clone());
+        }
+        Ok(trial)
+    }
+}
+
+const BROKEN: &str =
+    "use `auto` or `tcg`, or look at the host's kernel log; `cofferdam doctor --backend vm` tells what was found";
+
+/// How `/dev/kvm` is looked at.
+pub(crate) fn probe(config: &VmConfig) -> Probe {
+    Probe { cache: config.probes.clone(), ..Probe::default() }
+}
+
+/// The same kernel and root with nothing of its owner's.
+fn trial_machine(like: &Machine, config: &VmConfig) -> Result<Machine> {
+    let bad = |error: cofferdam_contract::Error| VmError::BadSource { what: error.to_string() };
+    let limits = Limits { memory: Some(TRIAL_MEMORY), disk: None, cpus: None, ..Limits::default() };
+    let plan = Plan::of(&Spec::builder().limits(limits).build().map_err(bad)?, config).map_err(bad)?;
+    let root = like.disks.iter().find(|disk| disk.access == Access::ReadOnly);
+    let Some(Disk { name, contents, .. }) = root else {
+        return Err(VmError::BadSource { what: "the machine has no root".to_owned() });
+    };
+    let contents = match contents {
+        Contents::Shared(path) => Contents::Shared(path.clone()),
+        Contents::Own(file) => Contents::Own(file.try_clone().map_err(io("copy a descriptor of", name))?),
+    };
+    Ok(Machine {
+        kernel: like.kernel.clone(),
+        initramfs: like.initramfs.clone(),
+        command_line: plan.options(&format!("serial:{name}"), None).map_err(bad)?,
+        memory: plan.memory,
+        processors: 1,
+        disks: vec![Disk { name, contents, access: Access::ReadOnly }],
+        port: PORT,
+    })
+}
+
+/// Starts a machine, waits until its agent has greeted and answers, and ends it again.
+async fn greets(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), String> {
+    let starting = tokio::time::timeout_at(by.into(), vmm.start(machine)).await;
+    let started = starting.map_err(|_| "the monitor did not start in time".to_owned())?;
+    let Started { vm, reader, writer } = started.map_err(|error| error.to_string())?;
+    let greeted = Guest::connect(reader, writer, Settings::default(), by).await;
+    let ended = vm.is_ended();
+    let killed = vm.kill().await;
+    match (greeted, ended) {
+        (Ok(_), _) => killed.map_err(|error| error.to_string()),
+        (Err(_), Some(ended)) => Err(ended.why),
+        (Err(error), None) => Err(error.message().to_owned()),
+    }
+}
+
+#[async_trait]
+impl Vmm for Chooser {
+    fn name(&self) -> &'static str {
+        self.tcg.name()
+    }
+
+    fn runs_with(&self) -> String {
+        match self.chosen.get() {
+            Some(chosen) => format!("{}: {}", self.driver().runs_with(), chosen.why),
+            None => "nobody knows yet what runs it".to_owned(),
+        }
+    }
+
+    fn kernel_words(&self) -> String {
+        self.driver().kernel_words()
+    }
+
+    fn disk_word(&self, disk: &Disk, place: usize) -> String {
+        self.tcg.disk_word(disk, place)
+    }
+
+    async fn version(&self) -> Result<String> {
+        self.tcg.version().await
+    }
+
+    async fn start(&self, machine: Machine) -> Result<Started> {
+        self.choose(&machine).await?;
+        self.driver().start(machine).await
+    }
+
+    async fn origin(&self) -> Result<Origin> {
+        self.settle().await?;
+        self.driver().origin().await
+    }
+
+    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+        self.settle().await?;
+        self.driver().restore(hardware, state).await
+    }
+}
+
+/// What is known of the accelerator without a machine, for [`crate::doctor`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub verdict: Verdict,
+    pub trial: Option<KernelTrial>,
+}
+
+/// Looks, without starting a kernel. Blocks its thread as [`Probe::verdict`] does.
+pub(crate) fn known(probes: Option<PathBuf>) -> Known {
+    let probe = Probe { cache: probes, ..Probe::default() };
+    let place = probe.cache.as_deref().and_then(|cache| Place::new(cache, &probe.device));
+    Known { verdict: probe.verdict(), trial: place.and_then(|place| place.kernel_trial()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::MakePolicy;
+    use crate::image::{Images, RootSource, Source};
+
+    fn chooser(acceleration: Acceleration, device: &str) -> Chooser {
+        let config = VmConfig { acceleration, probes: None, ..VmConfig::new("/x") };
+        let mut chooser = Chooser::new(&config).unwrap();
+        chooser.probe.device = device.into();
+        chooser
+    }
+
+    fn machine() -> Machine {
+        let contents = Contents::Shared("/r".into());
+        Machine {
+            kernel: "/k".into(),
+            initramfs: "/i".into(),
+            command_line: String::new(),
+            memory: TRIAL_MEMORY,
+            processors: 1,
+            disks: vec![Disk { name: "cofferdam-root", contents, access: Access::ReadOnly }],
+            port: PORT,
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_to_be_had_is_done_without_or_refused() {
+        let auto = chooser(Acceleration::Auto, "/nowhere/kvm");
+        assert_eq!(auto.choose(&machine()).await.unwrap().accelerator, Accelerator::Tcg);
+        let said = auto.runs_with();
+        assert!(said.contains("tcg") && said.contains("there is no KVM"), "{said}");
+        let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&machine()).await.unwrap_err();
+        let error = error.into_error("create");
+        assert!(error.message().contains("there is no KVM") && error.remedy().is_some(), "{error:?}");
+        let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
+        asked.choose(&machine()).await.unwrap();
+        assert!(asked.runs_with().ends_with("asked for"), "{}", asked.runs_with());
+    }
+
+    /// A machine of the image that the test suite has made, where machines are tested.
+    fn real_machine(test: &str) -> Option<Machine> {
+        if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
+            println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
+            return None;
+        }
+        let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().unwrap().join("cofferdam"));
+        let images = Images::new(cache.join("vm"), cofferdam_debian::Cache::new(cache.join("debian")));
+        let root = RootSource::Debian(cofferdam_debian::Recipe::tiny());
+        let source = Source { root, ..Source::default() };
+        let image = images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image");
+        let root = Disk { name: "cofferdam-root", contents: Contents::Shared(image.root), access: Access::ReadOnly };
+        Some(Machine { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..machine() })
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_kernel_is_started_once_before_it_is_believed() {
+        let Some(machine) = real_machine("a_kernel_is_started_once_before_it_is_believed") else { return };
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        let place = tempfile::tempdir().unwrap();
+        let with_records = |acceleration, name: &str| {
+            let probes = Some(place.path().join(name));
+            let config = VmConfig { acceleration, probes, ..VmConfig::new("/x") };
+            let mut chooser = Chooser::new(&config).unwrap();
+            // Translation stands in for a processor that works.
+            chooser.kvm = Qemu::new(QemuConfig::default()).unwrap();
+            chooser.limit = Duration::from_secs(240);
+            chooser
+        };
+        let good = with_records(Acceleration::Kvm, "good");
+        let first = good.decide(&usable, &machine).await.unwrap();
+        assert!(first.accelerator == Accelerator::Kvm && first.why.contains("a kernel was up in"), "{first:?}");
+        // Another time would differ in its milliseconds.
+        assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &machine).await.unwrap(), first);
+        let file = place.path().join("kernel");
+        std::fs::write(&file, "this is no kernel").unwrap();
+        let broken = Machine { kernel: file, ..machine };
+        let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();
+        assert!(auto.accelerator == Accelerator::Tcg && auto.why.contains("does not start"), "{auto:?}");
+        let error = with_records(Acceleration::Kvm, "bad").decide(&usable, &broken).await.unwrap_err();
+        assert!(error.to_string().contains("does not start"), "{error}");
+    }
+
+    /// Whatever this host's device is: a kernel comes up on it, or is given up in time.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_device_that_is_of_no_use_is_no_hang() {
+        let test = "a_device_that_is_of_no_use_is_no_hang";
+        let Some(machine) = real_machine(test) else { return };
+        if std::fs::File::options().read(true).write(true).open(crate::qemu::KVM).is_err() {
+            println!("SKIP {test}: /dev/kvm cannot be opened here");
+            return;
+        }
+        let mut chooser = chooser(Acceleration::Auto, crate::qemu::KVM);
+        chooser.limit = Duration::from_secs(10);
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));
+        let chosen = deciding.await.expect("no hang").unwrap();
+        println!("this host: {chosen:?}");
+        let came_up = chosen.accelerator == Accelerator::Kvm;
+        assert_ne!(came_up, chosen.why.contains("does not start"), "{chosen:?}");
+    }
+
+    #[test]
+    fn a_trial_has_the_kernel_and_nothing_of_its_owners() {
+        let file = tempfile::tempfile().unwrap();
+        let mut like = machine();
+        like.disks.push(Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite });
+        let trial = trial_machine(&like, &VmConfig::new("/x")).unwrap();
+        assert_eq!((trial.kernel, trial.disks.len(), trial.processors), ("/k".into(), 1, 1));
+        assert!(trial.command_line.contains("serial:cofferdam-root"), "{}", trial.command_line);
+    }
+}

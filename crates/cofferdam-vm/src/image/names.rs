@@ -1,0 +1,102 @@
+//! Names that people give to images: a small file each, which holds the image's kernel and root in the cache.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::store::{Lock, Store, is_key, read_small};
+use crate::error::{Result, VmError, io};
+
+/// What the files of names begin with.
+const PREFIX: &str = "name-";
+const LONGEST: usize = 64;
+/// The longest description that is kept.
+const LONGEST_ABOUT: usize = 500;
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Named {
+    pub kernel: String,
+    pub root: String,
+    /// What it was made from, for people.
+    pub about: String,
+}
+
+/// Whether images can be called so: letters, digits, `.`, `_` and `-`, at most 64, beginning with a letter or digit.
+pub fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    name.len() <= LONGEST && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain)
+}
+
+fn place(store: &Store, name: &str) -> Result<PathBuf> {
+    if is_name(name) {
+        return Ok(store.root().join(format!("{PREFIX}{name}")));
+    }
+    let what = format!("{name:?} is no name of an image: it has letters, digits, '.', '_' and '-', at most {LONGEST}");
+    Err(VmError::BadSource { what })
+}
+
+/// What a name stands for.
+pub(crate) fn read(store: &Store, name: &str) -> Result<Named> {
+    let none = || VmError::NoSuchImage { name: name.to_owned() };
+    if !is_name(name) {
+        return Err(none());
+    }
+    let text = read_small(&place(store, name)?).map_err(|_| none())?;
+    let named: Named = serde_json::from_slice(&text).map_err(|_| none())?;
+    if is_key(&named.kernel) && is_key(&named.root) { Ok(named) } else { Err(none()) }
+}
+
+/// Gives a name, and takes it from what had it before.
+pub(crate) fn write(store: &Store, lock: &Lock, name: &str, named: &Named) -> Result<()> {
+    let about: String = named.about.chars().filter(|c| !c.is_control()).take(LONGEST_ABOUT).collect();
+    let text = serde_json::to_vec(&Named { about, ..named.clone() }).unwrap_or_default();
+    lock.replace(&place(store, name)?, &text)
+}
+
+/// Takes a name away.
+pub(crate) fn remove(store: &Store, _: &Lock, name: &str) -> Result<()> {
+    read(store, name)?;
+    let path = place(store, name)?;
+    fs::remove_file(&path).map_err(io("remove", path))
+}
+
+/// All names with what they stand for, in order.
+pub(crate) fn all(store: &Store) -> Vec<(String, Named)> {
+    let entries = fs::read_dir(store.root()).into_iter().flatten().flatten();
+    let name = |entry: fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned());
+    let names: BTreeSet<String> = entries.filter_map(name).collect();
+    names.into_iter().filter_map(|name| read(store, &name).ok().map(|named| (name, named))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::store::key;
+    use super::*;
+
+    #[test]
+    fn a_name_is_given_read_and_taken_away() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::new(place.path().join("cache"));
+        let named = Named { kernel: key(&[b"k"]), root: key(&[b"r"]), about: "a\u{1b}b".to_owned() };
+        let lock = store.lock(&mut |_| ()).unwrap();
+        for name in ["default", "a.b-c_1"] {
+            write(&store, &lock, name, &named).unwrap();
+            assert_eq!(read(&store, name).unwrap(), Named { about: "ab".to_owned(), ..named.clone() });
+        }
+        assert_eq!(all(&store).len(), 2);
+        remove(&store, &lock, "default").unwrap();
+        assert!(matches!(read(&store, "default"), Err(VmError::NoSuchImage { .. })));
+        assert!(matches!(remove(&store, &lock, "default"), Err(VmError::NoSuchImage { .. })));
+        for bad in ["", "../x", "-a", "a/b", &"x".repeat(65), ".x"] {
+            assert!(write(&store, &lock, bad, &named).is_err() && read(&store, bad).is_err(), "{bad}");
+        }
+        for rubbish in ["", "{}", "{\"kernel\":\"../x\",\"root\":\"y\",\"about\":\"\"}"] {
+            fs::write(place.path().join("cache/name-odd"), rubbish).unwrap();
+            assert!(read(&store, "odd").is_err(), "{rubbish}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What a monitor may take of the host, and what it is refused for want of its walls.
+
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{Access, Backend, ByteSize, ErrorKind, Limits, Protection, Sandbox, Spec};
+use cofferdam_vm::qemu::{Qemu, QemuConfig};
+use cofferdam_vm::vmm::{Contents, Disk, Machine, Vmm};
+use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
+
+use crate::support::{self, NO_HANG};
+
+/// Tells a test that it was started by another one, for something that needs a process of its own.
+const PART: &str = "COFFERDAM_TEST_PART";
+
+/// This program again, for one test alone.
+pub(crate) fn again(test: &str, part: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(["--exact", test, "--nocapture"]).env(PART, part);
+    command
+}
+
+fn is_part(name: &str) -> bool {
+    std::env::var_os(PART).is_some_and(|part| part == name)
+}
+
+/// The directories of a process's groups that are ours, one in each hierarchy.
+pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let place = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let top = Path::new("/sys/fs/cgroup");
+        let mounted = [top.join(controllers), top.to_owned(), top.join("unified")];
+        let found =
+            mounted.into_iter().map(|mount| mount.join(path)).find(|path| path.join("cgroup.procs").exists())?;
+        path.contains("cofferdam-").then_some(found)
+    };
+    text.lines().filter_map(place).collect()
+}
+
+/// Whether this user may make groups at all.
+async fn has_groups(test: &str) -> bool {
+    let place = tempfile::tempdir().unwrap();
+    let found = doctor(&VmConfig::new(place.path()), None).await;
+    let bounds = found.iter().find(|finding| finding.name == "monitor's bounds").expect("it is looked at");
+    if bounds.state != FindingState::Ok {
+        println!("SKIP {test}: {}", bounds.detail);
+        assert!(bounds.detail.contains("not bounded") && bounds.remedy.is_some(), "{bounds:?}");
+    }
+    bounds.state == FindingState::Ok
+}
+
+fn monitor_with(memory: &str) -> u32 {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let ours = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)).unwrap_or_default();
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        parent == std::process::id().to_string() && line.split(|&byte| byte == 0).any(|word| word == memory.as_bytes())
+    };
+    let found: Vec<u32> = pids.filter(ours).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
+    let test = "a_monitor_is_bounded_from_outside_and_its_group_goes_with_it";
+    let Some(backend) = support::backend(test) else { return };
+    let limits = Limits { memory: Some(ByteSize::from_mebibytes(90)), ..Limits::default() };
+    let spec = Spec::builder().limits(limits).build().unwrap();
+    let sandbox: Arc<dyn Sandbox> = tokio::time::timeout(NO_HANG, backend.create(spec)).await.unwrap().unwrap();
+    let memory = sandbox.posture().get(Protection::Memory).unwrap().mechanism.clone();
+    let kernel = sandbox.posture().get(Protection::PidNamespace).unwrap().mechanism.clone();
+    println!("{memory}\n{kernel}");
+    assert!(kernel.contains("(tcg)") || kernel.contains("(kvm)"), "{kernel}");
+    let pid = monitor_with("189M");
+    let limit = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let core = limit.lines().find(|line| line.starts_with("Max core")).unwrap();
+    let files = limit.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert!(core.contains(" 0 ") && files.contains(" 128 "), "{limit}");
+    if has_groups(test).await {
+        let groups = groups_of(pid);
+        assert!(!groups.is_empty());
+        let read = |name: &str| {
+            let found = groups.iter().find_map(|group| std::fs::read_to_string(group.join(name)).ok());
+            found.map(|text| text.trim().to_owned())
+        };
+        // The machine, what its translation and its structures may take, tables; its workspace where that is in memory.
+        let bytes: u64 = read("memory.limit_in_bytes").or_else(|| read("memory.max")).unwrap().parse().unwrap();
+        let least = (189 + 128 + 192 + 3) << 20;
+        assert!(bytes >= least && bytes <= least + (2 << 30), "{bytes}");
+        assert_eq!(read("pids.max").as_deref(), Some("97"));
+        if let Some(quota) = read("cpu.cfs_quota_us").or_else(|| read("cpu.max")) {
+            assert!(quota.starts_with("100000"), "{quota}");
+        }
+        assert!(memory.contains("the monitor is in a group of cgroup"), "{memory}");
+        tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
+        let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    } else {
+        assert!(memory.contains("not bounded from outside"), "{memory}");
+        tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
+    }
+}
+
+/// Nothing for a test of its own: what sweeps, as every start of a machine does.
+#[tokio::test]
+async fn sweeper() {
+    if is_part("sweeper") {
+        assert!(has_groups("sweeper").await);
+    }
+}
+
+/// Groups of a supervisor that was killed are gone once another process has made some.
+pub(crate) fn are_swept(groups: &BTreeSet<PathBuf>) {
+    if groups.is_empty() {
+        println!("SKIP sweeping: this user can make no groups");
+        return;
+    }
+    assert!(groups.iter().all(|group| group.exists()), "{groups:?}");
+    let output = again("bounds::sweeper", "sweeper").output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+    for group in groups {
+        let owner = group.parent().expect("a group is in its owner's");
+        assert!(!owner.exists(), "{}", owner.display());
+    }
+}
+
+/// A machine that comes no further than to its monitor's start.
+fn nothing(place: &Path) -> Machine {
+    let file = place.join("kernel");
+    std::fs::write(&file, "no kernel").unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    Machine {
+        kernel: file.clone(),
+        initramfs: file.clone(),
+        command_line: String::new(),
+        memory: ByteSize::from_mebibytes(64),
+        processors: 1,
+        disks: vec![Disk { name: "root", contents: Contents::Shared(file), access: Access::ReadOnly }],
+        port: "p",
+    }
+}
+
+/// What [`without_its_walls_no_monitor_is_started`] runs where something is missing.
+#[tokio::test]
+async fn walled() {
+    let wall = match std::env::var(PART).as_deref() {
+        Ok("no-namespaces") => "namespaces",
+        Ok("no-landlock") => {
+            forbid_landlock();
+            "Landlock"
+        }
+        _ => return,
+    };
+    let place = tempfile::tempdir().unwrap();
+    let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(place.path())).await;
+    let error = started.map(drop).expect_err("a monitor without its walls");
+    let named = matches!(&error, VmError::NoWall { wall: found } if found.starts_with(wall));
+    assert!(named, "{error}");
+    let error = error.into_contract("create");
+    assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
+    let findings = doctor(&VmConfig::new(place.path()), None).await;
+    let name = if wall == "Landlock" { "monitor's files" } else { "monitor's network" };
+    let found = findings.iter().find(|finding| finding.name == name).unwrap();
+    assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
+    println!("refused: {wall}");
+}
+
+/// From here on, this thread and all that it starts have a kernel without Landlock.
+fn forbid_landlock() {
+    use cofferdam_linux::seccomp::{Instruction, Program, install};
+    const CREATE_RULESET: u32 = 444;
+    let step = |code, jf, k| Instruction { code, jt: 0, jf, k };
+    let refusal = 0x0005_0000 | rustix::io::Errno::NOSYS.raw_os_error().cast_unsigned();
+    // Its number; if it is that one: not implemented; else: allowed.
+    let instructions =
+        vec![step(0x20, 0, 0), step(0x15, 1, CREATE_RULESET), step(0x06, 0, refusal), step(0x06, 0, 0x7fff_0000)];
+    cofferdam_linux::process::set_no_new_privileges().expect("no rights to be gained");
+    install(&Program { instructions }).expect("a filter");
+}
+
+fn was_refused(output: &Output, wall: &str) {
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(&format!("refused: {wall}")), "{said}");
+}
+
+#[test]
+fn without_its_walls_no_monitor_is_started() {
+    let test = "without_its_walls_no_monitor_is_started";
+    if !support::has_monitor() {
+        println!("SKIP {test}: no QEMU here (package qemu-system-x86)");
+        return;
+    }
+    was_refused(&again("bounds::walled", "no-landlock").output().expect("it starts"), "Landlock");
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: only root can take user namespaces from an ordinary user");
+        return;
+    }
+    // A user namespace in which there may be no further one, and in it an ordinary user.
+    let place = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
+    let program = place.path().join("suite");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let mut holder = Command::new("unshare").args(["--user", "sleep", "1000"]).spawn().expect("unshare starts");
+    let of_holder = |name: &str| PathBuf::from(format!("/proc/{}/{name}", holder.id()));
+    let begun = Instant::now();
+    let namespace = |path: &Path| std::fs::read_link(path).ok();
+    while namespace(&of_holder("ns/user")) == namespace(Path::new("/proc/self/ns/user")) {
+        assert!(begun.elapsed() < NO_HANG, "it has no namespace of its own");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(of_holder(map), "0 0 65536").expect("a map");
+    }
+    let line = "echo 0 > /proc/sys/user/max_user_namespaces \
+                && exec setpriv --reuid 4711 --regid 4711 --clear-groups -- \"$0\" \"$@\"";
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--user={}", of_holder("ns/user").display())).args([
+        "--setuid=0",
+        "--setgid=0",
+        "sh",
+        "-c",
+        line,
+    ]);
+    command.arg(&program).args(["--exact", "bounds::walled", "--nocapture"]);
+    command.env(PART, "no-namespaces").env("TMPDIR", place.path()).current_dir("/");
+    let output = command.output();
+    holder.kill().and_then(|()| holder.wait()).expect("it ends");
+    was_refused(&output.expect("it starts"), "namespaces");
+}

@@ -1,0 +1,96 @@
+//! The words of `cofferdam vm`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use cofferdam::registry::machines::DEFAULT_IMAGE;
+use cofferdam::{ByteSize, parse_duration};
+
+const MACHINE_HELP: &str = "\
+Examples:
+  cofferdam vm build-image             shell, Python and Node from Debian packages, and Debian's kernel
+  cofferdam vm build-image --tiny --package jq
+  cofferdam vm build-image --name mine --from ./rootfs
+  cofferdam vm build-image --name mine --from image.tar      of `docker save`, or an OCI image layout
+  cofferdam run --level vm --image mine -- cat /etc/os-release
+
+Images are kept in $XDG_CACHE_HOME/cofferdam/vm or ~/.cache/cofferdam/vm. Making one needs neither
+root nor a container engine: apt and dpkg for packages, and mkfs.ext4.";
+
+/// `cofferdam vm`.
+#[derive(Debug, Args)]
+#[command(after_help = MACHINE_HELP)]
+pub struct MachineArgs {
+    /// What to do
+    #[command(subcommand)]
+    pub command: MachineCommand,
+}
+
+/// What to do with the images of virtual machines.
+#[derive(Debug, Subcommand)]
+pub enum MachineCommand {
+    /// Make an image: a kernel, and a disk with a root file system
+    BuildImage(Box<BuildImageArgs>),
+    /// List the images
+    Images {
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove what has no name and was not used for long; machines that run go on
+    Prune {
+        /// An image to be removed as well; may be given again
+        #[arg(long, value_name = "NAME")]
+        name: Vec<String>,
+        /// How long something without a name must not have been used [default: 720h]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+        unused: Option<Duration>,
+        /// Answer as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `cofferdam vm build-image`.
+#[derive(Debug, Args)]
+pub struct BuildImageArgs {
+    /// The image's name; what had it before loses it
+    #[arg(long, default_value = DEFAULT_IMAGE)]
+    pub name: String,
+    /// Root file system: a directory, a tar of one, an OCI image layout (directory or tar) or a file of `docker save`,
+    /// instead of Debian packages
+    #[arg(long, value_name = "DIR|TAR", conflicts_with_all = ["tiny", "package"])]
+    pub from: Option<PathBuf>,
+    /// Only a shell and a small Python, without the usual tools and Node
+    #[arg(long)]
+    pub tiny: bool,
+    /// One more package; may be given again
+    #[arg(long, value_name = "NAME")]
+    pub package: Vec<String>,
+    /// Debian package with the kernel, instead of the one for clouds
+    #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
+    pub kernel_package: Option<String>,
+    /// Kernel of this machine's files
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Module that this kernel needs for virtio and ext4; may be given again, in the order of loading
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub module: Vec<PathBuf>,
+    /// The largest disk that may come of it [default: 8G]
+    #[arg(long, value_name = "SIZE")]
+    pub max_size: Option<ByteSize>,
+    /// Answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl MachineCommand {
+    /// Whether the answer is JSON.
+    pub fn json(&self) -> bool {
+        match self {
+            Self::BuildImage(args) => args.json,
+            Self::Images { json } | Self::Prune { json, .. } => *json,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `cofferdam vm`: the images that virtual machines start from.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cofferdam::registry::machines::{Images, KEEP_IMAGES, MachineImage, MachineImages, Recipes};
+use cofferdam::{ByteSize, Result};
+use serde_json::json;
+
+use super::block_on;
+use crate::args::{BuildImageArgs, MachineArgs, MachineCommand};
+use crate::progress::Progress;
+use crate::report::{self, Form};
+use crate::settings::{Environment, machines};
+use crate::terminal::one_line;
+
+/// Does what is asked for; the exit status is 0 when it was done.
+pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
+    let form = if args.command.json() { Form::Json } else { Form::Text };
+    carry_out(args, config, form).unwrap_or_else(|error| report::error(&error, form))
+}
+
+fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
+    let variable = |name: &str| std::env::var_os(name);
+    let file = crate::config::load(config, variable)?;
+    let images = Images::new(&machines(None, &Environment::read(variable)?, &file))?;
+    let printed = match &args.command {
+        MachineCommand::BuildImage(args) => built(&build(&images, args)?, form),
+        MachineCommand::Images { .. } => {
+            let all = images.list();
+            match form {
+                Form::Text => report::print(&table(&all)),
+                _ => report::document(&json!(all)),
+            }
+        }
+        MachineCommand::Prune { name, unused, .. } => {
+            let freed = block_on(images.prune(name, unused.unwrap_or(KEEP_IMAGES)))?;
+            match form {
+                Form::Text => report::print(&format!("{} freed\n", ByteSize::from_bytes(freed))),
+                _ => report::document(&json!({ "freed": freed })),
+            }
+        }
+    };
+    Ok(report::printed(printed, 0))
+}
+
+fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
+    let recipes = Recipes {
+        from: args.from.clone(),
+        tiny: args.tiny,
+        packages: args.package.clone(),
+        kernel_package: args.kernel_package.clone(),
+        kernel: args.kernel.clone(),
+        modules: args.module.clone(),
+        most: args.max_size,
+    };
+    let progress = Arc::new(Progress::new());
+    let told = Arc::clone(&progress);
+    let made = block_on(images.build(&args.name, &recipes, Arc::new(move |step| told.tell(step))));
+    progress.finish();
+    made
+}
+
+fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
+    match form {
+        Form::Text => {
+            let size = image.size.map_or_else(String::new, |bytes| format!(", {}", ByteSize::from_bytes(bytes)));
+            report::print(&format!(
+                "{0} is there ({1}{size}): cofferdam run --level vm --image {0} ...\n",
+                image.name,
+                one_line(&image.about)
+            ))
+        }
+        _ => report::document(&json!(image)),
+    }
+}
+
+fn table(all: &MachineImages) -> String {
+    let mut out = String::new();
+    for image in &all.images {
+        let size = image.size.map_or_else(|| "damaged".to_owned(), |bytes| ByteSize::from_bytes(bytes).to_string());
+        let kernel = if image.kernel.is_empty() { "own kernel" } else { &image.kernel };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{:<16} {} {:>10} {} {}",
+            image.name,
+            image.key.get(..12).unwrap_or(&image.key),
+            size,
+            one_line(kernel),
+            one_line(&image.about)
+        );
+    }
+    let bytes = all.nameless.iter().map(|part| part.size).sum();
+    if !all.nameless.is_empty() {
+        let count = all.nameless.len();
+        let _ = writeln!(out, "and {count} without a name, {}; see cofferdam vm prune", ByteSize::from_bytes(bytes));
+    }
+    if out.is_empty() { "none yet; cofferdam vm build-image makes one\n".to_owned() } else { out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam::registry::machines::NamelessPart;
+
+    #[test]
+    fn the_table_shows_what_is_there() {
+        let image = |name: &str, size| MachineImage {
+            name: name.to_owned(),
+            about: "Debian packages (tiny)".to_owned(),
+            key: "0123456789abcdef".to_owned(),
+            kernel: "6.1.0-x".to_owned(),
+            size,
+        };
+        let nameless = vec![NamelessPart { kind: "root".to_owned(), key: "x".to_owned(), size: 5 << 20 }];
+        let images = vec![image("default", Some(200 << 20)), image("mine", None)];
+        insta::assert_snapshot!(table(&MachineImages { directory: "/x".into(), images, nameless }), @r"
+        default          0123456789ab    200 MiB 6.1.0-x Debian packages (tiny)
+        mine             0123456789ab    damaged 6.1.0-x Debian packages (tiny)
+        and 1 without a name, 5 MiB; see cofferdam vm prune
+        ");
+        let none = MachineImages { directory: "/x".into(), images: Vec::new(), nameless: Vec::new() };
+        assert!(table(&none).contains("build-image"));
+    }
+}

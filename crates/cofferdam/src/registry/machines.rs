@@ -1,0 +1,106 @@
+//! Virtual machines: how they are made, their images, and what this host offers for them.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use cofferdam_contract::ByteSize;
+
+#[cfg(feature = "vm")]
+mod made;
+
+#[cfg(feature = "vm")]
+pub use made::*;
+
+/// The name of the image that machines start from where none is named.
+pub const DEFAULT_IMAGE: &str = "default";
+/// How long an image is kept that nobody asked for, unless told otherwise.
+pub const KEEP_IMAGES: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// What runs the instructions of machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Acceleration {
+    /// The processor where that was tried and works, else a translator.
+    #[default]
+    Auto,
+    /// A translator.
+    Tcg,
+    /// The processor, or no machine.
+    Kvm,
+}
+
+impl FromStr for Acceleration {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "tcg" => Ok(Self::Tcg),
+            "kvm" => Ok(Self::Kvm),
+            _ => Err(format!("'{}' is no accelerator; write auto, tcg or kvm", text.escape_debug())),
+        }
+    }
+}
+
+/// What is done about the image of machines when there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Build {
+    /// The run fails, and says how to get it.
+    #[default]
+    Never,
+    /// It is made, which takes a network and minutes.
+    Missing,
+}
+
+impl FromStr for Build {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "never" => Ok(Self::Never),
+            "missing" => Ok(Self::Missing),
+            _ => Err(format!("'{}' says nothing about building; write never or missing", text.escape_debug())),
+        }
+    }
+}
+
+/// How machines are made, beyond what a spec says. What is `None` is as the backend has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machines {
+    /// Where images are kept. Default: `cofferdam/vm` in the user's cache directory.
+    pub images: Option<PathBuf>,
+    /// The image where a spec names none. Default: the one called [`DEFAULT_IMAGE`], if there is one.
+    pub image: Option<String>,
+    /// What is done where there is none.
+    pub build: Build,
+    /// Memory of a machine whose spec has no limit on it.
+    pub memory: Option<ByteSize>,
+    /// Processors of a machine whose spec asks for no share of them.
+    pub processors: Option<u32>,
+    /// QEMU's program.
+    pub qemu: Option<PathBuf>,
+    /// How the accelerator is chosen.
+    pub accelerator: Acceleration,
+    /// The processor that machines have, by QEMU's name for it.
+    pub processor: Option<String>,
+}
+
+impl Machines {
+    /// Says in one line what differs from the defaults: two that differ make different machines.
+    pub fn fingerprint(&self) -> String {
+        let Self { images, image, build, memory, processors, qemu, accelerator, processor } = self;
+        format!("{images:?} {image:?} {build:?} {memory:?} {processors:?} {qemu:?} {accelerator:?} {processor:?}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_understood_or_refused() {
+        assert_eq!("kvm".parse(), Ok(Acceleration::Kvm));
+        assert_eq!("missing".parse(), Ok(Build::Missing));
+        assert!("hvf".parse::<Acceleration>().is_err() && "always".parse::<Build>().is_err());
+    }
+}

@@ -1,0 +1,296 @@
+//! Makes machines' backend and their images of what [`Machines`] says.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
+use cofferdam_debian::{Cache, Recipe};
+use cofferdam_vm::image::{Images as Store, Inventory, KernelSource, RootSource, Source};
+use cofferdam_vm::vmm::Acceleration as Wish;
+use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig, VmError};
+use serde::Serialize;
+
+use super::{Acceleration, Build, DEFAULT_IMAGE, Machines};
+use crate::registry::{Finding, FindingState, ImageProgress, ImageStep, cache_directory};
+
+impl Machines {
+    fn config(&self) -> Result<VmConfig> {
+        let Self { images, image, build, memory, processors, qemu, accelerator, processor } = self.clone();
+        let no_cache = || {
+            Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for images of machines")
+                .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
+        };
+        let images = images.or_else(|| cache_directory("vm")).ok_or_else(no_cache)?;
+        // Everything beside the images where they are somewhere else.
+        let packages = cache_directory("debian").unwrap_or_else(|| images.join("packages"));
+        let mut base = VmConfig::new(cache_directory("machines").unwrap_or_else(|| images.join("machines")));
+        base.qemu.program = qemu;
+        if let Some(processor) = processor {
+            base.qemu.processor = processor;
+        }
+        Ok(VmConfig {
+            images,
+            packages,
+            root: image.map_or_else(|| RootChoice::MadeOrSource(DEFAULT_IMAGE.to_owned()), RootChoice::Made),
+            make: match build {
+                Build::Never => MakePolicy::Never,
+                Build::Missing => MakePolicy::Missing,
+            },
+            memory: memory.unwrap_or(base.memory),
+            processors: processors.unwrap_or(base.processors),
+            acceleration: match accelerator {
+                Acceleration::Auto => Wish::Auto,
+                Acceleration::Tcg => Wish::Tcg,
+                Acceleration::Kvm => Wish::Kvm,
+            },
+            ..base
+        })
+    }
+}
+
+/// Makes the backend; nothing is looked at or started before the first sandbox.
+pub(in crate::registry) fn backend(machines: &Machines, progress: ImageProgress) -> Result<VmBackend> {
+    VmBackend::with_progress(machines.config()?, Arc::new(move |step| progress(shown(&step))))
+}
+
+fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
+    let bytes = match step {
+        cofferdam_vm::image::Progress::Packages(step) => step.bytes(),
+        _ => None,
+    };
+    ImageStep { what: step.to_string(), bytes }
+}
+
+/// Looks at this host; no machine is started.
+pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
+    let config = match machines.config() {
+        Ok(config) => config,
+        Err(error) => {
+            let remedy = error.remedy().map(str::to_owned);
+            let (name, state) = ("configuration".to_owned(), FindingState::Missing);
+            return vec![Finding { name, state, detail: error.to_string(), remedy }];
+        }
+    };
+    let firecracker = program("firecracker");
+    cofferdam_vm::doctor(&config, firecracker.as_deref()).await.into_iter().map(Finding::from).collect()
+}
+
+/// A program of the user's PATH.
+fn program(name: &str) -> Option<PathBuf> {
+    let directories = std::env::var_os("PATH")?;
+    std::env::split_paths(&directories).map(|path| path.join(name)).find(|path| path.is_absolute() && path.is_file())
+}
+
+impl From<cofferdam_vm::Finding> for Finding {
+    fn from(finding: cofferdam_vm::Finding) -> Self {
+        let state = match finding.state {
+            cofferdam_vm::FindingState::Ok => FindingState::Ok,
+            cofferdam_vm::FindingState::Weaker => FindingState::Weaker,
+            cofferdam_vm::FindingState::Missing => FindingState::Missing,
+        };
+        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
+    }
+}
+
+/// What an image of machines is to be made from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Recipes {
+    /// A directory or a tar with a root file system or with a container's image, instead of Debian packages.
+    pub from: Option<PathBuf>,
+    /// Only a shell and a small Python, of packages.
+    pub tiny: bool,
+    /// Further packages.
+    pub packages: Vec<String>,
+    /// A Debian package with a kernel, instead of the usual one.
+    pub kernel_package: Option<String>,
+    /// A kernel of this machine's files.
+    pub kernel: Option<PathBuf>,
+    /// Modules for that kernel, in the order in which they are loaded.
+    pub modules: Vec<PathBuf>,
+    /// The largest disk that may come of it.
+    pub most: Option<ByteSize>,
+}
+
+impl Recipes {
+    fn source(&self) -> Result<(Source, String), VmError> {
+        let usual = Source::default();
+        let (root, root_shown) = match &self.from {
+            Some(path) => {
+                let root = RootSource::at(path)?;
+                let kind = match root {
+                    RootSource::Oci(_) => "the container image",
+                    RootSource::Tar(_) => "the tar",
+                    RootSource::Directory(_) | RootSource::Debian(_) => "the directory",
+                };
+                (root, format!("{kind} {}", path.display()))
+            }
+            None => {
+                let mut recipe = if self.tiny { Recipe::tiny() } else { Recipe::base() };
+                recipe.packages.extend(self.packages.iter().cloned());
+                let more = self.packages.iter().map(|name| format!(", {name}")).collect::<String>();
+                (
+                    RootSource::Debian(recipe),
+                    format!("Debian packages ({}{more})", if self.tiny { "tiny" } else { "base" }),
+                )
+            }
+        };
+        let (kernel, kernel_shown) = match (&self.kernel, &self.kernel_package) {
+            (Some(image), _) => {
+                let kernel = KernelSource::Files { image: image.clone(), modules: self.modules.clone() };
+                (kernel, format!("; the kernel {}", image.display()))
+            }
+            (None, Some(package)) => {
+                (KernelSource::Debian { package: package.clone() }, format!("; kernel of {package}"))
+            }
+            (None, None) => (usual.kernel, String::new()),
+        };
+        let source = Source { kernel, root, most: self.most.unwrap_or(usual.most) };
+        Ok((source, format!("{root_shown}{kernel_shown}")))
+    }
+}
+
+/// An image that machines start from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MachineImage {
+    /// Its name.
+    pub name: String,
+    /// What it was made from.
+    pub about: String,
+    /// The SHA-256 of all that it was made from.
+    pub key: String,
+    /// What `uname -r` says in its machines; empty where nobody knows.
+    pub kernel: String,
+    /// Bytes of kernel, initramfs and disk; none where some of it is missing.
+    pub size: Option<u64>,
+}
+
+/// A kernel or a disk that no name stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NamelessPart {
+    /// `kernel` or `root`.
+    pub kind: String,
+    /// The SHA-256 of all that it was made from.
+    pub key: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// All that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MachineImages {
+    /// Where.
+    pub directory: PathBuf,
+    /// Images with names.
+    pub images: Vec<MachineImage>,
+    /// What else is there: made for a root that was named in a run, or replaced by something newer.
+    pub nameless: Vec<NamelessPart>,
+}
+
+/// The images of machines.
+#[derive(Debug, Clone)]
+pub struct Images {
+    store: Store,
+    directory: PathBuf,
+}
+
+impl Images {
+    /// Those of the directory that machines are made with.
+    pub fn new(machines: &Machines) -> Result<Self> {
+        let config = machines.config()?;
+        Ok(Self { store: Store::new(&config.images, Cache::new(&config.packages)), directory: config.images })
+    }
+
+    /// All that is there, as far as is told without reading it.
+    pub fn list(&self) -> MachineImages {
+        let Inventory { named, nameless } = self.store.inventory();
+        let image = |listed: cofferdam_vm::image::Listed| MachineImage {
+            name: listed.name,
+            about: listed.about,
+            key: listed.key,
+            kernel: listed.release,
+            size: listed.bytes,
+        };
+        MachineImages {
+            directory: self.directory.clone(),
+            images: named.into_iter().map(image).collect(),
+            nameless: nameless.into_iter().map(|(kind, key, size)| NamelessPart { kind, key, size }).collect(),
+        }
+    }
+
+    /// Makes one, and gives it a name.
+    ///
+    /// # Errors
+    ///
+    /// Each with what to do about it; what was there under the name stays then.
+    pub async fn build(&self, name: &str, recipes: &Recipes, progress: ImageProgress) -> Result<MachineImage> {
+        let (store, recipes, given) = (self.store.clone(), recipes.clone(), name.to_owned());
+        let make = move || {
+            let (source, about) = recipes.source()?;
+            store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
+        };
+        blocking(make).await?;
+        let found = self.list().images.into_iter().find(|image| image.name == name);
+        found.ok_or_else(|| Error::new(ErrorKind::Internal, OPERATION, "the image was made, and is not there"))
+    }
+
+    /// Takes names away, then removes what has no name and was not asked for within `unused`. Gives the bytes that were.
+    ///
+    /// # Errors
+    ///
+    /// Those of the cache, and for a name that nothing has.
+    pub async fn prune(&self, names: &[String], unused: Duration) -> Result<u64> {
+        let (store, names) = (self.store.clone(), names.to_vec());
+        blocking(move || {
+            names.iter().try_for_each(|name| store.forget(name, &mut |_| ()))?;
+            store.prune(unused, &mut |_| ())
+        })
+        .await
+    }
+}
+
+const OPERATION: &str = "build image";
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|error| Error::new(ErrorKind::Internal, OPERATION, "it broke off").with_source(error))?;
+    done.map_err(|error| error.into_contract(OPERATION))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_reach_the_backend() {
+        let machines = Machines {
+            images: Some("/i".into()),
+            image: Some("mine".to_owned()),
+            memory: Some(ByteSize::from_mebibytes(256)),
+            processors: Some(3),
+            qemu: Some("/q".into()),
+            accelerator: Acceleration::Kvm,
+            processor: Some("Haswell-v1".to_owned()),
+            build: Build::Missing,
+        };
+        let config = machines.config().unwrap();
+        assert_eq!((config.images, config.root), ("/i".into(), RootChoice::Made("mine".to_owned())));
+        assert_eq!(
+            (config.memory, config.processors, config.make),
+            (ByteSize::from_mebibytes(256), 3, MakePolicy::Missing)
+        );
+        assert_eq!((config.qemu.program, config.acceleration), (Some("/q".into()), Wish::Kvm));
+        assert_eq!(config.qemu.processor, "Haswell-v1");
+        assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
+    }
+
+    #[test]
+    fn what_an_image_is_made_from_is_told() {
+        let about = |recipes: Recipes| recipes.source().map(|(_, about)| about);
+        let packages = Recipes { tiny: true, packages: vec!["jq".to_owned()], ..Recipes::default() };
+        assert_eq!(about(packages).unwrap(), "Debian packages (tiny, jq)");
+        let kernel = Recipes { kernel: Some("/k".into()), ..Recipes::default() };
+        assert_eq!(about(kernel).unwrap(), "Debian packages (base); the kernel /k");
+        assert!(about(Recipes { from: Some("/no/such".into()), ..Recipes::default() }).is_err());
+    }
+}

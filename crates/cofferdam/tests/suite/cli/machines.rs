@@ -1,0 +1,281 @@
+//! Virtual machines from the command line: as far as none is started, always; with machines where tests may start some.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use super::terminals::Terminal;
+use super::{cofferdam, json, outcome, run};
+
+/// A user without anything: no image, no configuration, no cache but this one.
+fn with_nothing(mut command: Command, place: &Path) -> Command {
+    command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
+    command
+}
+
+/// Where tests keep images: they take long, and are the same each time.
+fn cache() -> PathBuf {
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let named = std::env::var_os("COFFERDAM_TEST_CACHE").map(PathBuf::from);
+    let usual =
+        || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_else(std::env::temp_dir);
+    named.unwrap_or_else(|| usual().join("cofferdam"))
+}
+
+fn with_cache(mut command: Command) -> Command {
+    let cache = cache();
+    // Packages are kept beside images, in a directory that is called as the program is.
+    command.env("XDG_CACHE_HOME", cache.parent().expect("a cache is in something"));
+    command.env("COFFERDAM_VM_IMAGES", cache.join("vm")).env("COFFERDAM_VM_IMAGE", "cli-tests");
+    command
+}
+
+/// The command with an image to start machines from; says why there is none.
+fn with_machines(command: Command, test: &str) -> Option<Command> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
+            return Err("translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested".to_owned());
+        }
+        let monitor = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+        if !cfg!(target_arch = "x86_64") || monitor.is_err() {
+            return Err("no QEMU here (package qemu-system-x86)".to_owned());
+        }
+        let mut build = with_cache(cofferdam());
+        build.args(["vm", "build-image", "--tiny", "--name", "cli-tests", "--json"]);
+        let (code, stdout, stderr) = outcome(&mut build);
+        assert_eq!(code, 0, "no image could be made: {stdout}{stderr}");
+        let image = json(&stdout);
+        assert!(image["name"] == "cli-tests" && image["size"].as_u64() > Some(1 << 20), "{image}");
+        assert!(image["kernel"].as_str().is_some_and(|kernel| kernel.contains("cloud")), "{image}");
+        Ok(())
+    });
+    match made {
+        Ok(()) => Some(with_cache(command)),
+        Err(why) => {
+            println!("SKIP {test}: {why}");
+            None
+        }
+    }
+}
+
+/// A root file system that nothing would start from.
+fn sample_root(place: &Path) -> PathBuf {
+    let root = place.join("root");
+    std::fs::create_dir_all(root.join("etc")).expect("a directory");
+    std::fs::write(root.join("etc/hostname"), "sample\n").expect("a file");
+    std::fs::write(place.join("kernel"), "no kernel").expect("a file");
+    std::fs::write(place.join("virtio.ko"), "no module").expect("a file");
+    root
+}
+
+#[test]
+fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
+    let place = tempfile::tempdir().expect("a directory");
+    for words in [&["--backend", "vm"][..], &["--level", "vm"], &["--backend", "vm:qemu"], &["--backend", "qemu"]] {
+        let (code, stdout, stderr) = outcome(&mut with_nothing(run(words.iter().chain(&["--", "true"])), place.path()));
+        assert_eq!((code, stdout.as_str()), (127, ""), "{stderr}");
+        assert!(stderr.contains("cofferdam vm build-image"), "{words:?}: {stderr}");
+    }
+    let mut named = with_nothing(run(["--level", "vm", "--image", "mine", "--", "true"]), place.path());
+    let (code, _, stderr) = outcome(&mut named);
+    assert!(code == 127 && stderr.contains("\"mine\"") && stderr.contains("  try: "), "{code} {stderr}");
+    let mut by_variable = with_nothing(run(["--", "true"]), place.path());
+    let (code, _, stderr) = outcome(by_variable.env("SANDBOX_TYPE", "vm").env("COFFERDAM_VM_IMAGE", "other"));
+    assert!(code == 127 && stderr.contains("\"other\""), "{code} {stderr}");
+    assert!(!place.path().join("images").exists(), "looking made something");
+}
+
+#[test]
+fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
+    let place = tempfile::tempdir().expect("a directory");
+    for (words, says) in [
+        (&["--net", "example.org", "--", "true"][..], "no network"),
+        (&["--workspace", ".", "--", "true"], "lends no directory"),
+        (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
+        (&["--disk", "4K", "--", "true"], "at least 2 MiB"),
+    ] {
+        let mut command = with_nothing(run(["--backend", "vm"].iter().chain(words)), place.path());
+        let (code, _, stderr) = outcome(&mut command);
+        assert!(code == 125 && stderr.contains(says) && stderr.contains("  try: "), "{words:?}: {code} {stderr}");
+    }
+    let (code, _, stderr) = outcome(&mut run(["--backend", "vm:firecracker", "--", "true"]));
+    assert!(code == 125 && stderr.contains("no guest has been run") && stderr.contains("use vm"), "{stderr}");
+}
+
+#[test]
+fn settings_of_machines_that_make_no_sense_are_named() {
+    for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "many"), ("BUILD", "always")] {
+        let name = format!("COFFERDAM_VM_{name}");
+        let (code, _, stderr) = outcome(run(["--backend", "vm", "--", "true"]).env(&name, value));
+        assert!(code == 125 && stderr.contains(&format!("{name} is '{value}'")), "{code} {stderr}");
+    }
+    let (code, _, stderr) =
+        outcome(run(["--backend", "vm", "--", "true"]).env("COFFERDAM_VM_PROCESSOR", "host").env("HOME", "/nowhere"));
+    assert!(code == 125 && stderr.contains("the same on every host"), "{code} {stderr}");
+    let (code, _, stderr) = outcome(&mut run(["--backend", "vm", "--", "true"]));
+    assert!(code == 125 && stderr.contains("no cache directory") && stderr.contains("HOME"), "{code} {stderr}");
+}
+
+#[test]
+fn images_are_made_of_directories_named_listed_and_pruned() {
+    if !["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()) {
+        println!("SKIP images_are_made_of_directories_named_listed_and_pruned: no mkfs.ext4 (package e2fsprogs)");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let root = sample_root(place.path());
+    let vm = |words: &[&str]| {
+        let mut command = with_nothing(cofferdam(), place.path());
+        command.arg("vm").args(words);
+        outcome(&mut command)
+    };
+    let build = |name: &str| {
+        let mut command = with_nothing(cofferdam(), place.path());
+        command.args(["vm", "build-image", "--name", name, "--json", "--from"]).arg(&root);
+        command.arg("--kernel").arg(place.path().join("kernel")).arg("--module").arg(place.path().join("virtio.ko"));
+        outcome(&mut command)
+    };
+    let (_, stdout, _) = vm(&["images"]);
+    assert!(stdout.contains("build-image"), "{stdout}");
+    let (code, first, stderr) = build("one");
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("writing the disk"), "{stderr}");
+    let (_, again, stderr) = build("two");
+    assert!(json(&first)["key"] == json(&again)["key"] && !stderr.contains("writing the disk"), "{stderr}");
+    std::fs::write(root.join("etc/hostname"), "changed\n").expect("a file");
+    let (_, changed, _) = build("two");
+    assert_ne!(json(&first)["key"], json(&changed)["key"]);
+    let (_, stdout, _) = vm(&["images", "--json"]);
+    let all = json(&stdout);
+    let names: Vec<_> = all["images"].as_array().expect("a list").iter().map(|image| image["name"].clone()).collect();
+    assert_eq!(names, ["one", "two"]);
+    assert!(all["images"][0]["about"].as_str().is_some_and(|about| about.contains("the directory")), "{all}");
+    // What has a name stays, however long nobody asked for it.
+    let (code, stdout, _) = vm(&["prune", "--unused", "0s", "--json"]);
+    assert_eq!((code, json(&stdout)["freed"].as_u64()), (0, Some(0)));
+    let (code, stdout, _) = vm(&["prune", "--name", "two", "--unused", "0s", "--json"]);
+    assert!(code == 0 && json(&stdout)["freed"].as_u64() > Some(0), "{stdout}");
+    let (_, stdout, _) = vm(&["images", "--json"]);
+    assert!(
+        json(&stdout)["images"].as_array().is_some_and(|all| all.len() == 1 && all[0]["name"] == "one"),
+        "{stdout}"
+    );
+    let (code, _, stderr) = vm(&["prune", "--name", "two"]);
+    assert!(code == 127 && stderr.contains("\"two\""), "{code} {stderr}");
+    for (words, says) in [
+        (&["build-image", "--from", "/no/such"][..], "/no/such"),
+        (&["build-image", "--name", "../x", "--from", "."], "is no name"),
+        (&["build-image", "--from", "/etc/hostname"], "cannot be unpacked"),
+    ] {
+        let (code, _, stderr) = vm(words);
+        assert!(code != 0 && stderr.contains(says), "{words:?}: {stderr}");
+    }
+    let (code, _, stderr) = vm(&["build-image", "--from", ".", "--tiny"]);
+    assert!(code == 125 && stderr.contains("--tiny"), "{code} {stderr}");
+}
+
+#[test]
+fn doctor_tells_what_machines_need() {
+    let place = tempfile::tempdir().expect("a directory");
+    let mut doctor = with_nothing(cofferdam(), place.path());
+    let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "vm", "--json"]));
+    // There is no image.
+    assert_eq!(code, 1, "{stdout}");
+    let report = json(&stdout)["backends"][0].clone();
+    assert_eq!((report["tried"].as_bool(), report["level"].as_str()), (Some(false), Some("vm")));
+    let find = |name: &str| {
+        let items = report["items"].as_array().expect("items").iter();
+        items
+            .clone()
+            .find(|item| item["name"] == name)
+            .unwrap_or_else(|| panic!("nothing about {name}: {report}"))
+            .clone()
+    };
+    for name in
+        ["qemu", "accelerator", "disks", "monitor's files", "monitor's network", "monitor's bounds", "firecracker"]
+    {
+        let item = find(name);
+        assert!(item["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{item}");
+        assert!(item["state"] == "ok" || item["remedy"].is_string(), "{item}");
+    }
+    assert!(find("image")["state"] == "missing" && find("image")["remedy"] == "cofferdam vm build-image", "{report}");
+    assert!(!place.path().join("images").exists(), "looking made something");
+    let mut odd = with_nothing(cofferdam(), place.path());
+    odd.env("COFFERDAM_VM_QEMU", "/no/such/qemu").env("COFFERDAM_VM_ACCELERATOR", "tcg");
+    let (code, stdout, _) = outcome(odd.args(["doctor", "--backend", "vm"]));
+    assert!(code == 1 && stdout.contains("missing  qemu") && stdout.contains("apt-get install"), "{stdout}");
+    assert!(stdout.contains("as asked for"), "{stdout}");
+}
+
+#[test]
+fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
+    let code = "import os, sys; print(6 * 7, os.getuid(), open('/proc/version').read()[:5], sys.argv[1:])";
+    let words = ["--json", "--level", "vm", "--lang", "python", "--code", code, "a", "b"];
+    let Some(mut command) = with_machines(run(words), "a_script_runs_in_a_machine") else { return };
+    let (status, stdout, stderr) = outcome(&mut command);
+    assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
+    let answer = json(&stdout);
+    assert_eq!((answer["backend"].as_str(), answer["level"].as_str()), (Some("vm"), Some("vm")));
+    assert_eq!(answer["stdout"]["text"], "42 1000 Linux ['a', 'b']\n");
+    let rows = answer["posture"].as_array().expect("rows");
+    let row = |name: &str| rows.iter().find(|row| row["protection"] == name).expect(name)["mechanism"].to_string();
+    assert!(row("pid-namespace").contains("a kernel of its own"), "{}", row("pid-namespace"));
+    assert!(row("pid-namespace").contains("(tcg)") || row("pid-namespace").contains("(kvm)"));
+    assert!(row("memory").contains("the monitor"), "{}", row("memory"));
+    assert!(rows.iter().all(|row| !row["remedy"].is_string()), "{rows:?}");
+}
+
+#[test]
+fn ends_in_a_machine_are_told_as_everywhere() {
+    for (words, status) in [
+        (&["--timeout", "2s", "--", "sleep", "100"][..], 124),
+        (&["--", "sh", "-c", "exit 7"], 7),
+        (&["--", "no-such-program"], 127),
+        (&["--", "/etc/passwd"], 126),
+        (&["--memory", "48M", "--", "python3", "-c", "x = [b'x' * (8 << 20) for i in range(64)]"], 137),
+        (&["--disk", "8M", "--", "sh", "-c", "head -c 20000000 /dev/zero > f"], 1),
+    ] {
+        let Some(mut command) = with_machines(run(["--backend", "vm"]), "ends_in_a_machine") else { return };
+        let (code, _, stderr) = outcome(command.args(words));
+        assert_eq!(code, status, "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
+    let test = "input_reaches_a_machine";
+    let Some(mut command) = with_machines(run(["--backend", "vm", "--stdin", "--", "wc", "-c"]), test) else { return };
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut input = child.stdin.take().expect("its input");
+    std::io::Write::write_all(&mut input, &vec![b'x'; 1_000_000]).expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1000000", "{output:?}");
+    let Some(mut doctor) = with_machines(cofferdam(), test) else { return };
+    let (code, stdout, _) = outcome(doctor.env("COFFERDAM_VM_ACCELERATOR", "kvm").args(["doctor", "--backend", "vm"]));
+    if code == 0 {
+        println!("SKIP {test}: this host's KVM works");
+        return;
+    }
+    assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm was asked for"), "{stdout}");
+    let Some(mut command) = with_machines(run(["--backend", "vm", "--", "true"]), test) else { return };
+    let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "kvm"));
+    assert!(code == 125 && stderr.contains("kvm was asked for") && stderr.contains("  try: "), "{code} {stderr}");
+}
+
+#[test]
+fn a_terminal_in_a_machine_has_the_size_of_ours() {
+    let words = ["--backend", "vm", "--tty", "--", "sh", "-c", "stty size; test -t 0 && echo terminal"];
+    let Some(mut command) = with_machines(run(words), "a_terminal_in_a_machine") else { return };
+    let mut terminal = Terminal::new();
+    terminal.resize(33, 77);
+    command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio());
+    let mut child = command.spawn().expect("it starts");
+    drop(command);
+    let said = terminal.read_until("terminal");
+    assert!(said.contains("33 77"), "{said}");
+    assert!(child.wait().expect("it ends").success());
+    assert!(terminal.is_cooked());
+}
