@@ -173,7 +173,6 @@ impl Containers {
     }
 
     /// The same with a runtime, if one is named.
-    #[cfg(feature = "container")]
     fn with_runtime(&self, runtime: Option<&str>) -> Self {
         let runtime = runtime.map(str::to_owned).or_else(|| self.runtime.clone());
         Self { runtime, ..self.clone() }
@@ -309,13 +308,12 @@ fn silent() -> ImageProgress {
 }
 
 fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
-    let runtime = runtime(name);
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
         // Contacts nobody: that comes with the first sandbox.
         #[cfg(feature = "container")]
-        CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime, &setup.containers, progress)?)),
+        CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime(name), &setup.containers, progress)?)),
         // Looks at nothing: that comes with the first sandbox, too.
         #[cfg(feature = "vm")]
         MACHINE_BACKEND => Ok(Arc::new(machines::backend(&setup.machines, progress)?)),
@@ -447,7 +445,8 @@ pub struct DoctorReport {
 /// Examines this host for one backend, and tries to make a sandbox with the default limits, where that takes no seconds.
 pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     let info = find(name)?;
-    let mut items = examine(name, info, setup).await;
+    let named = Setup { containers: setup.containers.with_runtime(runtime(name)), ..setup.clone() };
+    let mut items = examine(info, &named).await;
     let tried = info.name != MACHINE_BACKEND;
     if tried {
         items.push(trial(name, setup).await);
@@ -459,12 +458,12 @@ pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     Ok(DoctorReport { backend: info.name, level: info.level, usable, tried, items })
 }
 
-async fn examine(name: &str, info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
+async fn examine(info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
     match info.name {
         "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => {
-            let config = setup.containers.with_runtime(runtime(name)).config();
+            let config = setup.containers.config();
             cofferdam_container::doctor(&config).await.into_iter().map(Finding::from).collect()
         }
         #[cfg(feature = "wasm")]
