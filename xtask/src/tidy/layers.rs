@@ -21,6 +21,7 @@ const fn layer(name: &'static str, uses: &'static [&'static str], tests_use: &'s
 const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
+    layer("cofferdam-audit", &[], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
