@@ -205,7 +205,7 @@ pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()
     let before = i64::try_from(STRAY.as_micros()).unwrap_or(i64::MAX);
     for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
         let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        let modified = i64::try_from(stat.st_mtime).unwrap_or(0).saturating_mul(1_000_000);
+        let modified = stat.st_mtime.saturating_mul(1_000_000);
         if modified < oldest.as_micros().saturating_sub(before) {
             place::remove(directory, &name)?;
         }

@@ -196,7 +196,7 @@ mod tests {
     fn any_change_of_a_byte_is_found() {
         let key = Key::new(vec![1; 32]).unwrap();
         for key in [None, Some(&key)] {
-            let sealed = seal(1, Digest::ZERO, Record::Begin(subject()), key).unwrap();
+            let sealed = seal(1, Digest::ZERO, Record::Begin(Box::new(subject())), key).unwrap();
             let line = &sealed.bytes[..sealed.bytes.len() - 1];
             for at in 0..line.len() {
                 for bit in 0..8 {
@@ -214,7 +214,7 @@ mod tests {
         let key = Key::new(vec![1; 32]).unwrap();
         let other = Key::new(vec![2; 32]).unwrap();
         let line = |key| {
-            let mut bytes = seal(1, Digest::ZERO, Record::Begin(subject()), key).unwrap().bytes;
+            let mut bytes = seal(1, Digest::ZERO, Record::Begin(Box::new(subject())), key).unwrap().bytes;
             bytes.pop();
             bytes
         };

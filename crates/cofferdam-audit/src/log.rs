@@ -48,7 +48,7 @@ impl Log {
         let lock = Lock::take(&directory, wait)?;
         let mut writer = Writer::open(config, key, directory.clone(), group.clone())?;
         drop(lock);
-        let begun = writer.to_synchronise();
+        let begun = writer.take_due();
         let process = std::process::id();
         let log = Self(Arc::new(Shared { writer: Mutex::new(writer), directory, group, process, wait, mandatory }));
         log.0.synchronise(begun)?;
@@ -67,11 +67,11 @@ impl Log {
             writer.rotate_if_due()?;
             let owed = writer.owed.own();
             writer.owed.set(owed + 1)?;
-            let begun = writer.append(Record::Begin(subject.clone()), Room::Needed);
+            let begun = writer.append(Record::Begin(Box::new(subject.clone())), Room::Needed);
             if begun.is_err() {
                 writer.owed.set(owed)?;
             }
-            Ok((begun?.seq, writer.to_synchronise()))
+            Ok((begun?.seq, writer.take_due()))
         });
         let begun = reserved.and_then(|(begin, written)| match self.0.synchronise(written) {
             Ok(()) => Ok(begin),
@@ -96,7 +96,7 @@ impl Log {
 
     /// Makes all lines survive a power cut, whatever the policy says.
     pub fn sync(&self) -> Result<()> {
-        self.0.synchronise(self.0.locked(|writer| Ok(writer.synchronise_now()))?)
+        self.0.synchronise(self.0.locked(|writer| Ok(writer.take_written()))?)
     }
 
     /// What happened to the log that somebody should know, since the last call. Never more than 64.
@@ -163,7 +163,7 @@ impl Reservation {
                 // The line is written: a number that stays too high only reserves too much.
                 let _ = writer.owed.set(writer.owed.own().saturating_sub(1));
             }
-            Ok((head, writer.to_synchronise()))
+            Ok((head, writer.take_due()))
         })?;
         self.open = false;
         self.log.0.synchronise(written)?;
@@ -215,7 +215,7 @@ impl Drop for Shared {
         }
         let mut writer = self.lock();
         if writer.config.sync != crate::Sync::Never {
-            let _ = self.synchronise(writer.synchronise_now());
+            let _ = self.synchronise(writer.take_written());
         }
         if let Ok(_lock) = Lock::take(&self.directory, self.wait) {
             let _ = writer.close();

@@ -296,14 +296,14 @@ pub enum Artifact {
     },
 }
 
-/// One line of the log.
+/// One line of the log. No field of a record is called `v`, `seq`, `prev`, `mac` or `hash`: those are the line's own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Record {
     /// The first line of a segment.
     Segment(SegmentStart),
     /// Something is about to run.
-    Begin(Subject),
+    Begin(Box<Subject>),
     /// It has ended.
     End(Box<End>),
     /// What had begun was never started.
@@ -383,7 +383,7 @@ pub struct Gap {
     /// The number of the last line that had been written.
     pub written: u64,
     /// Its hash.
-    pub hash: Digest,
+    pub written_hash: Digest,
     /// The number of the last line that was still there.
     pub found: u64,
     /// When that was noticed.
@@ -396,7 +396,7 @@ pub struct Removed {
     /// All segments up to this number.
     pub through: u32,
     /// The hash of the last line removed.
-    pub hash: Digest,
+    pub last_hash: Digest,
     /// When.
     pub time: Timestamp,
 }

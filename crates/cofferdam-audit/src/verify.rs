@@ -404,7 +404,7 @@ impl<'a> Walk<'a> {
             }
             _ => None,
         };
-        if last_removed != Some(removed.hash) {
+        if last_removed != Some(removed.last_hash) {
             self.breach(format!(
                 "what is missing before it is not what retention removed, up to segment {}",
                 removed.through

@@ -187,17 +187,17 @@ impl Writer {
     }
 
     /// What to synchronise, if the policy says that it is time.
-    pub fn to_synchronise(&mut self) -> Option<Written> {
+    pub fn take_due(&mut self) -> Option<Written> {
         let due = match self.config.sync {
             Sync::Never => false,
             Sync::Each => true,
             Sync::Interval(interval) => self.synchronised.elapsed() >= interval,
         };
-        if due { self.synchronise_now() } else { None }
+        if due { self.take_written() } else { None }
     }
 
     /// What to synchronise, if something was written since the last time.
-    pub fn synchronise_now(&mut self) -> Option<Written> {
+    pub fn take_written(&mut self) -> Option<Written> {
         self.synchronised = Instant::now();
         std::mem::take(&mut self.pending).then(|| self.group.latest()).flatten()
     }
@@ -289,7 +289,7 @@ impl Writer {
         if found.seq < expected.seq || other {
             let (written, found) = (expected.seq, found.seq);
             self.append(
-                Record::Gap(Gap { written, hash: expected.hash, found, time: Timestamp::now() }),
+                Record::Gap(Gap { written, written_hash: expected.hash, found, time: Timestamp::now() }),
                 Room::Needed,
             )?;
             self.notice(Notice::Gap { written, found });

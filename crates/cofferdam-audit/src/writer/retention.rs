@@ -14,8 +14,8 @@ use crate::{Artifact, Digest, ExecutionId, Record, Removed, Result, Sync, Timest
 impl Writer {
     /// Removes what the settings say.
     pub(super) fn remove_old(&mut self) -> Result<()> {
-        let Some((through, hash)) = self.through()? else { return Ok(()) };
-        self.append(Record::Removed(Removed { through, hash, time: Timestamp::now() }), Room::Needed)?;
+        let Some((through, last_hash)) = self.through()? else { return Ok(()) };
+        self.append(Record::Removed(Removed { through, last_hash, time: Timestamp::now() }), Room::Needed)?;
         if self.config.sync != Sync::Never {
             let tail = self.tail()?;
             tail.file.sync_data().map_err(failed("synchronise", &names::segment(tail.segment)))?;

@@ -17,6 +17,8 @@ impl Writer {
     /// Makes sure that so many bytes can be appended to the segment.
     pub(super) fn make_room(&mut self, need: u64) -> Result<()> {
         let Some(tail) = &mut self.tail else { return Ok(()) };
+        // Blocks that were taken say nothing about how long a file may become.
+        within_file_limit(tail.size + need)?;
         if tail.room >= tail.size + need {
             return Ok(());
         }
