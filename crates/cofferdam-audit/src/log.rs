@@ -200,10 +200,12 @@ impl Shared {
         if std::process::id() != self.process {
             return Err(Error::Forked);
         }
-        let mut writer = self.lock();
-        let _lock = Lock::take(&self.directory, self.wait)?;
-        writer.refresh()?;
-        work(&mut writer)
+        self.group.coming(|| {
+            let mut writer = self.lock();
+            let _lock = Lock::take(&self.directory, self.wait)?;
+            writer.refresh()?;
+            work(&mut writer)
+        })
     }
 }
 
