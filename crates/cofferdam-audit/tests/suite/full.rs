@@ -135,7 +135,7 @@ pub fn in_a_small_file_system(directory: &Path) {
 /// In the child.
 pub fn in_a_read_only_file_system(directory: &Path) {
     execute(&Log::open(config(directory)).unwrap(), "a");
-    let mount = std::process::Command::new("mount").args(["-o", "remount,ro", "."]).status().unwrap();
+    let mount = std::process::Command::new("mount").args(["-o", "remount,ro,bind", "."]).status().unwrap();
     assert!(mount.success() && File::create("x").is_err());
     let opened = Log::open(config(directory));
     assert!(matches!(opened, Err(Error::ReadOnly { .. })), "{:?}", opened.err());
