@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
-use cofferdam_linux::child::{self, Seclusion, Start};
+use cofferdam_linux::child::{self, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
@@ -250,7 +250,7 @@ impl Qemu {
                 _ => io("confine", self.program())(error),
             })?;
         let user = self.user();
-        let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart };
+        let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, pages: Pages::Small };
         let started = tokio::task::spawn_blocking(move || child::start(command, start)).await;
         let child = started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
