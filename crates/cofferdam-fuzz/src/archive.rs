@@ -35,7 +35,8 @@ impl Archives {
     /// With a base and a key that cases may use.
     pub fn new() -> Result<Self> {
         watch::keep_panics();
-        let base: Vec<u8> = (0..10 * PAGE).map(|at| if (at / PAGE).is_multiple_of(3) { 0 } else { (at / PAGE) as u8 }).collect();
+        let base: Vec<u8> =
+            (0..10 * PAGE).map(|at| if (at / PAGE).is_multiple_of(3) { 0 } else { (at / PAGE) as u8 }).collect();
         let id = *Base::hashed(file_of(&base)?)?.id().as_bytes();
         Ok(Self { base, id, key: Key::new(&[9; 32])? })
     }

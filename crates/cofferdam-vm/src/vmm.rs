@@ -136,7 +136,7 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// Of files of [`sparse::blank`](crate::sparse::blank), which nobody can change from here on.
+    /// Of files of `sparse::blank`, which nobody can change from here on.
     ///
     /// # Errors
     ///
