@@ -134,11 +134,17 @@ impl Field {
                 docker.run().await.map_err(anyhow::Error::msg)?;
                 begun.elapsed()
             }
-            Figure::Cold => self.first_exec(self.backend.create(self.spec.clone())).await?,
-            Figure::Restore => self.first_exec(self.backend.restore(self.snapshot.clone(), self.spec.clone())).await?,
-            Figure::Claim => {
+            Figure::Cold => {
+                let (_, took, sandbox) = first_exec(self.backend.create(self.spec.clone())).await?;
+                sandbox.close().await?;
+                took
+            }
+            Figure::Restore | Figure::RestoreAlone | Figure::RestoreSecond => return self.restore_turn().await,
+            Figure::Claim | Figure::ClaimAlone => {
                 let warm = self.backend.warm(self.spec.clone()).await?;
-                self.first_exec(warm.claim(self.spec.clone())).await?
+                let (made, took, sandbox) = first_exec(warm.claim(self.spec.clone())).await?;
+                sandbox.close().await?;
+                return Ok(vec![(Figure::Claim, took), (Figure::ClaimAlone, made)]);
             }
             Figure::Exec => {
                 let begun = Instant::now();
@@ -151,16 +157,14 @@ impl Field {
         Ok(vec![(figure, took)])
     }
 
-    async fn first_exec(
-        &self,
-        making: impl Future<Output = cofferdam_contract::Result<Arc<dyn Sandbox>>>,
-    ) -> Result<Duration> {
+    async fn restore_turn(&self) -> Result<Vec<(Figure, Duration)>> {
+        let restoring = self.backend.restore(self.snapshot.clone(), self.spec.clone());
+        let (made, took, sandbox) = first_exec(restoring).await?;
         let begun = Instant::now();
-        let sandbox = making.await?;
         answered(&sandbox).await?;
-        let took = begun.elapsed();
+        let second = begun.elapsed();
         sandbox.close().await?;
-        Ok(took)
+        Ok(vec![(Figure::Restore, took), (Figure::RestoreAlone, made), (Figure::RestoreSecond, second)])
     }
 
     async fn snapshot_turn(&self) -> Result<Vec<(Figure, Duration)>> {
@@ -238,6 +242,17 @@ fn caches(options: &VmOptions) -> Result<(PathBuf, PathBuf)> {
 
 fn frozen(snapshot: &Snapshot) -> Result<&VmSnapshot> {
     VmSnapshot::of(snapshot).context("this is no snapshot of a machine")
+}
+
+/// How long it takes until the machine is there, and until it has answered.
+async fn first_exec(
+    making: impl Future<Output = cofferdam_contract::Result<Arc<dyn Sandbox>>>,
+) -> Result<(Duration, Duration, Arc<dyn Sandbox>)> {
+    let begun = Instant::now();
+    let sandbox = making.await?;
+    let made = begun.elapsed();
+    answered(&sandbox).await?;
+    Ok((made, begun.elapsed(), sandbox))
 }
 
 async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {

@@ -13,8 +13,14 @@ pub enum Figure {
     Cold,
     /// A machine is made from a snapshot.
     Restore,
+    /// Of that, until the machine is there.
+    RestoreAlone,
+    /// Another exec in it.
+    RestoreSecond,
     /// A machine that was made ahead is taken.
     Claim,
+    /// Of that, until the machine is this request's.
+    ClaimAlone,
     /// A machine lives.
     Exec,
     /// A snapshot is taken.
@@ -27,13 +33,16 @@ pub enum Figure {
 
 impl Figure {
     /// All, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Plain,
         Self::PlainMicrovm,
         Self::Docker,
         Self::Cold,
         Self::Restore,
+        Self::RestoreAlone,
+        Self::RestoreSecond,
         Self::Claim,
+        Self::ClaimAlone,
         Self::Exec,
         Self::Snapshot,
         Self::SnapshotBeside,
@@ -48,10 +57,13 @@ impl Figure {
             Self::Docker => "docker run --rm, true",
             Self::Cold => "cold boot to first exec",
             Self::Restore => "restore to first exec",
+            Self::RestoreAlone => "  of which the restore",
+            Self::RestoreSecond => "  second exec after it",
             Self::Claim => "warm claim to first exec",
+            Self::ClaimAlone => "  of which the claim",
             Self::Exec => "exec in a live machine",
             Self::Snapshot => "snapshot",
-            Self::SnapshotBeside => "snapshot beside its RAM's copy",
+            Self::SnapshotBeside => "snapshot beside the copy of RAM",
             Self::Fork => "fork of 10, all have answered",
         }
     }
@@ -64,7 +76,10 @@ impl Figure {
             Self::Docker => "docker-run",
             Self::Cold => "cold",
             Self::Restore => "restore",
+            Self::RestoreAlone => "restore-alone",
+            Self::RestoreSecond => "restore-second-exec",
             Self::Claim => "claim",
+            Self::ClaimAlone => "claim-alone",
             Self::Exec => "exec",
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot-beside-copy",
@@ -79,6 +94,6 @@ impl Figure {
 
     /// Whether turns are taken for it; another one's turn gives the rest.
     pub fn has_turns(self) -> bool {
-        self != Self::SnapshotBeside
+        !matches!(self, Self::RestoreAlone | Self::RestoreSecond | Self::ClaimAlone | Self::SnapshotBeside)
     }
 }
