@@ -255,7 +255,8 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// - Answers `Unsupported` unless [`Capability::Pause`] is declared.
     /// - Programs make no progress, and the time that their execs may take stands still.
     /// - What is asked of an exec meanwhile (input, a cancel, the drop of its handle) takes effect when it goes on.
-    /// - Every call but `resume`, `usage` and `close` answers `Conflict`; `close` ends a paused sandbox as any other.
+    /// - Every call but `resume`, `usage` and `close` answers `Conflict`; `close` ends a paused sandbox as any other. A
+    ///   backend that can do so may take snapshots of a paused sandbox, and fork it: the copy is not paused.
     async fn pause(&self) -> Result<()>;
 
     /// Lets programs go on where they stood. Idempotent; nothing happens to a sandbox that is not paused.

@@ -68,6 +68,12 @@ impl Guest {
         Ok(Held { record: Record::new(last, running.record(&ids, since)) })
     }
 
+    /// Whether it is held.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.inner.link.is_held()
+    }
+
     /// Lets a held guest go on, on this connection.
     ///
     /// # Behavior

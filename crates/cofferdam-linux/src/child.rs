@@ -30,6 +30,18 @@ pub struct Start {
     pub groups: Vec<OwnedFd>,
     /// Resource limits; one that is above what it is allowed anyway changes nothing.
     pub limits: Vec<(Resource, u64)>,
+    /// How large the pages of its memory may be.
+    pub pages: Pages,
+}
+
+/// How large the pages are that the kernel gives a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pages {
+    /// As the host has it: where huge ones are always given, a program may take some megabytes that it never uses.
+    #[default]
+    Any,
+    /// Never huge, for programs of which there are many.
+    Small,
 }
 
 /// What of the host's besides files a program can reach.
@@ -106,7 +118,7 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
 }
 
 fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
-    let Start { keep, user, mut rules, seclusion, groups, limits } = start;
+    let Start { keep, user, mut rules, seclusion, groups, limits, pages } = start;
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
     let parent = std::process::id();
     command.process_group(0);
@@ -122,6 +134,10 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
         process::set_limit(Resource::CORE, 0)?;
         limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
         process::set_no_new_privileges()?;
+        if pages == Pages::Small {
+            // A kernel without huge pages gives none.
+            let _ = rustix::thread::disable_transparent_huge_pages(true);
+        }
         if let Some(rules) = rules.take() {
             rules.enforce()?;
         }
@@ -239,6 +255,16 @@ mod tests {
         owner.discard(&group).unwrap();
         assert!(!child.wait().unwrap().success());
         owner.close();
+    }
+
+    #[test]
+    fn a_program_of_which_there_are_many_has_small_pages() {
+        if !outcome("grep -q ^THP_enabled: /proc/self/status", Start::default()) {
+            println!("SKIP a_program_of_which_there_are_many_has_small_pages: this kernel does not say");
+            return;
+        }
+        let says = "grep -q 'THP_enabled:.*0' /proc/self/status";
+        assert!(outcome(says, Start { pages: Pages::Small, ..Start::default() }));
     }
 
     #[test]

@@ -43,6 +43,19 @@ fn memory() -> (u64, u64) {
     sum
 }
 
+/// Processor time of all monitors of ours together, in hundredths of a second.
+fn worked() -> u64 {
+    let own = std::process::id().to_string();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    let ours = stats.filter_map(|stat| {
+        let words: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let ticks = |at: usize| words[at].parse::<u64>().ok();
+        (words[1] == own).then(|| Some(ticks(11)? + ticks(12)?))?
+    });
+    ours.sum()
+}
+
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -67,6 +80,7 @@ async fn main() -> Outcome<()> {
         let sandbox = backend.create(spec.clone()).await?;
         answer(&sandbox).await?;
         cold.push(begun.elapsed());
+        println!("cold boot: {} ms of a processor", worked() * 10);
         sandbox.close().await?;
     }
     println!("cold boot to first exec: {}", shown(cold));
@@ -90,11 +104,14 @@ async fn main() -> Outcome<()> {
     println!("snapshot: {}; beside a copy of its memory: {}; {sizes:?}", shown(whole), shown(beside));
     let (mut made, mut first) = (Vec::new(), Vec::new());
     for _ in 0..turns {
+        let idle = worked();
         let begun = Instant::now();
         let clone = backend.restore(snapshot.clone(), spec.clone()).await?;
         made.push(begun.elapsed());
+        println!("restore until measured: {} ms of a processor", (worked() - idle) * 10);
         answer(&clone).await?;
         first.push(begun.elapsed());
+        println!("restore: {} ms of a processor", (worked() - idle) * 10);
         clone.close().await?;
     }
     println!("restore: {}; to first exec: {}", shown(made), shown(first));
@@ -119,7 +136,11 @@ async fn main() -> Outcome<()> {
         }
         forks.push(begun.elapsed());
         let now = memory();
-        println!("memory of ten clones: {} KiB each (Pss), {} private", (now.0 - before.0) / 10, (now.1 - before.1) / 10);
+        println!(
+            "memory of ten clones: {} KiB each (Pss), {} private",
+            (now.0 - before.0) / 10,
+            (now.1 - before.1) / 10
+        );
         for clone in clones.drain(..) {
             clone.close().await?;
         }

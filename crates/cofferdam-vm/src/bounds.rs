@@ -233,7 +233,12 @@ mod tests {
         assert_eq!((names(true, true), names(false, false), names(false, true)), (2, 3, 4));
     }
 
-    /// One test, since all machines of a process share what it looks at.
+    /// Whether the owner is there just while somebody needs it; other tests of this process may.
+    fn is_kept_for_somebody() -> bool {
+        let groups = groups();
+        groups.owner.is_some() == (groups.members > 0)
+    }
+
     #[test]
     fn a_group_is_there_as_long_as_its_monitor_and_its_owner_as_long_as_any() {
         let allowance = Allowance::of(&machine(Vec::new()));
@@ -245,10 +250,13 @@ mod tests {
         }
         assert!(first.shown.contains("580 MiB") && first.shown.contains("98 threads"), "{}", first.shown);
         let second = Enclosure::make(&allowance, true);
-        assert_eq!((groups().members, tried().is_ok()), (2, true));
+        let members = groups().members;
+        assert!(members >= 2, "{members}");
+        assert!(tried().is_ok() && is_kept_for_somebody());
         drop(first);
-        assert!(groups().owner.is_some());
+        assert!(is_kept_for_somebody());
         drop(second);
-        assert!(groups().owner.is_none() && tried().is_ok() && groups().owner.is_none());
+        assert!(is_kept_for_somebody());
+        assert!(tried().is_ok() && is_kept_for_somebody());
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! `vmm` is what every monitor offers, `qemu` the one that works everywhere. `image` makes what machines start from. The
 //! program in `init/` makes of a bare kernel the place where the agent runs; from there on a machine is served as a
-//! container is.
+//! container is. `snapshot` is a machine at rest, from which any number go on; `ready` keeps some for machines that are made
+//! ahead.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -27,6 +27,9 @@ use build::{Built, Program};
 use outcome::{Outcome, Printed};
 use user::User;
 
+/// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has the whole conformance
+/// kit run on them, too.
+const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
 /// What one test program may take.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
@@ -120,6 +123,9 @@ fn run_program(
         .env("INSTA_WORKSPACE_ROOT", sources.root())
         .env("INSTA_UPDATE", "no")
         .envs(engines.variables());
+    if user.is_current() && std::env::var_os(MACHINES).is_none() {
+        command.env(MACHINES, "1");
+    }
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);
     }

@@ -42,12 +42,14 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
     let mut stdin = copies.stdin().unwrap();
     for round in 0..20u32 {
         let held = promptly(guest.hold()).await.unwrap();
+        assert!(guest.is_held());
         // Written while it is held, and there afterwards.
         stdin.write_all(format!("round {round}\n").as_bytes()).await.unwrap();
         let record = serde_json::to_string(held.record()).unwrap();
         let back: Record = serde_json::from_str(&record).unwrap();
         assert_eq!(&back, held.record());
         promptly(guest.release()).await.unwrap();
+        assert!(!guest.is_held());
         let mut got = Vec::new();
         while !got.ends_with(b"\n") {
             match promptly(copied.next()).await.unwrap() {

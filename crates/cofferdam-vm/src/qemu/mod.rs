@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
-use cofferdam_linux::child::{self, Seclusion, Start};
+use cofferdam_linux::child::{self, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
@@ -261,7 +261,8 @@ impl Qemu {
         let started = tokio::task::spawn_blocking(move || {
             let enclosure = Enclosure::make(&allowance, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
-            let start = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, groups, limits };
+            let walls = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, ..Start::default() };
+            let start = Start { groups, limits, pages: Pages::Small, ..walls };
             child::start(command, start).map(|child| (child, enclosure))
         });
         let started = started.await;

@@ -42,9 +42,9 @@ async fn run(guest: &Guest, line: &str) -> String {
     String::from_utf8_lossy(&done.stdout).trim().to_owned()
 }
 
-async fn begin(guest: &Guest, line: &str, wall: Duration) -> ExecHandle {
+async fn begin(guest: &Guest, line: &str, wall_time: Duration, cpu_time: Option<Duration>) -> ExecHandle {
     let request = ExecRequest::shell(line).stdin(Stdin::Stream).build().unwrap();
-    promptly(guest.start(&request, &Limits { wall_time: wall, ..Limits::default() })).await.unwrap()
+    promptly(guest.start(&request, &Limits { wall_time, cpu_time, ..Limits::default() })).await.unwrap()
 }
 
 async fn file(guest: &Guest, name: &str) -> String {
@@ -107,13 +107,11 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let cold = ids(&guest).await;
     assert_eq!((&*cold.boot, &*cold.name), (&*first.boot, "sandbox"));
 
-    // One that would block if nobody took its output, and notices signals; one that waits for the end of its input; one
-    // whose time is soon over.
+    // One that would block if nobody took its output, and notices signals; one that waits for the end of its input.
     let counts = "trap 'echo continued > signalled' CONT; i=0; while :; do echo a line that is not short at all $i; \
                   echo $i > new; mv new count; i=$((i+1)); done";
-    let counter = begin(&guest, counts, NO_HANG).await;
-    let waits = begin(&guest, "cat > /dev/null; echo ended > input", NO_HANG).await;
-    let limited = begin(&guest, "while :; do sleep 1; done", Duration::from_secs(12)).await;
+    let counter = begin(&guest, counts, NO_HANG, None).await;
+    let waits = begin(&guest, "cat > /dev/null; echo ended > input", NO_HANG, None).await;
     let mut count = other_than(&guest, "count", "").await;
 
     for _ in 0..3 {
@@ -125,12 +123,15 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
         count = other_than(&guest, "count", &count).await;
     }
 
+    // Two whose time is soon over, which is not now.
+    let limited = begin(&guest, "while :; do sleep 1; done", Duration::from_secs(6), None).await;
+    let spinning = begin(&guest, "while :; do :; done", NO_HANG, Some(Duration::from_secs(3))).await;
     let held = promptly(guest.hold()).await.unwrap();
-    let running: Vec<_> = [&counter, &waits, &limited].map(ExecHandle::id).into();
-    drop((guest, counter, waits, limited));
+    let running: Vec<_> = [&counter, &waits, &limited, &spinning].map(ExecHandle::id).into();
+    drop((guest, counter, waits, limited, spinning));
     let streams = promptly(splicing).await.unwrap();
-    // As long as nobody says a word, nothing happens.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // As long as nobody says a word, nothing happens, and no time passes.
+    tokio::time::sleep(Duration::from_secs(7)).await;
     let day = Duration::from_secs(24 * 3600);
     let renewal = Renewal { now: SystemTime::now() + day, ..Renewal::new("copy-1").unwrap() };
     let begun = Instant::now();
@@ -186,9 +187,12 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     assert_eq!(mounts.count(), 1, "nothing is heaped up");
     other_than(&guest, "count", &count).await;
 
+    // What is held ends as everything else does.
+    promptly(guest.hold()).await.unwrap();
     promptly(guest.close()).await;
+    drop(promptly(splicing).await.unwrap());
     let ended = promptly(vm.ended()).await;
     assert!(ended.by_itself, "{ended:?}: {}", vm.console());
-    drop((vm, guest, promptly(splicing).await.unwrap()));
+    drop((vm, guest));
     assert_eq!(support::left(&before).await, Default::default());
 }

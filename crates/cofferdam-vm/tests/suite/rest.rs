@@ -94,7 +94,10 @@ async fn a_program_goes_on_over_three_generations() {
         let clone = promptly(backend.restore(snapshot, Spec::default())).await.unwrap();
         let restored = counted(&clone).await.unwrap();
         println!("generation {generation}: went on at {restored:?} after {:?}", begun.elapsed());
-        assert!((at_least..source_at).contains(&restored.0) && restored.1 == kept, "{at_least} {restored:?} {source_at}");
+        assert!(
+            (at_least..source_at).contains(&restored.0) && restored.1 == kept,
+            "{at_least} {restored:?} {source_at}"
+        );
         assert_eq!(beyond(&clone, restored.0 + 3).await.1, kept);
         assert_eq!(run(&clone, HASHES).await, files);
         // Each goes its own way.
@@ -152,10 +155,21 @@ async fn eight_clones_are_eight_machines() {
 
 /// What must be a machine's alone; looks at its clock by the way.
 async fn look(sandbox: &Arc<dyn Sandbox>) -> Vec<String> {
-    let line = "head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; \
-                python3 -c 'import os, random, uuid, secrets; print(random.random(), os.urandom(8).hex(), uuid.uuid4(), secrets.token_hex(8))'; \
-                uname -n; cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id; date +%s";
-    let said = run(sandbox, line).await;
+    // The small Python of these images has not all modules; those draw from what is looked at here.
+    let python = "
+import os, random
+print(random.random(), random.SystemRandom().random(), os.urandom(8).hex())
+try:
+    import uuid, secrets
+    print(uuid.uuid4(), secrets.token_hex(8))
+except ImportError:
+    pass
+";
+    let line = format!(
+        "head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; echo $(python3 -c '{python}'); uname -n; \
+         cat /proc/sys/kernel/random/boot_id; echo id $(cat /etc/machine-id); date +%s"
+    );
+    let said = run(sandbox, &line).await;
     let lines: Vec<String> = said.lines().map(str::to_owned).collect();
     let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     assert!(here.abs_diff(lines[5].parse().unwrap()) < 2, "its clock says {} at {here}", lines[5]);
@@ -173,7 +187,11 @@ async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
     let files = run(&sandbox, HASHES).await;
     let _counter = begin(&sandbox, COUNTER).await;
     let line = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done";
-    let request = ExecRequest::shell(line).output_buffer(ByteSize::from_mebibytes(8)).timeout(Duration::from_secs(3600)).build().unwrap();
+    let request = ExecRequest::shell(line)
+        .output_buffer(ByteSize::from_mebibytes(8))
+        .timeout(Duration::from_secs(3600))
+        .build()
+        .unwrap();
     let handle = promptly(sandbox.start(request)).await.unwrap();
     let mut output = handle.output();
     let reading = tokio::spawn(async move {

@@ -1,0 +1,214 @@
+//! Code and results, where policy wants them kept: one file an execution, bounded, with secrets taken out.
+//!
+//! A file is JSON lines. Each has `section`, and either `text`, or `base64` where the bytes are not UTF-8, or `dropped`,
+//! the number of bytes that did not fit.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FlockOperation, RenameFlags, flock, renameat_with, statat};
+use rustix::io::Errno;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::failed;
+use crate::redact::{Redacting, Redactor};
+use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, names, place};
+
+/// Ends the name of an artifact.
+pub(crate) const ENDING: &str = ".jsonl";
+/// The most bytes of a section in one line.
+const CHUNK: usize = 16 * 1024;
+/// A file that no line of the log names is only removed when it is so much older than the oldest segment.
+const STRAY: Duration = Duration::from_secs(86_400);
+
+/// A file that is being written. Dropped before it is finished, it is removed.
+pub struct ArtifactWriter {
+    directory: Arc<OwnedFd>,
+    name: String,
+    unfinished: String,
+    file: File,
+    hasher: Sha256,
+    written: u64,
+    most: u64,
+    redacting: Redacting,
+    section: String,
+    kept: Vec<u8>,
+    dropped: u64,
+    truncated: bool,
+    synchronise: bool,
+    finished: bool,
+}
+
+impl ArtifactWriter {
+    /// Under the lock of the log, so that nobody takes the new file for one that was left behind.
+    pub(crate) fn create(
+        directory: Arc<OwnedFd>,
+        id: &ExecutionId,
+        most: u64,
+        redactor: &Redactor,
+        synchronise: bool,
+    ) -> Result<Self> {
+        let name = format!("{}{ENDING}", id.as_str());
+        let unfinished = format!("{name}{}", names::NEW);
+        let file = place::create(&*directory, &unfinished)?;
+        let writer = Self {
+            directory,
+            name,
+            unfinished,
+            file,
+            hasher: Sha256::new(),
+            written: 0,
+            most,
+            redacting: redactor.start(),
+            section: String::new(),
+            kept: Vec::new(),
+            dropped: 0,
+            truncated: false,
+            synchronise,
+            finished: false,
+        };
+        flock(&writer.file, FlockOperation::NonBlockingLockExclusive).map_err(failed("lock", &writer.unfinished))?;
+        Ok(writer)
+    }
+
+    /// Begins a part, such as `code` or `stdout`. A secret is not looked for across the border of two parts.
+    pub fn section(&mut self, name: &str) -> Result<()> {
+        self.end_section()?;
+        self.section = crate::Text::<64>::new(name).to_string();
+        Ok(())
+    }
+
+    /// Adds to the part that was begun. What does not fit is dropped and counted.
+    pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
+        for piece in bytes.chunks(CHUNK) {
+            self.redacting.push(piece, &mut self.kept);
+            self.write_chunks(CHUNK)?;
+        }
+        Ok(())
+    }
+
+    /// Completes the file and gives it its name. What comes back belongs into the record of the execution's end.
+    pub fn finish(mut self) -> Result<Artifact> {
+        self.end_section()?;
+        if self.synchronise {
+            self.file.sync_all().map_err(failed("synchronise", &self.name))?;
+        }
+        let directory = &*self.directory;
+        renameat_with(directory, &self.unfinished, directory, &self.name, RenameFlags::NOREPLACE)
+            .map_err(failed("give its name to", &self.name))?;
+        self.finished = true;
+        if self.synchronise {
+            rustix::fs::fsync(directory).map_err(failed("synchronise", names::ARTIFACTS))?;
+        }
+        Ok(Artifact::Stored {
+            file: self.name.clone(),
+            sha256: Digest::from_bytes(std::mem::take(&mut self.hasher).finalize().into()),
+            bytes: self.written,
+            redacted: self.redacting.count(),
+            truncated: self.truncated,
+        })
+    }
+
+    fn end_section(&mut self) -> Result<()> {
+        self.redacting.finish(&mut self.kept);
+        self.write_chunks(1)?;
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            let line = json!({ "section": self.section, "dropped": dropped });
+            self.write_line(&line)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what was kept, in lines, as long as there is so much of it.
+    fn write_chunks(&mut self, least: usize) -> Result<()> {
+        while self.kept.len() >= least {
+            let chunk: Vec<u8> = self.kept.drain(..chunk_length(&self.kept)).collect();
+            let line = match std::str::from_utf8(&chunk) {
+                Ok(text) => json!({ "section": self.section, "text": text }),
+                Err(_) => json!({ "section": self.section, "base64": BASE64_STANDARD.encode(&chunk) }),
+            };
+            // What comes after dropped bytes is dropped, too, or it would look as if it followed.
+            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.most;
+            if fits {
+                self.write_line(&line)?;
+            } else {
+                self.dropped += chunk.len() as u64;
+                self.truncated = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_line(&mut self, line: &serde_json::Value) -> Result<()> {
+        let bytes = format!("{line}\n").into_bytes();
+        self.file.write_all(&bytes).map_err(failed("write", &self.name))?;
+        self.hasher.update(&bytes);
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl Write for ArtifactWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.add(bytes).map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for ArtifactWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = place::remove(&*self.directory, &self.unfinished);
+        }
+    }
+}
+
+fn line_length(line: &serde_json::Value) -> u64 {
+    line.to_string().len() as u64 + 1
+}
+
+/// How many bytes the next line takes: not a part of a character, where that can be helped.
+fn chunk_length(kept: &[u8]) -> usize {
+    let most = kept.len().min(CHUNK);
+    match std::str::from_utf8(&kept[..most]) {
+        // Only a character at the end is cut.
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
+        _ => most,
+    }
+}
+
+/// Removes what writers left that were killed before they finished.
+pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
+    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
+        let Ok(file) = place::open_own(directory, &name) else { continue };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => place::remove(directory, &name)?,
+            Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(failed("lock", &name)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Removes files that are far older than the oldest segment. Their writer was killed before it wrote the line for them.
+pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()> {
+    let before = i64::try_from(STRAY.as_micros()).unwrap_or(i64::MAX);
+    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
+        let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let modified = stat.st_mtime.saturating_mul(1_000_000);
+        if modified < oldest.as_micros().saturating_sub(before) {
+            place::remove(directory, &name)?;
+        }
+    }
+    Ok(())
+}

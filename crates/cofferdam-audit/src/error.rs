@@ -1,0 +1,101 @@
+//! What can go wrong, with what to do about it.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the log could not be opened, written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The disk or the quota is full, or a limit on file sizes is reached.
+    #[error("no space to {doing} {name}; free some, raise the quota, or let retention keep less")]
+    NoSpace {
+        /// What was tried.
+        doing: &'static str,
+        /// The file, by its name in the directory.
+        name: String,
+    },
+    /// The file system is mounted read-only, or became so after an error.
+    #[error("cannot {doing} {name}: the file system is read-only; mount it writable, or choose another directory")]
+    ReadOnly {
+        /// What was tried.
+        doing: &'static str,
+        /// The file, by its name in the directory.
+        name: String,
+    },
+    /// Another refusal of the operating system.
+    #[error("cannot {doing} {name}: {source}; look at the directory, its owner and the disk below it")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// The file, by its name in the directory.
+        name: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A file or directory that somebody else could change, or that is not what it should be.
+    #[error("{name} is not trusted: {reason}")]
+    Untrusted {
+        /// The file, by its name in the directory.
+        name: String,
+        /// What is wrong with it, and the remedy.
+        reason: &'static str,
+    },
+    /// Another process holds the lock for too long.
+    #[error("the log was locked for {waited:?}; look for a stopped process that has the log's directory open")]
+    Busy {
+        /// How long it was waited.
+        waited: Duration,
+    },
+    /// The end of the log is not what a crash leaves, so nothing is appended to it.
+    #[error("{file} is damaged at byte {offset}: {reason}; verify the log, keep it aside, and begin a new directory")]
+    Damaged {
+        /// The segment.
+        file: String,
+        /// Where the damage begins.
+        offset: u64,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// The key does not fit, or cannot be used.
+    #[error("the key cannot be used: {reason}")]
+    Key {
+        /// Why, and the remedy.
+        reason: &'static str,
+    },
+    /// A value that the log does not take.
+    #[error("{what} is refused: {reason}")]
+    Invalid {
+        /// Which value.
+        what: &'static str,
+        /// Why, and what would do.
+        reason: &'static str,
+    },
+    /// The process was forked after it opened the log: parent and child would share one lock.
+    #[error("the log was opened before a fork; open it again in this process")]
+    Forked,
+}
+
+impl Error {
+    /// Whether waiting and trying again can help without anybody doing something.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::NoSpace { .. } | Self::Busy { .. })
+    }
+}
+
+/// Makes an [`Error`] of what the operating system said about a file.
+pub(crate) fn failed<E: Into<io::Error>>(doing: &'static str, name: &str) -> impl FnOnce(E) -> Error {
+    let name = crate::Text::<256>::new(name).to_string();
+    move |error| {
+        let source: io::Error = error.into();
+        match Errno::from_io_error(&source) {
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Error::NoSpace { doing, name },
+            Some(Errno::ROFS) => Error::ReadOnly { doing, name },
+            _ => Error::Io { doing, name, source },
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! An append-only log of executions, one JSON line each, chained by hash.
+//!
+//! [`Log`] writes it: [`Log::reserve`] before something runs, [`Reservation::commit`] when it has ended. [`verify`] says
+//! whether it is as it was written, [`query`] finds lines in it. The format and what it can show are in `docs/audit.md`.
+//!
+//! It decides nothing about what runs, knows no backend, and has no field for the text of code, of a command or of an
+//! environment: only hashes of them.
+//!
+//! ```
+//! use cofferdam_audit::*;
+//!
+//! # fn main() -> Result<()> {
+//! # let directory = tempfile::tempdir().expect("a directory");
+//! # let path = directory.path().join("audit");
+//! let log = Log::open(Config::new(&path))?;
+//! let mut reservation = log.reserve(Subject {
+//!     id: ExecutionId::new("exec-1")?,
+//!     tenant: Some("acme".into()),
+//!     start: Timestamp::now(),
+//!     backend: "process".into(),
+//!     level: "2".into(),
+//!     runtime: Some("python".into()),
+//!     version: Some("3.13.1".into()),
+//!     program: Program::code(b"print(1)"),
+//!     limits: Limits { wall_us: Some(60_000_000), ..Limits::default() },
+//! })?;
+//! // Here it runs.
+//! let head = reservation.commit(Outcome {
+//!     exit: Exit { code: Some(0), ..Exit::default() },
+//!     duration_us: 21_500,
+//!     usage: Usage { cpu_us: 18_000, peak_memory_bytes: Some(9 << 20), output_bytes: 2 },
+//!     posture: None,
+//!     files: Listed::default(),
+//!     denials: Listed::default(),
+//!     artifact: None,
+//! })?;
+//!
+//! let report = verify(&path, &Expect { head: Some(head.hash), ..Expect::default() })?;
+//! assert_eq!(report.verdict, Verdict::Whole);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod artifact;
+mod at;
+mod config;
+mod error;
+mod hash;
+mod head;
+mod key;
+mod line;
+mod lines;
+mod log;
+mod names;
+mod owed;
+mod place;
+mod query;
+mod record;
+mod redact;
+mod report;
+mod synchronise;
+mod tail;
+mod text;
+mod time;
+mod verify;
+mod writer;
+
+pub use artifact::ArtifactWriter;
+pub use config::{Config, Mandatory, Sync};
+pub use error::{Error, Result};
+pub use hash::{Digest, NotADigest};
+pub use head::Head;
+pub use key::Key;
+pub use log::{Log, Reservation};
+pub use query::{Entry, Filter, Query, query};
+pub use record::{
+    Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
+    MAX_FILES, Outcome, Program, ProgramKind, Record, Removed, SegmentStart, Subject, Torn, Usage,
+};
+pub use redact::{Redacting, Redactor};
+pub use report::{Counts, Finding, Report, Verdict, Weight};
+pub use text::Text;
+pub use time::{NotATime, Timestamp};
+pub use verify::{Expect, verify};
+pub use writer::Notice;

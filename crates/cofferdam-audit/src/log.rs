@@ -1,0 +1,254 @@
+//! The log as its writers see it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::failed;
+use crate::synchronise::{Group, Written};
+use crate::writer::{Notice, Room, Writer};
+use crate::{
+    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result, Subject,
+    Text, Timestamp, place,
+};
+
+/// The longest pause between two tries for the lock.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
+/// A log that is open for writing. Clones are the same writer; threads and processes may write at once.
+///
+/// Calls wait for the disk and for other writers (at most [`Config::lock_wait`]), so asynchronous code calls them on a
+/// thread where it may wait.
+#[derive(Clone)]
+pub struct Log(Arc<Shared>);
+
+struct Shared {
+    writer: Mutex<Writer>,
+    directory: Arc<OwnedFd>,
+    group: Arc<Group>,
+    process: u32,
+    wait: Duration,
+    mandatory: Mandatory,
+}
+
+impl Log {
+    /// Opens a log, and begins it if its directory is missing or empty.
+    ///
+    /// What a crash left is put in order, and told by [`Log::notices`] and in the log. Fails if the directory or a file
+    /// belongs to somebody else or can be written by others, if the log has another key, or if its end is damaged in a
+    /// way that no crash of a writer explains.
+    pub fn open(config: Config) -> Result<Self> {
+        let key = config.key.as_deref().map(Key::read).transpose()?;
+        let directory = Arc::new(place::own_directory(&config.directory)?);
+        let (wait, mandatory) = (config.lock_wait, config.mandatory);
+        let group = Arc::new(Group::default());
+        let lock = Lock::take(&directory, wait)?;
+        let mut writer = Writer::open(config, key, directory.clone(), group.clone())?;
+        drop(lock);
+        let begun = writer.take_due();
+        let process = std::process::id();
+        let log = Self(Arc::new(Shared { writer: Mutex::new(writer), directory, group, process, wait, mandatory }));
+        log.0.synchronise(begun)?;
+        Ok(log)
+    }
+
+    /// Says that something is about to run, and makes sure that there will be room to say how it ended.
+    ///
+    /// # Behavior
+    /// - The begin record is in the log when this returns, and on the disk if the policy says so.
+    /// - A full disk, a used-up quota, a read-only file system and an error of the disk are errors, after which nothing
+    ///   may be started. Under [`Mandatory::No`] they are told by [`Reservation::problem`] instead.
+    pub fn reserve(&self, subject: Subject) -> Result<Reservation> {
+        let reserved = self.0.locked(|writer| {
+            self.0.group.check()?;
+            writer.rotate_if_due()?;
+            let owed = writer.owed.own();
+            writer.owed.set(owed + 1)?;
+            let begun = writer.append(Record::Begin(Box::new(subject.clone())), Room::Needed);
+            if begun.is_err() {
+                writer.owed.set(owed)?;
+            }
+            Ok((begun?.seq, writer.take_due()))
+        });
+        let begun = reserved.and_then(|(begin, written)| match self.0.synchronise(written) {
+            Ok(()) => Ok(begin),
+            Err(error) => {
+                // Whatever became of the line: nothing is owed for what does not run.
+                let _ = self.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
+                Err(error)
+            }
+        });
+        let (begin, problem) = match (begun, self.0.mandatory) {
+            (Ok(begin), _) => (Some(begin), None),
+            (Err(error), Mandatory::Yes) => return Err(error),
+            (Err(error), Mandatory::No) => (None, Some(error)),
+        };
+        Ok(Reservation { log: self.clone(), subject, begin, problem, open: true })
+    }
+
+    /// The last line. Kept where nobody can change it, it shows later that the log has not been cut off before it.
+    pub fn head(&self) -> Result<Head> {
+        self.0.locked(|writer| writer.head())
+    }
+
+    /// Makes all lines survive a power cut, whatever the policy says.
+    pub fn sync(&self) -> Result<()> {
+        self.0.synchronise(self.0.locked(|writer| Ok(writer.take_written()))?)
+    }
+
+    /// What happened to the log that somebody should know, since the last call. Never more than 64.
+    pub fn notices(&self) -> Vec<Notice> {
+        self.0.lock().take_notices()
+    }
+}
+
+/// An execution that the log waits for. Dropped without a record of its end, it stays open: `verify` counts it.
+pub struct Reservation {
+    log: Log,
+    subject: Subject,
+    /// The number of the begin record, if it could be written.
+    begin: Option<u64>,
+    problem: Option<Error>,
+    open: bool,
+}
+
+impl Reservation {
+    /// Why the execution could not be logged so far; only where logging is not mandatory.
+    pub fn problem(&self) -> Option<&Error> {
+        self.problem.as_ref()
+    }
+
+    /// Begins to store code and result. `None` if the log keeps none.
+    ///
+    /// An error here is [`crate::Artifact::Lost`] in the record.
+    pub fn artifact(&self, redactor: &Redactor) -> Result<Option<ArtifactWriter>> {
+        self.log.0.locked(|writer| {
+            let (Some(directory), Some(most)) = (&writer.artifacts, writer.config.artifact_bytes) else {
+                return Ok(None);
+            };
+            let synchronise = writer.config.sync != crate::Sync::Never;
+            ArtifactWriter::create(directory.clone(), &self.subject.id, most, redactor, synchronise).map(Some)
+        })
+    }
+
+    /// Writes how it ended.
+    ///
+    /// # Behavior
+    /// - There is room for the line, whatever else fills the disk in the meantime.
+    /// - May be tried again after an error, unless the line was written and only making it survive a power cut failed.
+    pub fn commit(&mut self, outcome: Outcome) -> Result<Head> {
+        let end = End { begin: self.begin, subject: self.subject.clone(), outcome };
+        self.finish(Record::End(Box::new(end)))
+    }
+
+    /// Writes that it was never started.
+    pub fn cancel(mut self, reason: &str) -> Result<()> {
+        let Some(begin) = self.begin else { return Ok(()) };
+        let (id, tenant) = (self.subject.id.clone(), self.subject.tenant.clone());
+        let (time, reason) = (Timestamp::now(), Text::new(reason));
+        self.finish(Record::Cancelled(Cancelled { begin, id, tenant, time, reason })).map(drop)
+    }
+
+    fn finish(&mut self, record: Record) -> Result<Head> {
+        if !self.open {
+            return Err(Error::Invalid { what: "a second end record", reason: "an execution ends once" });
+        }
+        let room = if self.begin.is_some() { Room::Reserved } else { Room::Needed };
+        let (head, written) = self.log.0.locked(|writer| {
+            let head = writer.append(record, room)?;
+            if self.begin.is_some() {
+                // The line is written: a number that stays too high only reserves too much.
+                let _ = writer.owed.set(writer.owed.own().saturating_sub(1));
+            }
+            Ok((head, writer.take_due()))
+        })?;
+        self.open = false;
+        self.log.0.synchronise(written)?;
+        Ok(head)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.open && self.begin.is_some() {
+            let _ = self.log.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
+        }
+    }
+}
+
+impl Shared {
+    /// The writer's state, also after another thread panicked while it had it.
+    fn lock(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(|poisoned: PoisonError<_>| {
+            self.writer.clear_poison();
+            let mut writer = poisoned.into_inner();
+            writer.forget();
+            writer
+        })
+    }
+
+    /// Outside of the lock, so that writers who wait for the disk wait together.
+    fn synchronise(&self, written: Option<Written>) -> Result<()> {
+        written.map_or(Ok(()), |written| self.group.synchronise(&written))
+    }
+
+    /// Does something under the lock of the log, with the end of the log known.
+    fn locked<T>(&self, work: impl FnOnce(&mut Writer) -> Result<T>) -> Result<T> {
+        if std::process::id() != self.process {
+            return Err(Error::Forked);
+        }
+        self.group.coming(|| {
+            let mut writer = self.lock();
+            let _lock = Lock::take(&self.directory, self.wait)?;
+            writer.refresh()?;
+            work(&mut writer)
+        })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A forked child has a copy of this, and none of it is its own.
+        if std::process::id() != self.process {
+            return;
+        }
+        let mut writer = self.lock();
+        if writer.config.sync != crate::Sync::Never {
+            let _ = self.synchronise(writer.take_written());
+        }
+        if let Ok(_lock) = Lock::take(&self.directory, self.wait) {
+            let _ = writer.close();
+        }
+    }
+}
+
+/// The lock of a log: on its directory, which is never replaced.
+struct Lock(Arc<OwnedFd>);
+
+impl Lock {
+    fn take(directory: &Arc<OwnedFd>, wait: Duration) -> Result<Self> {
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(directory.clone())),
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < wait => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Err(Errno::WOULDBLOCK) => return Err(Error::Busy { waited: begun.elapsed() }),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(failed("lock", "the log's directory")(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}

@@ -1,0 +1,464 @@
+//! What the lines say. There is no field for the text of code, of a command or of an environment: only hashes of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Digest, Error, Result, Text, Timestamp};
+
+/// The most files that a record names.
+pub const MAX_FILES: usize = 32;
+/// The most denials that a record names.
+pub const MAX_DENIALS: usize = 16;
+
+/// The name of an execution: 1 to 64 letters, digits, `-` and `_` of ASCII, of which the first is a letter or digit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ExecutionId(String);
+
+impl ExecutionId {
+    /// Refuses what could not name a file.
+    pub fn new(text: impl Into<String>) -> Result<Self> {
+        let text = text.into();
+        let plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-' || c == b'_');
+        if plain && text.len() <= 64 && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric) {
+            return Ok(Self(text));
+        }
+        let reason = "it must be 1 to 64 letters, digits, - and _, and begin with a letter or digit";
+        Err(Error::Invalid { what: "the execution id", reason })
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<ExecutionId> for String {
+    fn from(id: ExecutionId) -> Self {
+        id.0
+    }
+}
+
+impl TryFrom<String> for ExecutionId {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+/// What is run, for whom and where: known before it begins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// The execution.
+    pub id: ExecutionId,
+    /// For whom.
+    pub tenant: Option<Text<128>>,
+    /// When it began.
+    pub start: Timestamp,
+    /// The backend, such as `process`.
+    pub backend: Text<64>,
+    /// The backend's level of isolation, such as `2`.
+    pub level: Text<32>,
+    /// What interprets the code, such as `python`.
+    pub runtime: Option<Text<64>>,
+    /// The runtime's version.
+    pub version: Option<Text<64>>,
+    /// What was run, by its hash.
+    pub program: Program,
+    /// What it might use.
+    pub limits: Limits,
+}
+
+/// What was run, by its hash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Code or a command.
+    pub of: ProgramKind,
+    /// Of code: SHA-256 of its bytes. Of a command: of each argument's length (8 bytes, least first) and bytes.
+    pub sha256: Digest,
+    /// Bytes of the code, or of all arguments.
+    pub bytes: u64,
+}
+
+/// What the hash of a [`Program`] is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProgramKind {
+    /// Source text.
+    Code,
+    /// A command's arguments, its name included.
+    Command,
+}
+
+impl Program {
+    /// The hash of source text.
+    pub fn code(text: &[u8]) -> Self {
+        Self { of: ProgramKind::Code, sha256: Digest::of(text), bytes: text.len() as u64 }
+    }
+
+    /// The hash of a command's arguments. Their lengths count, so that `["a b"]` is another command than `["a", "b"]`.
+    pub fn command<A: AsRef<[u8]>>(arguments: impl IntoIterator<Item = A>) -> Self {
+        let mut hashed = Vec::new();
+        let mut bytes = 0;
+        for argument in arguments {
+            let argument = argument.as_ref();
+            bytes += argument.len() as u64;
+            hashed.extend_from_slice(&(argument.len() as u64).to_le_bytes());
+            hashed.extend_from_slice(argument);
+        }
+        Self { of: ProgramKind::Command, sha256: Digest::of(hashed), bytes }
+    }
+}
+
+/// What an execution might use; what is missing was not bounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Real time, in microseconds.
+    pub wall_us: Option<u64>,
+    /// Processor time, in microseconds.
+    pub cpu_us: Option<u64>,
+    /// Memory, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Stored bytes.
+    pub disk_bytes: Option<u64>,
+    /// Processes at once.
+    pub processes: Option<u64>,
+    /// Bytes of output that are kept.
+    pub output_bytes: Option<u64>,
+}
+
+/// What came of an execution: known when it has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub exit: Exit,
+    /// Real time from start to end, in microseconds.
+    pub duration_us: u64,
+    /// What it used.
+    pub usage: Usage,
+    /// SHA-256 of the posture, as whoever gives it defines.
+    pub posture: Option<Digest>,
+    /// Files that it touched.
+    pub files: Listed<FileTouched, MAX_FILES>,
+    /// What it was denied.
+    pub denials: Listed<Denial, MAX_DENIALS>,
+    /// Code and result, where they are kept.
+    pub artifact: Option<Artifact>,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Exit {
+    /// The exit code; missing if it had none, as after a signal.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The limit that ended it, such as `memory`.
+    pub killed_by: Option<Text<32>>,
+    /// Real time ran out.
+    pub timed_out: bool,
+    /// Somebody ended it.
+    pub cancelled: bool,
+    /// Output was dropped.
+    pub truncated: bool,
+    /// The sandbox failed, not the program: what was wrong.
+    pub failed: Option<Text<256>>,
+}
+
+/// What an execution used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Processor time, in microseconds.
+    pub cpu_us: u64,
+    /// The most memory at once, in bytes; missing where the backend cannot tell.
+    pub peak_memory_bytes: Option<u64>,
+    /// Bytes of output, those that were dropped included.
+    pub output_bytes: u64,
+}
+
+/// The first so many of something, and how many there were.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed<T, const MAX: usize> {
+    /// How many there were.
+    count: u64,
+    /// The first of them.
+    first: Vec<T>,
+}
+
+impl<T, const MAX: usize> Default for Listed<T, MAX> {
+    fn default() -> Self {
+        Self { count: 0, first: Vec::new() }
+    }
+}
+
+impl<T, const MAX: usize> FromIterator<T> for Listed<T, MAX> {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut listed = Self::default();
+        for item in all {
+            listed.push(item);
+        }
+        listed
+    }
+}
+
+impl<T, const MAX: usize> Listed<T, MAX> {
+    /// Adds one; beyond the bound it is only counted.
+    pub fn push(&mut self, item: T) {
+        self.count += 1;
+        if self.first.len() < MAX {
+            self.first.push(item);
+        }
+    }
+
+    /// Counts some that nobody named.
+    pub fn add_unnamed(&mut self, more: u64) {
+        self.count = self.count.saturating_add(more);
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Those that are named.
+    pub fn named(&self) -> &[T] {
+        &self.first
+    }
+
+    /// Names only half as many. Whether anything was left to do.
+    pub(crate) fn halve(&mut self) -> bool {
+        let some = !self.first.is_empty();
+        self.first.truncate(self.first.len() / 2);
+        some
+    }
+}
+
+/// A file that an execution made, changed or removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileTouched {
+    /// Its name in the workspace.
+    pub name: Text<256>,
+    /// What was done.
+    pub change: Change,
+    /// Its size now, in bytes.
+    pub bytes: u64,
+    /// SHA-256 of its contents now, where somebody looked.
+    pub sha256: Option<Digest>,
+}
+
+/// What was done to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// It was not there before.
+    Created,
+    /// It was there.
+    Changed,
+    /// It is gone.
+    Removed,
+}
+
+/// Something that a wall refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denial {
+    /// Which wall or rule, such as `network`.
+    pub by: Text<64>,
+    /// What was tried, such as a host's name. Must hold no secret.
+    pub what: Text<128>,
+    /// How often.
+    pub times: u64,
+}
+
+/// The artifact of an execution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum Artifact {
+    /// It is in the log's `artifacts` directory.
+    Stored {
+        /// The file's name there.
+        file: String,
+        /// SHA-256 of the file.
+        sha256: Digest,
+        /// Its size.
+        bytes: u64,
+        /// Secrets that were replaced in it.
+        redacted: u64,
+        /// Bytes that did not fit were dropped.
+        truncated: bool,
+    },
+    /// It was wanted, but could not be stored.
+    Lost {
+        /// Why.
+        reason: Text<256>,
+    },
+}
+
+/// One line of the log. No field of a record is called `v`, `seq`, `prev`, `mac` or `hash`: those are the line's own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Record {
+    /// The first line of a segment.
+    Segment(SegmentStart),
+    /// Something is about to run.
+    Begin(Box<Subject>),
+    /// It has ended.
+    End(Box<End>),
+    /// What had begun was never started.
+    Cancelled(Cancelled),
+    /// A line that a crash left unfinished was set aside.
+    Torn(Torn),
+    /// Lines that a writer knows of are missing.
+    Gap(Gap),
+    /// Old segments are about to be removed.
+    Removed(Removed),
+    /// A kind of a later version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The first line of a segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentStart {
+    /// Its number, from 1.
+    pub segment: u32,
+    /// When it was begun.
+    pub time: Timestamp,
+    /// The file name of the segment before. Its last line's hash is this line's `prev`.
+    pub after: Option<String>,
+    /// What tells the key of the log from other keys; missing if it has none.
+    pub key: Option<Digest>,
+}
+
+/// An execution that has ended. All that its begin record says stands here again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// The number of its begin record's line; missing if that could not be written.
+    pub begin: Option<u64>,
+    /// What was run.
+    #[serde(flatten)]
+    pub subject: Subject,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// Something that had begun and was never started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cancelled {
+    /// The number of its begin record's line.
+    pub begin: u64,
+    /// The execution.
+    pub id: ExecutionId,
+    /// For whom.
+    pub tenant: Option<Text<128>>,
+    /// When it was given up.
+    pub time: Timestamp,
+    /// Why.
+    pub reason: Text<256>,
+}
+
+/// Bytes at the end of a segment that were no whole line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Torn {
+    /// The file that holds them now.
+    pub file: String,
+    /// The segment that held them.
+    pub segment: u32,
+    /// Where they began.
+    pub offset: u64,
+    /// How many they are.
+    pub bytes: u64,
+    /// SHA-256 of them.
+    pub sha256: Digest,
+    /// When they were set aside.
+    pub time: Timestamp,
+}
+
+/// Lines that are missing at this place, and had been written: they were lost in a power cut, or cut off.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gap {
+    /// The number of the last line that had been written.
+    pub written: u64,
+    /// Its hash.
+    pub written_hash: Digest,
+    /// The number of the last line that was still there.
+    pub found: u64,
+    /// When that was noticed.
+    pub time: Timestamp,
+}
+
+/// Old segments that retention removes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    /// All segments up to this number.
+    pub through: u32,
+    /// The hash of the last line removed.
+    pub last_hash: Digest,
+    /// When.
+    pub time: Timestamp,
+}
+
+impl Record {
+    /// The execution, if the line is of one.
+    pub fn id(&self) -> Option<&ExecutionId> {
+        match self {
+            Self::Begin(subject) => Some(&subject.id),
+            Self::End(end) => Some(&end.subject.id),
+            Self::Cancelled(cancelled) => Some(&cancelled.id),
+            _ => None,
+        }
+    }
+
+    /// The tenant, if the line is of an execution that had one.
+    pub fn tenant(&self) -> Option<&str> {
+        let tenant = match self {
+            Self::Begin(subject) => &subject.tenant,
+            Self::End(end) => &end.subject.tenant,
+            Self::Cancelled(cancelled) => &cancelled.tenant,
+            _ => return None,
+        };
+        tenant.as_ref().map(Text::as_str)
+    }
+
+    /// When what the line says happened; for an execution, its start.
+    pub fn time(&self) -> Option<Timestamp> {
+        match self {
+            Self::Segment(line) => Some(line.time),
+            Self::Begin(subject) => Some(subject.start),
+            Self::End(end) => Some(end.subject.start),
+            Self::Cancelled(line) => Some(line.time),
+            Self::Torn(line) => Some(line.time),
+            Self::Gap(line) => Some(line.time),
+            Self::Removed(line) => Some(line.time),
+            Self::Unknown => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_told_apart_and_ids_name_files() {
+        assert_ne!(Program::command(["a b"]), Program::command(["a", "b"]));
+        assert_ne!(Program::command(["a", ""]), Program::command(["a"]));
+        assert_eq!(Program::code(b"abc").sha256, Digest::of("abc"));
+        assert!(ExecutionId::new("exec-1_B").is_ok());
+        for bad in ["", "-a", ".", "..", "a/b", "a.b", "é", "a\n", &"x".repeat(65)] {
+            assert!(ExecutionId::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lists_count_what_they_do_not_name() {
+        let mut listed: Listed<u32, 3> = (0..10).collect();
+        listed.add_unnamed(5);
+        assert_eq!((listed.count(), listed.named()), (15, &[0, 1, 2][..]));
+        assert!(listed.halve() && listed.halve() && !listed.halve());
+        assert_eq!(listed.count(), 15);
+    }
+}

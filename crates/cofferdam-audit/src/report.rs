@@ -1,0 +1,195 @@
+//! What `verify` found, for programs and for people.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::{Head, Timestamp};
+
+/// The most findings of each kind that are listed; the others are counted.
+const MOST: u64 = 100;
+
+/// What a log is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Every line that is there is as it was written, and in its place, and none is known to be lost.
+    Whole,
+    /// The same, but lines are known to be lost or unfinished, as after a crash. The findings say which.
+    Incomplete,
+    /// Lines were changed, removed, added or moved.
+    Broken,
+}
+
+/// How much a finding weighs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weight {
+    /// Worth knowing.
+    Note,
+    /// Something was lost, by all appearances without anybody meaning it.
+    Loss,
+    /// Something is not as it was written.
+    Breach,
+}
+
+/// Something that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How much it weighs.
+    pub weight: Weight,
+    /// The file in the log's directory.
+    pub file: String,
+    /// The line in the file, from 1; 0 if it is of the file as a whole.
+    pub line: u64,
+    /// What is so.
+    pub reason: String,
+}
+
+/// How many executions the lines tell of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Counts {
+    /// Begin records.
+    pub begun: u64,
+    /// End records.
+    pub ended: u64,
+    /// Executions that were never started.
+    pub cancelled: u64,
+    /// Those that began and have no end: they run, or whoever ran them was killed.
+    pub open: u64,
+}
+
+/// What `verify` found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What the log is worth.
+    pub verdict: Verdict,
+    /// Segments that are there.
+    pub segments: u64,
+    /// Lines that were read.
+    pub lines: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When the first segment that is there was begun.
+    pub since: Option<Timestamp>,
+    /// The last line.
+    pub head: Option<Head>,
+    /// Whether lines are signed with a key.
+    pub keyed: bool,
+    /// Whether the key was given, so that the signatures were checked.
+    pub key_checked: bool,
+    /// Executions.
+    pub executions: Counts,
+    /// Names of some that have no end, at most 100.
+    pub open: Vec<String>,
+    /// What was found, at most 100 of each weight.
+    pub findings: Vec<Finding>,
+    /// How many notes there are.
+    pub notes: u64,
+    /// How many losses there are.
+    pub losses: u64,
+    /// How many breaches there are.
+    pub breaches: u64,
+}
+
+impl Report {
+    pub(crate) fn new() -> Self {
+        Self {
+            verdict: Verdict::Whole,
+            segments: 0,
+            lines: 0,
+            bytes: 0,
+            since: None,
+            head: None,
+            keyed: false,
+            key_checked: false,
+            executions: Counts::default(),
+            open: Vec::new(),
+            findings: Vec::new(),
+            notes: 0,
+            losses: 0,
+            breaches: 0,
+        }
+    }
+
+    pub(crate) fn add(&mut self, weight: Weight, file: &str, line: u64, reason: impl Into<String>) {
+        let (count, verdict) = match weight {
+            Weight::Note => (&mut self.notes, Verdict::Whole),
+            Weight::Loss => (&mut self.losses, Verdict::Incomplete),
+            Weight::Breach => (&mut self.breaches, Verdict::Broken),
+        };
+        *count += 1;
+        self.verdict = self.verdict.max(verdict);
+        if *count <= MOST {
+            self.findings.push(Finding { weight, file: file.to_owned(), line, reason: reason.into() });
+        }
+    }
+
+    /// The exit status of a command that verifies: 1 if the log is broken, else 0.
+    pub fn exit_status(&self) -> u8 {
+        u8::from(self.verdict == Verdict::Broken)
+    }
+
+    /// The report as one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Several lines for people, safe for a terminal.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Whole => "whole: every line is as it was written",
+            Verdict::Incomplete => {
+                "incomplete: every line is as it was written, but some are known to be lost or unfinished"
+            }
+            Verdict::Broken => "BROKEN: lines were changed, removed, added or moved",
+        };
+        writeln!(f, "{verdict}")?;
+        let Counts { begun, ended, cancelled, open } = self.executions;
+        writeln!(f, "{} lines, {} bytes, {} segments", self.lines, self.bytes, self.segments)?;
+        writeln!(f, "executions: {begun} begun, {ended} ended, {cancelled} cancelled, {open} without an end")?;
+        if let Some(head) = &self.head {
+            writeln!(f, "head: line {} in segment {}, {}", head.seq, head.segment, head.hash)?;
+        }
+        for Finding { weight, file, line, reason } in &self.findings {
+            let weight = match weight {
+                Weight::Note => "note",
+                Weight::Loss => "loss",
+                Weight::Breach => "BREACH",
+            };
+            match line {
+                0 => writeln!(f, "{weight}: {file}: {reason}")?,
+                line => writeln!(f, "{weight}: {file}:{line}: {reason}")?,
+            }
+        }
+        let listed = self.findings.len() as u64;
+        match (self.notes + self.losses + self.breaches).saturating_sub(listed) {
+            0 => Ok(()),
+            more => writeln!(f, "and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_decides_and_lists_are_bounded() {
+        let mut report = Report::new();
+        report.add(Weight::Note, "a", 0, "x");
+        assert_eq!((report.verdict, report.exit_status()), (Verdict::Whole, 0));
+        report.add(Weight::Loss, "a", 1, "y");
+        assert_eq!((report.verdict, report.exit_status()), (Verdict::Incomplete, 0));
+        for _ in 0..150 {
+            report.add(Weight::Breach, "a", 2, "z");
+        }
+        report.add(Weight::Note, "a", 0, "x");
+        assert_eq!((report.verdict, report.exit_status()), (Verdict::Broken, 1));
+        assert_eq!((report.findings.len(), report.breaches), (103, 150));
+        assert!(report.to_string().ends_with("and 50 more\n"));
+        assert!(report.to_json().starts_with(r#"{"verdict":"broken","segments":0,"#));
+    }
+}

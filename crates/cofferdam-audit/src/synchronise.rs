@@ -1,0 +1,147 @@
+//! Makes lines survive a power cut, many with one call.
+//!
+//! One thread at a time waits for the disk; what others wrote before it began is done with it. A failure is final: the
+//! kernel tells of a lost page once, and afterwards takes it for written.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::failed;
+use crate::{Error, Result};
+
+/// The longest wait for others to come along. Short against what a disk takes.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+/// A line that was written.
+#[derive(Clone)]
+pub(crate) struct Written {
+    file: Arc<File>,
+    number: u64,
+}
+
+/// The lines of one writer.
+#[derive(Default)]
+pub(crate) struct Group {
+    /// Threads that are about to write.
+    coming: AtomicUsize,
+    latest: Mutex<Option<Written>>,
+    state: Mutex<State>,
+}
+
+/// Counts a thread for as long as it lives.
+struct Coming<'a>(&'a AtomicUsize);
+
+impl<'a> Coming<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Lines up to this number are on the disk.
+    done: u64,
+    failed: bool,
+}
+
+impl Group {
+    /// Does something that may write a line. Who synchronises in the meantime lets it come along.
+    pub fn coming<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _coming = Coming::new(&self.coming);
+        work()
+    }
+
+    /// While the disk writes a line, the file system lets nobody write the next one; who is ready now would have to wait
+    /// for the next turn.
+    fn let_come(&self) {
+        let begun = Instant::now();
+        while self.coming.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE {
+            std::thread::sleep(PATIENCE / 10);
+        }
+    }
+
+    /// Counts a line. A file that lines went to before this one is on the disk already.
+    pub fn wrote(&self, file: &Arc<File>) {
+        let mut latest = lock(&self.latest);
+        let number = latest.as_ref().map_or(0, |latest| latest.number) + 1;
+        *latest = Some(Written { file: file.clone(), number });
+    }
+
+    /// The line that was written last.
+    pub fn latest(&self) -> Option<Written> {
+        lock(&self.latest).clone()
+    }
+
+    /// Returns when this line is on the disk.
+    pub fn synchronise(&self, written: &Written) -> Result<()> {
+        let mut state = lock(&self.state);
+        fit(&state)?;
+        if state.done >= written.number {
+            return Ok(());
+        }
+        self.let_come();
+        let latest = self.latest().unwrap_or_else(|| written.clone());
+        let synchronised = latest.file.sync_data();
+        match &synchronised {
+            Ok(()) => state.done = latest.number,
+            Err(_) => state.failed = true,
+        }
+        synchronised.map_err(failed("synchronise", "the segment"))
+    }
+
+    /// Refuses once something could not be synchronised.
+    pub fn check(&self) -> Result<()> {
+        fit(&lock(&self.state))
+    }
+}
+
+fn fit(state: &State) -> Result<()> {
+    if state.failed {
+        let reason = "lines that it took may not be on the disk; look at the disk, then open the log again";
+        return Err(Error::Invalid { what: "the log", reason });
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_done_with_others_is_not_done_again() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let group = Group::default();
+        group.wrote(&file);
+        let first = group.latest().unwrap();
+        group.wrote(&file);
+        let second = group.latest().unwrap();
+        group.synchronise(&first).unwrap();
+        assert_eq!(lock(&group.state).done, 2);
+        group.synchronise(&second).unwrap();
+    }
+
+    #[test]
+    fn a_failure_is_final() {
+        // The ends of a pipe cannot be synchronised.
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let group = Group::default();
+        group.wrote(&Arc::new(File::from(std::os::fd::OwnedFd::from(reader))));
+        assert!(group.synchronise(&group.latest().unwrap()).is_err());
+        group.wrote(&Arc::new(tempfile::tempfile().unwrap()));
+        assert!(group.synchronise(&group.latest().unwrap()).is_err());
+        assert!(group.check().is_err());
+    }
+}

@@ -1,0 +1,426 @@
+//! Says whether a log is as it was written. Reads it once, from the first line to the last, in bounded memory.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FlockOperation, flock, statat};
+use rustix::io::Errno;
+
+use crate::error::failed;
+use crate::line::{self, Checked, VERSION};
+use crate::lines::{Lines, RawLine};
+use crate::report::{Report, Weight};
+use crate::{Artifact, Digest, Error, ExecutionId, Head, Key, Record, Removed, Result, SegmentStart, Torn};
+use crate::{head, names, place};
+
+/// The most executions without an end that are remembered by name.
+const MOST_OPEN: usize = 1 << 16;
+/// The most of them that are listed.
+const MOST_LISTED: usize = 100;
+/// How long a writer may keep the lock.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// How often it begins again when retention removes what it was about to read.
+const TRIES: usize = 4;
+
+/// What somebody knows of a log from elsewhere.
+#[derive(Debug, Default)]
+pub struct Expect {
+    /// The hash of a line that was once the last. A log that does not have it was cut off, or written anew.
+    pub head: Option<Digest>,
+    /// The key by which lines are signed.
+    pub key: Option<Key>,
+    /// Whether artifacts are read and compared with their hashes, too.
+    pub artifacts: bool,
+}
+
+/// Reads the whole log and says what is not as it was written. Writers may go on in the meantime; what they add later is
+/// not looked at.
+///
+/// # Errors
+/// If something cannot be read. A log that is broken is a report.
+pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
+    let directory = place::any_directory(directory)?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let snapshot = Snapshot::take(&directory)?;
+        match Walk::new(&directory, expect, &snapshot).all(&snapshot) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound && tries < TRIES => {}
+            other => return other,
+        }
+    }
+}
+
+/// What was there at one moment.
+struct Snapshot {
+    /// Segments in their order, with their sizes.
+    segments: Vec<(u32, u64)>,
+    head: Option<Result<Head, ()>>,
+}
+
+impl Snapshot {
+    /// While no writer is in the middle of something.
+    fn take(directory: &OwnedFd) -> Result<Self> {
+        const SHOWN: &str = "the log's directory";
+        // A descriptor of its own, so that the lock ends with it.
+        let lock = place::reopen(directory)?;
+        let begun = Instant::now();
+        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockShared) {
+            match error {
+                Errno::INTR => {}
+                Errno::WOULDBLOCK if begun.elapsed() < LOCK_WAIT => std::thread::sleep(Duration::from_micros(200)),
+                Errno::WOULDBLOCK => return Err(Error::Busy { waited: begun.elapsed() }),
+                other => return Err(failed("lock", SHOWN)(other)),
+            }
+        }
+        let mut segments = Vec::new();
+        for number in place::names(&lock)?.iter().filter_map(|name| names::segment_number(name)) {
+            let name = names::segment(number);
+            let stat = statat(&lock, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at", &name))?;
+            segments.push((number, u64::try_from(stat.st_size).unwrap_or(0)));
+        }
+        segments.sort_unstable();
+        let head = head::of(&lock)?;
+        Ok(Self { segments, head })
+    }
+}
+
+/// What is known between two lines.
+struct Walk<'a> {
+    directory: &'a OwnedFd,
+    expect: &'a Expect,
+    report: Report,
+    /// The file that is read, and the line.
+    file: String,
+    number: u64,
+    segment: u32,
+    /// Hash and number of the line before, where it could be read.
+    before: Option<Digest>,
+    seq: Option<u64>,
+    /// The hash before the first line that is there.
+    origin: Option<Digest>,
+    /// The last line of each segment.
+    ends: HashMap<u32, Digest>,
+    removed: Option<Removed>,
+    open: HashMap<ExecutionId, u64>,
+    head: Option<Head>,
+    expected_found: bool,
+    /// Whether the lines of this segment carry codes.
+    signed: bool,
+    /// The number of the first line that is there.
+    first: u64,
+}
+
+impl<'a> Walk<'a> {
+    fn new(directory: &'a OwnedFd, expect: &'a Expect, snapshot: &Snapshot) -> Self {
+        Self {
+            directory,
+            expect,
+            report: Report::new(),
+            file: String::new(),
+            number: 0,
+            segment: 0,
+            before: None,
+            seq: None,
+            origin: None,
+            ends: HashMap::new(),
+            removed: None,
+            open: HashMap::new(),
+            head: snapshot.head.and_then(Result::ok),
+            expected_found: false,
+            signed: false,
+            first: u64::MAX,
+        }
+    }
+
+    fn all(mut self, snapshot: &Snapshot) -> Result<Report> {
+        self.report.key_checked = self.expect.key.is_some();
+        for (index, (segment, size)) in snapshot.segments.iter().enumerate() {
+            let last = index + 1 == snapshot.segments.len();
+            let expected = if index == 0 { *segment } else { self.segment + 1 };
+            if *segment != expected {
+                let (from, to) = (names::segment(expected), names::segment(segment - 1));
+                let which = if from == to { format!("{from} is") } else { format!("{from} to {to} are") };
+                self.file = names::segment(*segment);
+                self.number = 0;
+                self.breach(format!("{which} missing before it"));
+                (self.before, self.seq) = (None, None);
+            }
+            self.segment(*segment, *size, last)?;
+        }
+        self.finish(snapshot);
+        Ok(self.report)
+    }
+
+    fn segment(&mut self, segment: u32, size: u64, last: bool) -> Result<()> {
+        self.file = names::segment(segment);
+        self.segment = segment;
+        self.number = 0;
+        self.report.segments += 1;
+        let file = place::open_regular(self.directory, &self.file, &self.file)?;
+        let name = self.file.clone();
+        let mut lines = Lines::new(file.take(size), 0);
+        while let Some(raw) = lines.next().map_err(failed("read", &name))? {
+            self.number += 1;
+            self.report.lines += 1;
+            self.report.bytes += raw.length;
+            self.raw(&raw, last)?;
+        }
+        if lines.offset() < size {
+            self.number = 0;
+            self.breach("it became shorter while it was read");
+        }
+        if self.number == 0 {
+            self.breach("it has no line");
+        }
+        if let Some(hash) = self.before {
+            self.ends.insert(segment, hash);
+        }
+        Ok(())
+    }
+
+    fn raw(&mut self, raw: &RawLine<'_>, last: bool) -> Result<()> {
+        if !raw.ended && last && self.number > 1 {
+            let reason = format!("{} bytes are an unfinished line; the next writer sets them aside", raw.length);
+            self.loss(reason);
+            return Ok(());
+        }
+        let checked = if raw.is_too_long() {
+            Err("it is longer than a line can be".to_owned())
+        } else if !raw.ended {
+            Err("it has no line break, and is not the last".to_owned())
+        } else {
+            line::check(raw.bytes, self.expect.key.as_ref()).map_err(|flaw| flaw.to_string())
+        };
+        match checked {
+            Ok(checked) => {
+                self.link(&checked);
+                (self.before, self.seq) = (Some(checked.hash), Some(checked.line.seq));
+                self.report.head = Some(Head { seq: checked.line.seq, segment: self.segment, hash: checked.hash });
+                self.record(checked)
+            }
+            Err(reason) => {
+                self.breach(reason);
+                self.before = line::claimed(raw.bytes);
+                self.seq = self.seq.map(|seq| seq + 1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Compares a line with the one before it, and with what is known of it from elsewhere.
+    fn link(&mut self, checked: &Checked) {
+        let (seq, prev) = (checked.line.seq, checked.line.prev);
+        self.first = self.first.min(seq);
+        let first = self.report.lines == 1;
+        if first && self.segment > 1 {
+            self.origin = Some(prev);
+        }
+        let expected = if first && self.segment == 1 { Some((Digest::ZERO, 0)) } else { self.before.zip(self.seq) };
+        if let Some((before, number)) = expected {
+            let follows = seq.checked_sub(1) == Some(number);
+            match (prev == before, follows) {
+                (true, true) => {}
+                (true, false) => self.breach(format!("it has number {seq} and follows number {number}")),
+                (false, true) => self.breach("the line before it is not the one that it was written after"),
+                (false, false) if seq > number => {
+                    self.breach(format!("{} lines are missing before it, by its number {seq}", seq - number - 1));
+                }
+                (false, false) => self.breach(format!("it has number {seq} and stands after number {number}")),
+            }
+        }
+        if self.head.is_some_and(|head| head.seq == seq && head.hash != checked.hash) {
+            self.breach("it is not the line of this number that the head file names");
+        }
+        if self.number > 1 && checked.has_code != self.signed {
+            self.breach("it is signed, and its segment is not, or the other way round");
+        }
+        self.expected_found |= self.expect.head == Some(checked.hash);
+        if checked.line.v > VERSION {
+            self.note(format!("it is of version {} of the format, of which only the chain is checked", checked.line.v));
+        }
+    }
+
+    fn record(&mut self, checked: Checked) -> Result<()> {
+        let seq = checked.line.seq;
+        let starts = matches!(checked.line.record, Record::Segment(_));
+        if starts != (self.number == 1) {
+            self.breach(if starts { "a segment begins within another" } else { "it is no beginning of a segment" });
+        }
+        match checked.line.record {
+            Record::Segment(start) => self.start(&start),
+            Record::Begin(subject) => {
+                self.report.executions.begun += 1;
+                if self.open.len() < MOST_OPEN {
+                    self.open.insert(subject.id, seq);
+                } else {
+                    self.report.executions.open += 1;
+                }
+            }
+            Record::End(end) => {
+                self.report.executions.ended += 1;
+                self.close(&end.subject.id, end.begin);
+                if let (Some(artifact), true) = (end.outcome.artifact, self.expect.artifacts) {
+                    self.artifact(&artifact)?;
+                }
+            }
+            Record::Cancelled(cancelled) => {
+                self.report.executions.cancelled += 1;
+                self.close(&cancelled.id, Some(cancelled.begin));
+            }
+            Record::Torn(torn) => self.torn(&torn)?,
+            Record::Gap(gap) => {
+                let reason =
+                    format!("lines after number {} were lost; number {} had been written", gap.found, gap.written);
+                self.loss(reason);
+            }
+            Record::Removed(removed) => self.removed = Some(removed),
+            Record::Unknown => self.note("it is of a kind that this version does not know"),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, start: &SegmentStart) {
+        self.signed = start.key.is_some();
+        if self.report.lines == 1 {
+            self.report.since = Some(start.time);
+            self.report.keyed = start.key.is_some();
+        }
+        let after = (self.segment > 1).then(|| names::segment(self.segment - 1));
+        if start.segment != self.segment || start.after != after {
+            self.breach(format!("its first line says that it is segment {}", start.segment));
+        }
+        if let Some(key) = &self.expect.key
+            && start.key != Some(key.id())
+        {
+            self.breach("it was written with another key, or with none");
+        }
+    }
+
+    fn close(&mut self, id: &ExecutionId, begin: Option<u64>) {
+        match self.open.get(id) {
+            Some(begun) if begin == Some(*begun) => drop(self.open.remove(id)),
+            // It was one too many to be remembered. If its beginning was removed, it was never counted.
+            _ if begin.is_some_and(|begin| begin >= self.first) => {
+                self.report.executions.open = self.report.executions.open.saturating_sub(1)
+            }
+            _ => {}
+        }
+    }
+
+    fn torn(&mut self, torn: &Torn) -> Result<()> {
+        let what = format!(
+            "an unfinished line of {} bytes was set aside as {}",
+            torn.bytes,
+            names::torn(torn.segment, torn.offset)
+        );
+        self.loss(what);
+        // Only names that this crate gives are looked at.
+        match self.hash_of(self.directory, &names::torn(torn.segment, torn.offset))? {
+            Some((hash, _)) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
+            None => self.note("what was set aside is gone"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn artifact(&mut self, artifact: &Artifact) -> Result<()> {
+        let Artifact::Stored { file, sha256, .. } = artifact else { return Ok(()) };
+        let named = file.strip_suffix(crate::artifact::ENDING).is_some_and(|id| ExecutionId::new(id).is_ok());
+        let found = if named { self.hash_of_artifact(file)? } else { None };
+        match found {
+            Some(hash) if hash == *sha256 => {}
+            Some(_) => self.breach("its artifact is not what it was"),
+            None => self.breach("its artifact is gone"),
+        }
+        Ok(())
+    }
+
+    fn hash_of_artifact(&self, file: &str) -> Result<Option<Digest>> {
+        match place::subdirectory(self.directory, names::ARTIFACTS)? {
+            Some(artifacts) => Ok(self.hash_of(&artifacts, file)?.map(|(hash, _)| hash)),
+            None => Ok(None),
+        }
+    }
+
+    fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<(Digest, u64)>> {
+        match place::open_regular(directory, name, name) {
+            Ok(file) => Digest::of_reader(file).map(Some).map_err(failed("read", name)),
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+            Err(Error::Untrusted { .. }) => Ok(Some((Digest::ZERO, 0))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn finish(&mut self, snapshot: &Snapshot) {
+        self.number = 0;
+        self.file = names::segment(snapshot.segments.first().map_or(1, |(first, _)| *first));
+        if snapshot.segments.is_empty() {
+            self.breach("there is no segment in the directory");
+        }
+        self.beginning(snapshot);
+        self.file = names::HEAD.to_owned();
+        let last = self.report.head.map_or(0, |head| head.seq);
+        match snapshot.head {
+            Some(Ok(head)) if head.seq > last => {
+                let reason =
+                    format!("it names line {}, but the log ends with line {last}: its end was cut off", head.seq);
+                self.breach(reason);
+            }
+            Some(Err(())) => self.note("it cannot be read; the next writer writes it anew"),
+            None => self.note("it is missing; the next writer writes it anew"),
+            Some(Ok(_)) => {}
+        }
+        if self.expect.head.is_some() && !self.expected_found {
+            self.breach("no line has the expected hash: the log was cut off before it, or written anew");
+        }
+        if self.report.keyed && !self.report.key_checked {
+            self.note("lines are signed, but no key was given, so a log written anew would not be noticed");
+        }
+        self.report.executions.open += self.open.len() as u64;
+        let mut open: Vec<_> = self.open.iter().map(|(id, seq)| (*seq, id.as_str().to_owned())).collect();
+        open.sort_unstable();
+        self.report.open = open.into_iter().take(MOST_LISTED).map(|(_, id)| id).collect();
+    }
+
+    /// A log that does not begin with segment 1 must say itself that retention removed what was before.
+    fn beginning(&mut self, snapshot: &Snapshot) {
+        let Some((first, _)) = snapshot.segments.first().copied() else { return };
+        let Some(removed) = self.removed.clone() else {
+            if first > 1 {
+                self.breach("segments before it are missing, and no line tells that retention removed them");
+            }
+            return;
+        };
+        // A writer that was killed between the line and the removal leaves some.
+        let last_removed = match removed.through.checked_add(1) {
+            Some(next) if next == first => self.origin,
+            Some(next) if next > first => {
+                self.note(format!("retention was to remove segments up to {}, and did not end", removed.through));
+                self.ends.get(&removed.through).copied()
+            }
+            _ => None,
+        };
+        if last_removed != Some(removed.last_hash) {
+            self.breach(format!(
+                "what is missing before it is not what retention removed, up to segment {}",
+                removed.through
+            ));
+        }
+    }
+
+    fn breach(&mut self, reason: impl Into<String>) {
+        self.report.add(Weight::Breach, &self.file, self.number, reason);
+    }
+
+    fn loss(&mut self, reason: impl Into<String>) {
+        self.report.add(Weight::Loss, &self.file, self.number, reason);
+    }
+
+    fn note(&mut self, reason: impl Into<String>) {
+        self.report.add(Weight::Note, &self.file, self.number, reason);
+    }
+}

@@ -1,0 +1,327 @@
+//! What a writer does while it holds the lock of the log.
+//!
+//! ```text
+//! lock -> refresh: is the tail still as it was? -- no --> find it again -> set torn bytes aside, tell of a gap
+//!                           | yes                                 |
+//!                           v                                     v
+//!         make room for this line and for what all writers owe -> append -> head -> unlock -> synchronise
+//! ```
+
+mod recover;
+mod retention;
+mod room;
+mod rotate;
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, statat};
+use rustix::io::Errno;
+
+use crate::error::failed;
+use crate::head::{self, Head};
+use crate::line::{self, MAX_LINE, Sealed};
+use crate::owed::Owed;
+use crate::synchronise::{Group, Written};
+use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, names, place, tail};
+
+/// Something that a writer met and that whoever runs it should know. All but the failures stand in the log, too.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Notice {
+    /// A crash had left an unfinished line.
+    #[error("an unfinished line of {bytes} bytes was set aside as {file}")]
+    Torn {
+        /// The file that holds it now.
+        file: String,
+        /// Its length.
+        bytes: u64,
+    },
+    /// The log had been longer.
+    #[error(
+        "lines after number {found} are missing: number {written} had been written; lost in a power cut, or cut off"
+    )]
+    Gap {
+        /// The last line that had been written.
+        written: u64,
+        /// The last line that was there.
+        found: u64,
+    },
+    /// Something besides the lines themselves did not work.
+    #[error("{doing} failed: {reason}")]
+    Failed {
+        /// What was tried.
+        doing: &'static str,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+/// More notices than anybody reads.
+const MOST_NOTICES: usize = 64;
+
+/// The end of the log, as this writer saw it last.
+struct Tail {
+    segment: u32,
+    file: Arc<File>,
+    device: u64,
+    inode: u64,
+    size: u64,
+    seq: u64,
+    hash: Digest,
+    begun: Timestamp,
+    /// Lines fit up to here, whatever else fills the disk; 0 if that is not known.
+    room: u64,
+}
+
+impl Tail {
+    fn head(&self) -> Head {
+        Head { seq: self.seq, segment: self.segment, hash: self.hash }
+    }
+}
+
+/// Where a line's room comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// It is made now, besides what is owed.
+    Needed,
+    /// It was reserved, or was made by the caller.
+    Reserved,
+}
+
+/// A writer's state. Everything but the opening is done under the lock of the directory.
+pub(crate) struct Writer {
+    pub(crate) config: Config,
+    pub(crate) key: Option<Key>,
+    directory: Arc<OwnedFd>,
+    pub(crate) artifacts: Option<Arc<OwnedFd>>,
+    pub(crate) owed: Owed,
+    head: File,
+    tail: Option<Tail>,
+    /// The last line that is known to have been written.
+    expected: Option<Head>,
+    synchronised: Instant,
+    pending: bool,
+    notices: Vec<Notice>,
+    group: Arc<Group>,
+}
+
+impl Writer {
+    /// Under the lock of the directory.
+    pub fn open(config: Config, key: Option<Key>, directory: Arc<OwnedFd>, group: Arc<Group>) -> Result<Self> {
+        let artifacts = match config.artifact_bytes {
+            Some(_) => Some(Arc::new(place::own_subdirectory(&directory, names::ARTIFACTS)?)),
+            None => None,
+        };
+        let owed = Owed::open(&directory)?;
+        let head = head::open(&*directory)?;
+        let expected = head::read(&head)?;
+        let mut writer = Self {
+            config,
+            key,
+            directory,
+            artifacts,
+            owed,
+            head,
+            tail: None,
+            expected,
+            synchronised: Instant::now(),
+            pending: false,
+            notices: Vec::new(),
+            group,
+        };
+        writer.begin()?;
+        Ok(writer)
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.sweep()?;
+        self.refresh()?;
+        self.finish_recoveries()?;
+        let head = self.head()?;
+        head::write(&self.head, &head)
+    }
+
+    /// The last line.
+    pub fn head(&self) -> Result<Head> {
+        Ok(self.tail()?.head())
+    }
+
+    /// What was met since the last time that somebody asked.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Makes sure that the tail is the end of the log.
+    pub fn refresh(&mut self) -> Result<()> {
+        let Some(known) = self.tail.take() else { return self.find() };
+        if self.stat(&names::segment(known.segment + 1))?.is_none()
+            && let Some(stat) = self.stat(&names::segment(known.segment))?
+            && (stat.st_dev, stat.st_ino) == (known.device, known.inode)
+        {
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
+            if size == known.size {
+                self.tail = Some(known);
+                return Ok(());
+            }
+            if size > known.size {
+                self.expected = Some(known.head());
+                return self.load(known.segment, known.file);
+            }
+        }
+        self.expected = Some(known.head());
+        self.find()
+    }
+
+    /// Adds a line at the end.
+    pub fn append(&mut self, record: Record, room: Room) -> Result<Head> {
+        let tail = self.tail()?;
+        let sealed = line::seal(tail.seq + 1, tail.hash, record, self.key.as_ref())?;
+        if room == Room::Needed {
+            let owed = self.owed.total()?.0;
+            self.make_room(sealed.bytes.len() as u64 + owed * MAX_LINE as u64)?;
+        }
+        self.write(&sealed)
+    }
+
+    /// What to synchronise, if the policy says that it is time.
+    pub fn take_due(&mut self) -> Option<Written> {
+        let due = match self.config.sync {
+            Sync::Never => false,
+            Sync::Each => true,
+            Sync::Interval(interval) => self.synchronised.elapsed() >= interval,
+        };
+        if due { self.take_written() } else { None }
+    }
+
+    /// What to synchronise, if something was written since the last time.
+    pub fn take_written(&mut self) -> Option<Written> {
+        self.synchronised = Instant::now();
+        std::mem::take(&mut self.pending).then(|| self.group.latest()).flatten()
+    }
+
+    /// Forgets what it knows of the end, so that it is looked for again.
+    pub fn forget(&mut self) {
+        self.expected = self.tail.take().map(|tail| tail.head()).or(self.expected);
+    }
+
+    /// Gives back what was taken for this writer alone. Lines that others owe keep their room.
+    pub fn close(&mut self) -> Result<()> {
+        self.refresh()?;
+        if self.owed.total()? == (0, 0)
+            && let Some(tail) = &self.tail
+        {
+            tail.file.set_len(tail.size).map_err(failed("trim", &names::segment(tail.segment)))?;
+        }
+        Ok(())
+    }
+
+    fn tail(&self) -> Result<&Tail> {
+        let lost = "its end is not known any more; try again";
+        self.tail.as_ref().ok_or(Error::Invalid { what: "the log", reason: lost })
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        if self.notices.len() < MOST_NOTICES {
+            self.notices.push(notice);
+        }
+    }
+
+    /// Tells of something that failed and does not keep a line from being written.
+    fn bear(&mut self, doing: &'static str, result: Result<()>) {
+        if let Err(error) = result {
+            self.notice(Notice::Failed { doing, reason: error.to_string() });
+        }
+    }
+
+    fn stat(&self, name: &str) -> Result<Option<rustix::fs::Stat>> {
+        match statat(&*self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(failed("look at", name)(error)),
+        }
+    }
+
+    /// Numbers of the segments that are there, from the first to the last.
+    fn segments(&self) -> Result<Vec<u32>> {
+        let names = place::names(&*self.directory)?;
+        let mut segments: Vec<u32> = names.iter().filter_map(|name| names::segment_number(name)).collect();
+        segments.sort_unstable();
+        Ok(segments)
+    }
+
+    /// Looks for the end of the log, and begins one if there is none.
+    fn find(&mut self) -> Result<()> {
+        match self.segments()?.last() {
+            Some(last) => {
+                let file = place::open_own(&*self.directory, &names::segment(*last))?;
+                self.load(*last, Arc::new(file))
+            }
+            None => {
+                self.begin_segment(1, None)?;
+                self.tell_of_gap()
+            }
+        }
+    }
+
+    /// Takes a segment's end as the log's, and puts it in order.
+    fn load(&mut self, segment: u32, file: Arc<File>) -> Result<()> {
+        let name = names::segment(segment);
+        let stat = place::stat(&*file, &name)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let begun = self.begun(segment, &file)?;
+        let ending = tail::read(&file, size, &name, self.key.as_ref())?;
+        let (seq, hash) = (ending.last.line.seq, ending.last.hash);
+        let (device, inode) = (stat.st_dev, stat.st_ino);
+        self.tail = Some(Tail { segment, file, device, inode, size: ending.end, seq, hash, begun, room: 0 });
+        if !ending.torn.is_empty() {
+            self.recover(&ending.torn)?;
+        }
+        self.tell_of_gap()
+    }
+
+    fn tell_of_gap(&mut self) -> Result<()> {
+        let Some(expected) = self.expected else { return Ok(()) };
+        let found = self.head()?;
+        let other = found.seq == expected.seq && found.hash != expected.hash;
+        if found.seq < expected.seq || other {
+            let (written, found) = (expected.seq, found.seq);
+            self.append(
+                Record::Gap(Gap { written, written_hash: expected.hash, found, time: Timestamp::now() }),
+                Room::Needed,
+            )?;
+            self.notice(Notice::Gap { written, found });
+        }
+        self.expected = None;
+        Ok(())
+    }
+
+    /// Writes a line whole or not at all.
+    fn write(&mut self, sealed: &Sealed) -> Result<Head> {
+        room::within_file_limit(self.tail()?.size + sealed.bytes.len() as u64)?;
+        let Some(tail) = &mut self.tail else { return self.head() };
+        let name = names::segment(tail.segment);
+        if let Err(error) = (&*tail.file).write_all(&sealed.bytes) {
+            // Half a line must not stay. If it cannot be taken back, the next writer finds it torn.
+            let taken_back = tail.file.set_len(tail.size);
+            tail.room = 0;
+            if taken_back.is_err() {
+                self.forget();
+            } else if let Ok((owed, _)) = self.owed.total() {
+                let _ = self.make_room(owed * MAX_LINE as u64);
+            }
+            return Err(failed("append to", &name)(error));
+        }
+        tail.size += sealed.bytes.len() as u64;
+        tail.seq += 1;
+        tail.hash = sealed.hash;
+        self.pending = true;
+        self.group.wrote(&tail.file);
+        let head = tail.head();
+        let written = head::write(&self.head, &head);
+        self.bear("writing the head file", written);
+        Ok(head)
+    }
+}

@@ -1,0 +1,128 @@
+//! Segments: how one is begun, and when.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+
+use rustix::fs::{RenameFlags, renameat_with};
+
+use super::{Tail, Writer, room};
+use crate::error::failed;
+use crate::line::{self, MAX_LINE};
+use crate::lines::Lines;
+use crate::{Digest, Error, Key, Record, Result, SegmentStart, Sync, Timestamp, head, names, place};
+
+/// A smaller segment would hold few lines.
+const SMALLEST: u64 = 64 * 1024;
+
+impl Writer {
+    /// Closes the segment and begins the next, if it is time. Does nothing half: either the next one is there with its
+    /// first line, or everything is as before.
+    pub fn rotate_if_due(&mut self) -> Result<()> {
+        let tail = self.tail()?;
+        let size = tail.size >= self.config.segment_bytes.max(SMALLEST);
+        let age = self.config.segment_age.is_some_and(|most| Timestamp::now().since(tail.begun) >= most);
+        if !size && !age {
+            return Ok(());
+        }
+        if self.config.sync != Sync::Never {
+            tail.file.sync_data().map_err(failed("synchronise", &names::segment(tail.segment)))?;
+        }
+        let (number, name) = (tail.segment, names::segment(tail.segment));
+        let (file, size) = (tail.file.clone(), tail.size);
+        self.begin_segment(number + 1, Some(name.clone()))?;
+        // What was taken ahead is not needed there any more.
+        self.bear("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
+        let removed = self.remove_old();
+        self.bear("removing old segments", removed);
+        Ok(())
+    }
+
+    /// Makes a segment with its first line under another name, and gives it its own when it is complete.
+    pub(super) fn begin_segment(&mut self, segment: u32, after: Option<String>) -> Result<()> {
+        let (seq, prev) = self.tail.as_ref().map_or((0, Digest::ZERO), |tail| (tail.seq, tail.hash));
+        let time = Timestamp::now();
+        let start = SegmentStart { segment, time, after, key: self.key.as_ref().map(Key::id) };
+        let sealed = line::seal(seq + 1, prev, Record::Segment(start), self.key.as_ref())?;
+        let name = names::segment(segment);
+        let unfinished = format!("{name}{}", names::NEW);
+        place::remove(&*self.directory, &unfinished)?;
+        let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
+            let (from, to) = (&*self.directory, &*self.directory);
+            renameat_with(from, &unfinished, to, &name, RenameFlags::NOREPLACE)
+                .map_err(failed("give its name to", &name))?;
+            Ok(made)
+        });
+        let (file, room) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                let _ = place::remove(&*self.directory, &unfinished);
+                return Err(error);
+            }
+        };
+        if self.config.sync != Sync::Never {
+            rustix::fs::fsync(&*self.directory).map_err(failed("synchronise", "the log's directory"))?;
+        }
+        let stat = place::stat(&file, &name)?;
+        let size = sealed.bytes.len() as u64;
+        let (device, inode) = (stat.st_dev, stat.st_ino);
+        let file = Arc::new(file);
+        self.tail =
+            Some(Tail { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, begun: time, room });
+        let written = head::write(&self.head, &self.head()?);
+        self.bear("writing the head file", written);
+        Ok(())
+    }
+
+    /// Writes the first line of a new file, with room for all that is owed and one execution more.
+    fn prepare(&self, name: &str, first: &[u8]) -> Result<(File, u64)> {
+        let file = place::create(&*self.directory, name)?;
+        let (owed, _) = self.owed.total()?;
+        let size = first.len() as u64;
+        room::take(&file, 0, size, name)?;
+        let room = room::take(&file, size, (owed + 2) * MAX_LINE as u64, name)?;
+        (&file).write_all(first).map_err(failed("write", name))?;
+        if self.config.sync != Sync::Never {
+            file.sync_all().map_err(failed("synchronise", name))?;
+        }
+        Ok((file, room))
+    }
+
+    /// When a segment was begun; refuses one whose key is not the writer's.
+    pub(super) fn begun(&self, segment: u32, file: &File) -> Result<Timestamp> {
+        let name = names::segment(segment);
+        let start = first_line(file, &name, self.key.as_ref())?.0;
+        let own = self.key.as_ref().map(Key::id);
+        let reason = match (start.key, own) {
+            (stored, own) if stored == own => None,
+            (None, Some(_)) => Some("the log has none; begin a new directory for one with a key"),
+            (Some(_), None) => Some("the log has one, and none was given"),
+            _ => Some("it is not the log's; give the right one, or begin a new directory"),
+        };
+        match reason {
+            Some(reason) => Err(Error::Key { reason }),
+            None if start.segment == segment => Ok(start.time),
+            None => {
+                let reason = format!("its first line says that it is segment {}", start.segment);
+                Err(Error::Damaged { file: name, offset: 0, reason })
+            }
+        }
+    }
+}
+
+/// What the first line of a segment says, and the hash of the line before it.
+pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(SegmentStart, Digest)> {
+    let damaged = |reason: String| Error::Damaged { file: name.to_owned(), offset: 0, reason };
+    let mut lines = Lines::new(crate::at::ReadAt::new(file, 0), 0);
+    let line = lines.next().map_err(failed("read", name))?.filter(|line| line.ended && !line.is_too_long());
+    let line = line.ok_or_else(|| damaged("it has no first line".to_owned()))?;
+    // Who has another key shall be told of that, and not of a forgery.
+    let checked = line::check(line.bytes, None).map_err(|flaw| damaged(flaw.to_string()))?;
+    let Record::Segment(start) = checked.line.record else {
+        return Err(damaged("its first line does not begin a segment".to_owned()));
+    };
+    if key.is_some_and(|key| start.key == Some(key.id())) {
+        line::check(line.bytes, key).map_err(|flaw| damaged(flaw.to_string()))?;
+    }
+    Ok((start, checked.line.prev))
+}

@@ -1,0 +1,180 @@
+//! What a crash in the middle of a write leaves, at each byte.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use cofferdam_audit::*;
+
+use crate::made::*;
+
+fn segment(directory: &Path) -> PathBuf {
+    directory.join("audit/audit-00000001.jsonl")
+}
+
+/// A log whose last line is cut to its first so many bytes. With an old head it looks as after a killed process, with
+/// the new one as after a power cut.
+fn cut(directory: &Path, keep: usize, old_head: bool) -> usize {
+    let log = Log::open(config(directory)).unwrap();
+    execute(&log, "a");
+    let mut reservation = log.reserve(subject("b")).unwrap();
+    let head = fs::read(directory.join("audit/head")).unwrap();
+    let before = fs::metadata(segment(directory)).unwrap().len();
+    reservation.commit(outcome()).unwrap();
+    drop(reservation);
+    drop(log);
+    let length = fs::metadata(segment(directory)).unwrap().len() - before;
+    let file = OpenOptions::new().write(true).open(segment(directory)).unwrap();
+    file.set_len(before + (keep as u64).min(length)).unwrap();
+    if old_head {
+        fs::write(directory.join("audit/head"), head).unwrap();
+    }
+    length as usize
+}
+
+#[test]
+fn a_torn_line_of_any_length_is_set_aside_and_told() {
+    let length = cut(tempfile::tempdir().unwrap().path(), 0, true);
+    // All, without looking for each at every byte of the disk: the borders, and a step that hits every kind of place.
+    for keep in (0..length).filter(|at| at % 7 == 0 || *at < 3 || at + 80 > length) {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(cut(directory.path(), keep, true), length);
+        let report = check(directory.path());
+        let torn = keep > 0;
+        assert_eq!(report.verdict, if torn { Verdict::Incomplete } else { Verdict::Whole }, "{keep}: {report}");
+
+        let log = Log::open(config(directory.path())).unwrap();
+        execute(&log, "c");
+        let notices = log.notices();
+        let report = check(directory.path());
+        // A line that lacked nothing but its line break is a line.
+        let torn = torn && keep < length - 1;
+        assert_eq!(notices.len(), usize::from(torn), "{keep}: {notices:?}");
+        assert_eq!(report.verdict, if torn { Verdict::Incomplete } else { Verdict::Whole }, "{keep}: {report}");
+        let ends = if keep == length - 1 { vec!["a", "b", "c"] } else { vec!["a", "c"] };
+        assert_eq!(ended(directory.path()), ends, "{keep}");
+        assert_eq!(report.executions.open, 3 - ends.len() as u64);
+        if torn {
+            let Notice::Torn { file, bytes } = &notices[0] else { panic!("{notices:?}") };
+            assert_eq!(*bytes, keep as u64);
+            let aside = fs::read(directory.path().join("audit").join(file)).unwrap();
+            assert_eq!(aside.len(), keep);
+            // Changed afterwards, it is no longer what the log tells of.
+            fs::write(directory.path().join("audit").join(file), b"x").unwrap();
+            assert_eq!(check(directory.path()).verdict, Verdict::Broken);
+        }
+    }
+}
+
+#[test]
+fn lines_that_a_power_cut_took_are_told() {
+    for keep in [0, 1, 100] {
+        let directory = tempfile::tempdir().unwrap();
+        cut(directory.path(), keep, false);
+        let report = check(directory.path());
+        assert_eq!(report.verdict, Verdict::Broken, "{report}");
+        let log = Log::open(config(directory.path())).unwrap();
+        let notices = log.notices();
+        // In the place of the lost line stands the one that tells of the torn one.
+        let gap = notices.iter().any(|notice| matches!(notice, Notice::Gap { written: 5, .. }));
+        assert!(gap, "{keep}: {notices:?}");
+        execute(&log, "c");
+        let report = check(directory.path());
+        assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+        assert!(report.to_string().contains("were lost; number 5 had been written"), "{report}");
+    }
+}
+
+#[test]
+fn a_line_that_goes_missing_under_a_writer_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    execute(&log, "a");
+    let before = fs::metadata(segment(directory.path())).unwrap().len();
+    execute(&log, "b");
+    OpenOptions::new().write(true).open(segment(directory.path())).unwrap().set_len(before).unwrap();
+    execute(&log, "c");
+    assert_eq!(log.notices(), [Notice::Gap { written: 5, found: 3 }]);
+    assert_eq!(check(directory.path()).verdict, Verdict::Incomplete);
+    assert_eq!(ended(directory.path()), ["a", "c"]);
+}
+
+#[test]
+fn a_log_taken_away_under_a_writer_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    execute(&log, "a");
+    fs::remove_file(segment(directory.path())).unwrap();
+    execute(&log, "b");
+    assert_eq!(log.notices(), [Notice::Gap { written: 3, found: 1 }]);
+    assert_eq!(check(directory.path()).verdict, Verdict::Incomplete);
+    assert_eq!(ended(directory.path()), ["b"]);
+}
+
+#[test]
+fn a_power_cut_that_leaves_zeros_is_set_aside() {
+    let directory = tempfile::tempdir().unwrap();
+    execute(&Log::open(config(directory.path())).unwrap(), "a");
+    let mut file = OpenOptions::new().append(true).open(segment(directory.path())).unwrap();
+    file.write_all(&vec![0; 100_000]).unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    assert!(matches!(&log.notices()[..], [Notice::Torn { bytes: 100_000, .. }]));
+    execute(&log, "b");
+    assert_eq!(ended(directory.path()), ["a", "b"]);
+    assert_eq!(check(directory.path()).verdict, Verdict::Incomplete);
+}
+
+#[test]
+fn a_writer_killed_while_it_set_something_aside_is_finished_for() {
+    let directory = tempfile::tempdir().unwrap();
+    execute(&Log::open(config(directory.path())).unwrap(), "a");
+    let size = fs::metadata(segment(directory.path())).unwrap().len();
+    // The bytes are cut off already, and no line tells of them yet.
+    let pending = format!("audit/audit-00000001-{size}.torn.pending");
+    fs::write(directory.path().join(pending), b"half a li").unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    let file = format!("audit-00000001-{size}.torn");
+    assert_eq!(log.notices(), [Notice::Torn { file: file.clone(), bytes: 9 }]);
+    assert_eq!(fs::read(directory.path().join("audit").join(file)).unwrap(), b"half a li");
+    assert_eq!(check(directory.path()).verdict, Verdict::Incomplete);
+    drop(log);
+    assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
+}
+
+#[test]
+fn damage_that_no_crash_explains_stops_the_writer() {
+    for (name, change) in
+        [("a whole line that is none", &b"not a line\n"[..]), ("more than any write", &[b'x'; 2 << 20])]
+    {
+        let directory = tempfile::tempdir().unwrap();
+        execute(&Log::open(config(directory.path())).unwrap(), "a");
+        OpenOptions::new().append(true).open(segment(directory.path())).unwrap().write_all(change).unwrap();
+        let size = fs::metadata(segment(directory.path())).unwrap().len();
+        let opened = Log::open(config(directory.path()));
+        assert!(matches!(opened, Err(Error::Damaged { .. })), "{name}");
+        // It left everything as it was.
+        assert_eq!(fs::metadata(segment(directory.path())).unwrap().len(), size);
+    }
+    // Also one that is running.
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    execute(&log, "a");
+    let mut bytes = fs::read(segment(directory.path())).unwrap();
+    let at = bytes.len() - 100;
+    bytes[at] ^= 1;
+    bytes.push(b'\n');
+    fs::write(segment(directory.path()), bytes).unwrap();
+    assert!(matches!(log.reserve(subject("b")), Err(Error::Damaged { .. })));
+    assert!(matches!(log.reserve(subject("c")), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn an_execution_without_an_end_shows() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    drop(log.reserve(subject("lost")).unwrap());
+    log.reserve(subject("never")).unwrap().cancel("no sandbox\n").unwrap();
+    let report = check(directory.path());
+    assert_eq!(report.executions, Counts { begun: 2, ended: 0, cancelled: 1, open: 1 });
+    assert_eq!((report.verdict, report.open), (Verdict::Whole, vec!["lost".to_owned()]));
+}

@@ -1,0 +1,15 @@
+//! The log as its users meet it: changed, cut, crashed, full, written by many.
+#![forbid(unsafe_code)]
+
+mod artifacts;
+mod chain;
+mod child;
+mod crash;
+mod document;
+mod full;
+mod made;
+mod many;
+mod rotation;
+mod search;
+mod speed;
+mod trust;

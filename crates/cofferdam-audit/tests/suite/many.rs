@@ -1,0 +1,105 @@
+//! Many threads and processes at once, some of them killed.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
+use std::process::Child;
+use std::time::Duration;
+
+use cofferdam_audit::*;
+
+use crate::child;
+use crate::made::*;
+
+const WRITERS: u64 = 8;
+
+#[test]
+fn threads_write_whole_lines_while_segments_come_and_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || Config { segment_bytes: 1, keep_segments: Some(3), ..config(directory.path()) };
+    // Half of them share a writer.
+    let shared = Log::open(open()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..WRITERS {
+            let log = if thread % 2 == 0 { shared.clone() } else { Log::open(open()).unwrap() };
+            scope.spawn(move || {
+                for number in 0..100 {
+                    execute(&log, &format!("t{thread}-{number}"));
+                }
+            });
+        }
+        let checker = || {
+            for _ in 0..20 {
+                let report = check(directory.path());
+                assert_eq!(report.verdict, Verdict::Whole, "{report}");
+            }
+        };
+        scope.spawn(checker);
+    });
+    assert_eq!(shared.notices(), []);
+    drop(shared);
+    let report = check(directory.path());
+    assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
+    assert_eq!(report.executions.open, 0);
+    assert!(report.segments <= 4, "{report}");
+    // 1600 lines of executions at least, whatever was removed.
+    assert!(report.head.unwrap().seq > 1600);
+}
+
+#[test]
+fn killed_processes_lose_nothing_that_they_had_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut said = Vec::new();
+    let mut start = |name: &str, count: u64| {
+        let path = directory.path().join(format!("said-{name}"));
+        said.push(path.clone());
+        let mut command = child::command(&format!("write {name} {count}"), directory.path());
+        command.stdout(File::create(path).unwrap()).spawn().unwrap()
+    };
+    let mut living: Vec<Child> = (0..WRITERS).map(|number| start(&format!("w{number}"), 1_000_000)).collect();
+    for round in 0..24u64 {
+        // Differently long, so that they die at different places.
+        std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 9_000));
+        let at = (round * 5 % WRITERS) as usize;
+        living[at].kill().unwrap();
+        living[at].wait().unwrap();
+        living[at] = start(&format!("r{round}"), 1_000_000);
+    }
+    for child in &mut living {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // What the last ones left is put in order by the next.
+    let mut last = start("last", 20);
+    assert!(last.wait().unwrap().success());
+
+    let expect = Expect { artifacts: true, ..Expect::default() };
+    let report = verify(&directory.path().join("audit"), &expect).unwrap();
+    assert_ne!(report.verdict, Verdict::Broken, "{report}");
+    assert!(report.findings.iter().all(|found| found.reason.contains("was set aside")), "{report}");
+    assert!(report.segments > 3 && report.executions.ended > 200, "{report}");
+    // Each killed process left one execution open at most.
+    assert!(report.executions.open <= 24 + WRITERS, "{report}");
+    let written: BTreeSet<String> = ended(directory.path()).into_iter().collect();
+    for name in said.iter().flat_map(|path| told(path)) {
+        assert!(written.contains(&name), "{name} was told as written and is not there");
+    }
+    nothing_is_left(&directory.path().join("audit"), &report);
+}
+
+/// Ids in the whole lines that a child wrote.
+fn told(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    lines.filter_map(|line| line.strip_prefix("ended ").map(str::to_owned)).collect()
+}
+
+/// Nothing but segments, the head, what was told to be set aside, and artifacts that are finished.
+fn nothing_is_left(path: &Path, report: &Report) {
+    let names = listing(path);
+    assert!(names.iter().all(|name| !name.ends_with(".new") && !name.ends_with(".pending")), "{names:?}");
+    assert_eq!(names.iter().filter(|name| name.ends_with(".torn")).count() as u64, report.losses);
+    assert_eq!(names.iter().filter(|name| name.ends_with(".jsonl")).count() as u64, report.segments);
+    assert_eq!(listing(&path.join("owed")), Vec::<String>::new());
+    assert!(listing(&path.join("artifacts")).iter().all(|name| name.ends_with(".jsonl")));
+}

@@ -1,0 +1,135 @@
+//! Segments: closed by size and by age, removed by number and by age.
+
+use std::fs;
+use std::time::Duration;
+
+use cofferdam_audit::*;
+
+use crate::made::*;
+
+fn segments(directory: &std::path::Path) -> Vec<String> {
+    listing(&directory.join("audit")).into_iter().filter(|name| name.ends_with(".jsonl")).collect()
+}
+
+#[test]
+fn segments_are_closed_by_size_and_linked() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(Config { segment_bytes: 1, ..config(directory.path()) }).unwrap();
+    for number in 0..200 {
+        execute(&log, &format!("e{number}"));
+    }
+    let names = segments(directory.path());
+    assert!(names.len() >= 3, "{names:?}");
+    for name in &names {
+        let size = fs::metadata(directory.path().join("audit").join(name)).unwrap().len();
+        assert!(size < 64 * 1024 + 4096, "{name} has {size}");
+    }
+    let report = check(directory.path());
+    assert_eq!((report.verdict, report.executions.ended), (Verdict::Whole, 200), "{report}");
+    assert_eq!(ended(directory.path()).len(), 200);
+}
+
+#[test]
+fn an_end_comes_into_the_segment_of_its_beginning_or_a_later_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    let mut first = log.reserve(subject("first")).unwrap();
+    let mut second = log.reserve(subject("second")).unwrap();
+    first.commit(outcome()).unwrap();
+    second.commit(outcome()).unwrap();
+    assert_eq!(segments(directory.path()).len(), 3);
+    assert!(first.commit(outcome()).is_err(), "an execution ends once");
+    let report = check(directory.path());
+    assert_eq!((report.verdict, report.executions.open), (Verdict::Whole, 0), "{report}");
+}
+
+#[test]
+fn what_retention_removed_is_told_and_nothing_else_may_be_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit");
+    let config = Config {
+        segment_age: Some(Duration::ZERO),
+        keep_segments: Some(2),
+        artifact_bytes: Some(1000),
+        ..config(directory.path())
+    };
+    let log = Log::open(config).unwrap();
+    for number in 0..6 {
+        let mut reservation = log.reserve(subject(&format!("e{number}"))).unwrap();
+        let mut artifact = reservation.artifact(&Redactor::none()).unwrap().unwrap();
+        artifact.section("code").unwrap();
+        artifact.add(b"x").unwrap();
+        let artifact = Some(artifact.finish().unwrap());
+        reservation.commit(Outcome { artifact, ..outcome() }).unwrap();
+    }
+    assert_eq!(log.notices(), []);
+    assert_eq!(segments(directory.path()), ["audit-00000005.jsonl", "audit-00000006.jsonl", "audit-00000007.jsonl"]);
+    assert_eq!(listing(&path.join("artifacts")), ["e3.jsonl", "e4.jsonl", "e5.jsonl"]);
+    let report = verify(&path, &Expect { artifacts: true, ..Expect::default() }).unwrap();
+    assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
+
+    // Somebody removes one more.
+    fs::remove_file(path.join("audit-00000005.jsonl")).unwrap();
+    let report = check(directory.path());
+    assert!(report.to_string().contains("what is missing before it is not what retention removed"), "{report}");
+    assert_eq!(report.verdict, Verdict::Broken);
+}
+
+#[test]
+fn a_writer_killed_while_it_removed_is_finished_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit");
+    let config = |keep| Config { segment_age: Some(Duration::ZERO), keep_segments: keep, ..config(directory.path()) };
+    let log = Log::open(config(None)).unwrap();
+    for name in ["a", "b", "c"] {
+        execute(&log, name);
+    }
+    drop(log);
+    let names = ["audit-00000002.jsonl", "audit-00000003.jsonl"];
+    let kept = names.map(|name| fs::read(path.join(name)).unwrap());
+    execute(&Log::open(config(Some(1))).unwrap(), "d");
+    let left = ["audit-00000004.jsonl", "audit-00000005.jsonl"];
+    assert_eq!(segments(directory.path()), left);
+    // As if it had been killed after it had removed the first of three.
+    let put_back = |at: usize| {
+        use std::os::unix::fs::PermissionsExt;
+        fs::write(path.join(names[at]), &kept[at]).unwrap();
+        fs::set_permissions(path.join(names[at]), fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    put_back(0);
+    assert_eq!(check(directory.path()).verdict, Verdict::Broken, "one in the middle is missing");
+    put_back(1);
+    let report = check(directory.path());
+    assert_eq!((report.verdict, report.notes), (Verdict::Whole, 1), "{report}");
+    execute(&Log::open(config(Some(1))).unwrap(), "e");
+    assert_eq!(segments(directory.path()), ["audit-00000005.jsonl", "audit-00000006.jsonl"]);
+    assert_eq!(check(directory.path()).verdict, Verdict::Whole);
+}
+
+#[test]
+fn segments_are_removed_by_age() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = |age| Config { segment_age: Some(Duration::ZERO), keep_age: age, ..config(directory.path()) };
+    let log = Log::open(config(Some(Duration::from_secs(3600)))).unwrap();
+    execute(&log, "a");
+    execute(&log, "b");
+    drop(log);
+    assert_eq!(segments(directory.path()).len(), 3);
+    execute(&Log::open(config(Some(Duration::ZERO))).unwrap(), "c");
+    // All that are closed are old enough.
+    assert_eq!(segments(directory.path()), ["audit-00000004.jsonl"]);
+    assert_eq!(check(directory.path()).verdict, Verdict::Whole);
+}
+
+#[test]
+fn what_was_taken_ahead_is_given_back() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    execute(&log, "a");
+    let blocks = || fs::metadata(directory.path().join("audit/audit-00000001.jsonl")).unwrap().blocks() * 512;
+    let taken = blocks();
+    drop(log);
+    assert!(blocks() < 64 * 1024, "{taken} bytes were taken, {} are left", blocks());
+    assert_eq!(listing(&directory.path().join("audit/owed")), Vec::<String>::new());
+}

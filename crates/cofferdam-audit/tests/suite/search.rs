@@ -1,0 +1,71 @@
+//! Finding lines, and following a log as it grows.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::Duration;
+
+use cofferdam_audit::*;
+
+use crate::made::*;
+
+#[test]
+fn lines_are_found_by_id_tenant_and_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let audit = directory.path().join("audit");
+    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    for (name, tenant, start) in [("a", "x", 10), ("b", "y\n", 20), ("c", "x", 30)] {
+        let subject = Subject { tenant: Some(tenant.into()), start: Timestamp::from_micros(start), ..subject(name) };
+        log.reserve(subject).unwrap().commit(outcome()).unwrap();
+    }
+    let found = |filter: Filter| -> Vec<String> {
+        let all = query(&audit, filter).unwrap().map(|entry| entry.unwrap().record);
+        all.filter(|record| matches!(record, Record::End(_))).map(|r| r.id().unwrap().as_str().to_owned()).collect()
+    };
+    let time = |micros| Some(Timestamp::from_micros(micros));
+    assert_eq!(found(Filter::default()), ["a", "b", "c"]);
+    assert_eq!(found(Filter { id: Some(id("b")), ..Filter::default() }), ["b"]);
+    assert_eq!(found(Filter { tenant: Some("x".into()), ..Filter::default() }), ["a", "c"]);
+    // A name is looked for as it is written.
+    assert_eq!(found(Filter { tenant: Some("y\n".into()), ..Filter::default() }), ["b"]);
+    assert_eq!(found(Filter { from: time(20), ..Filter::default() }), ["b", "c"]);
+    assert_eq!(found(Filter { from: time(20), until: time(30), ..Filter::default() }), ["b"]);
+    let last = query(&audit, Filter { tenant: Some("x".into()), ..Filter::default() }).unwrap().tail(3).unwrap();
+    let names: Vec<_> = last.iter().map(|entry| entry.record.id().unwrap().as_str()).collect();
+    assert_eq!(names, ["a", "c", "c"]);
+    let kinds: Vec<u64> = last.iter().map(|entry| entry.line).collect();
+    assert_eq!(kinds, [3, 2, 3]);
+}
+
+#[test]
+fn a_log_is_followed_over_its_segments() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    let mut following = query(&directory.path().join("audit"), Filter::default()).unwrap();
+    let mut more = || following.by_ref().map(|entry| entry.unwrap().seq).collect::<Vec<_>>();
+    assert_eq!(more(), [1]);
+    execute(&log, "a");
+    assert_eq!(more(), [2, 3]);
+    // Half a line is none yet.
+    let segment = directory.path().join("audit/audit-00000001.jsonl");
+    OpenOptions::new().append(true).open(segment).unwrap().write_all(b"{\"v\":1").unwrap();
+    assert_eq!(more(), Vec::<u64>::new());
+    drop(log);
+    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    assert_eq!(more(), [4]);
+    execute(&log, "b");
+    execute(&log, "c");
+    assert_eq!(more(), [5, 6, 7, 8, 9, 10]);
+    assert_eq!(more(), Vec::<u64>::new());
+}
+
+#[test]
+fn a_line_that_was_changed_is_an_error_and_the_next_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    execute(&Log::open(config(directory.path())).unwrap(), "a");
+    let segment = directory.path().join("audit/audit-00000001.jsonl");
+    let text = std::fs::read_to_string(&segment).unwrap().replacen(r#""kind":"begin","#, r#""kind":"begun","#, 1);
+    std::fs::write(&segment, text).unwrap();
+    let all: Vec<_> = query(&directory.path().join("audit"), Filter::default()).unwrap().collect();
+    assert!(all[0].is_ok() && matches!(all[1], Err(Error::Damaged { .. })) && all[2].is_ok());
+    assert_eq!(all.len(), 3);
+}
