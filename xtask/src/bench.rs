@@ -26,7 +26,11 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     if name == "spawn" && !options.iter().any(|option| needs_none(option)) {
         measure.arg("--command-line").arg(dist::build(repository)?);
     }
-    let engines = if name == "container" && !options.iter().any(|option| needs_none(option) || *option == "--host") {
+    let wants_engine = name == "container" || name == "vm" && options.contains(&"--docker");
+    if name == "vm" {
+        packages::ensure(packages::FOR_MACHINES);
+    }
+    let engines = if wants_engine && !options.iter().any(|option| needs_none(option) || *option == "--host") {
         packages::ensure(packages::FOR_TESTS);
         Some(Engines::start(0)?)
     } else {

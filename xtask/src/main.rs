@@ -31,6 +31,7 @@ cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with othe
 cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
 cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
+cargo xtask bench vm [--quick] [--docker]     compare machines with plain QEMU, and with docker run
 cargo xtask bench NAME --help                 more options of a benchmark
 cargo xtask fuzz module | snapshot | archive [--seconds N] [--seed S] [--cases N]
                                               run what strangers wrote, and check what must hold for each

@@ -17,6 +17,19 @@ pub struct Need {
     present: fn() -> bool,
 }
 
+const QEMU: Need = Need {
+    name: "QEMU",
+    package: "qemu-system-x86",
+    without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor, and not measured",
+    present: || command::exists("qemu-system-x86_64"),
+};
+const MKFS: Need = Need {
+    name: "mkfs.ext4",
+    package: "e2fsprogs",
+    without: "no disk is made for machines",
+    present: || ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()),
+};
+
 /// What `cargo xtask test` needs.
 pub const FOR_TESTS: &[Need] = &[
     Need {
@@ -79,18 +92,8 @@ pub const FOR_TESTS: &[Need] = &[
         without: "pulling images is not tested",
         present: || command::exists("docker-registry"),
     },
-    Need {
-        name: "QEMU",
-        package: "qemu-system-x86",
-        without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor",
-        present: || command::exists("qemu-system-x86_64"),
-    },
-    Need {
-        name: "mkfs.ext4",
-        package: "e2fsprogs",
-        without: "no disk is made for machines",
-        present: || ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()),
-    },
+    QEMU,
+    MKFS,
 ];
 
 /// What `cargo xtask bench` needs. Other peers are measured where they are installed.
@@ -100,6 +103,9 @@ pub const FOR_BENCHMARKS: &[Need] = &[Need {
     without: "the comparison with bwrap is left out",
     present: || command::exists("bwrap"),
 }];
+
+/// What `cargo xtask bench vm` needs.
+pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];
 
 fn numpy() -> bool {
     let status = Command::new("/usr/bin/python3").args(["-c", "import numpy"]).stderr(Stdio::null()).status();

@@ -17,6 +17,7 @@ mod sample;
 mod spawn;
 mod target;
 mod trend;
+mod vm;
 mod wasm;
 
 use anyhow::Result;
@@ -34,5 +35,6 @@ fn main() -> Result<()> {
         Benchmark::Hogs(hogs) => hogs::run(&hogs, &options.out),
         Benchmark::Wasm(wasm) => wasm::run(&wasm, &options.out),
         Benchmark::Container(container) => container::run(&container, &options.out),
+        Benchmark::Vm(vm) => vm::run(&vm, &options.out),
     }
 }

@@ -37,6 +37,8 @@ pub enum Benchmark {
     Wasm(WasmOptions),
     /// How long runs in containers take, compared with the engine's own command line.
     Container(ContainerOptions),
+    /// How long machines take to start, to go on from snapshots and to answer, and what they hold.
+    Vm(VmOptions),
 }
 
 /// Options of `spawn`.
@@ -126,6 +128,29 @@ pub struct ContainerOptions {
     pub command_line: Option<PathBuf>,
 }
 
+/// Options of `vm`.
+#[derive(Debug, Args)]
+pub struct VmOptions {
+    /// Fewer rounds, fewer clones: some minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds; those that are slow have fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: Option<u64>,
+    /// Idle clones held at once; default: 100, with `--quick` 10.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub clones: Option<u64>,
+    /// Where images of machines and packages are kept; default: the cache directory of this user.
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Measures `docker run`, too, with an engine that is started for it where no address is given.
+    #[arg(long)]
+    pub docker: bool,
+    /// The address of an engine for `docker run`; default: `DOCKER_HOST`, else the usual socket.
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +172,11 @@ mod tests {
             panic!("not wasm")
         };
         assert_eq!((wasm.workload, wasm.cache), (vec![Guest::Null, Guest::Python], Some(PathBuf::from("c"))));
+        let Benchmark::Vm(vm) = parse("vm --quick --clones 20 --docker").unwrap().benchmark else { panic!("not vm") };
+        assert_eq!((vm.quick, vm.clones, vm.docker, vm.n), (true, Some(20), true, None));
         for line in [
+            "vm --n 1",
+            "vm --clones 0",
             "",
             "spawn --n",
             "spawn --n x",

@@ -17,6 +17,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask bench churn",
     "cargo xtask bench hogs",
     "cargo xtask bench wasm",
+    "cargo xtask bench vm",
     "cargo xtask tidy",
 ];
 

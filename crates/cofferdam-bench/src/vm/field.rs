@@ -1,0 +1,262 @@
+//! Everything that turns need: the backend, an idle machine and a snapshot of it, and who else takes part.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use cofferdam::registry::machines::{Images as Known, Machines};
+use cofferdam_archive::{WriteOptions, Writer};
+use cofferdam_contract::{Backend, ByteSize, Limits, Sandbox, Snapshot, Spec};
+use cofferdam_debian::{Cache, Recipe};
+use cofferdam_vm::image::{Images, RootSource, Source};
+use cofferdam_vm::qemu::QemuConfig;
+use cofferdam_vm::{MakePolicy, SnapshotSizes, VmBackend, VmConfig, VmSnapshot, sparse};
+use tempfile::TempDir;
+
+use super::docker::Docker;
+use super::figure::Figure;
+use super::plain::{self, Plain};
+use crate::options::VmOptions;
+use crate::ours;
+
+/// What is run.
+const PROGRAM: &str = "true";
+/// The guests' share of a machine that is 128 MiB large, or little more.
+const GUESTS: ByteSize = ByteSize::from_mebibytes(32);
+/// Machines of a fork.
+const FORKS: usize = 10;
+/// Time for a machine to come to rest.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// What the figures belong to, besides the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// The monitor and its version.
+    pub monitor: String,
+    /// What runs the machines' instructions.
+    pub accelerator: String,
+    /// The processor that machines have.
+    pub processor: String,
+    /// What `uname -r` says in machines.
+    pub kernel: String,
+    /// MiB of a machine.
+    pub mebibytes: u64,
+    /// The container engine, empty where none takes part.
+    pub engine: String,
+}
+
+/// What a machine is while it does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rest {
+    /// In memory and on disk.
+    pub sizes: SnapshotSizes,
+    /// Bytes of its archive.
+    pub archive: u64,
+    /// What packing that took.
+    pub packing: Duration,
+}
+
+/// Everything that turns need.
+pub struct Field {
+    /// What the figures belong to.
+    pub about: About,
+    backend: VmBackend,
+    spec: Spec,
+    source: Arc<dyn Sandbox>,
+    snapshot: Snapshot,
+    plain: Result<Plain, String>,
+    docker: Result<Docker, String>,
+    _scratch: TempDir,
+}
+
+impl Field {
+    /// Makes images where they are missing, and boots the machine that snapshots are taken of.
+    pub async fn prepare(options: &VmOptions) -> Result<Self> {
+        let scratch = tempfile::Builder::new().prefix("cofferdam-bench-").tempdir()?;
+        let (images, packages) = caches(options)?;
+        let config = VmConfig {
+            images: images.clone(),
+            packages: packages.clone(),
+            source: Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() },
+            make: MakePolicy::Missing,
+            ..VmConfig::new(scratch.path())
+        };
+        println!("== the image of machines");
+        let (source, store) = (config.source.clone(), Images::new(images, Cache::new(&packages)));
+        let find = move || store.find(&source, MakePolicy::Missing, &mut |_| ());
+        let image = tokio::task::spawn_blocking(find).await?.context("there is no image: see `cofferdam doctor`")?;
+        println!("== measure");
+        let like = config.qemu.clone();
+        let backend = VmBackend::new(config)?;
+        let spec = Spec::builder().limits(Limits { memory: Some(GUESTS), ..Limits::default() }).build()?;
+        let source = backend.create(spec.clone()).await?;
+        answered(&source).await?;
+        tokio::time::sleep(SETTLE).await;
+        let snapshot = source.snapshot().await?;
+        let manifest = frozen(&snapshot)?.manifest();
+        let origin = manifest.origin();
+        let mut about = About {
+            monitor: format!("{} {}", origin.monitor, origin.version),
+            accelerator: origin.accelerator.as_str().to_owned(),
+            processor: origin.processor.clone(),
+            kernel: image.release.clone(),
+            mebibytes: manifest.memory().as_bytes() >> 20,
+            engine: String::new(),
+        };
+        let like = QemuConfig { accelerator: origin.accelerator, ..like };
+        let directory = scratch.path().to_owned();
+        let shell = tokio::task::spawn_blocking(move || plain::busybox(&packages, &directory)).await?;
+        let shell = shell.map_err(|error| format!("no static shell: {error:#}"));
+        let plain = shell.clone().and_then(|shell| {
+            let made = Plain::prepare(&image.kernel, &shell, scratch.path(), &like, about.mebibytes);
+            made.map_err(|error| format!("{error:#}"))
+        });
+        let docker = match shell {
+            Ok(shell) => Docker::prepare(options, &shell, scratch.path()).await,
+            Err(why) => Err(why),
+        };
+        about.engine = docker.as_ref().map(|docker| docker.version.clone()).unwrap_or_default();
+        Ok(Self { about, backend, spec, source, snapshot, plain, docker, _scratch: scratch })
+    }
+
+    /// One turn: what it is, and what else it tells. What is needed before it and after it is not counted.
+    pub async fn turn(&self, figure: Figure) -> Result<Vec<(Figure, Duration)>> {
+        let plain = || self.plain.as_ref().map_err(|why| anyhow!("{why}"));
+        let took = match figure {
+            Figure::Plain => plain()?.boot(false).await?,
+            Figure::PlainMicrovm => plain()?.boot(true).await?,
+            Figure::Docker => {
+                let docker = self.docker.as_ref().map_err(|why| anyhow!("{why}"))?;
+                let begun = Instant::now();
+                docker.run().await.map_err(anyhow::Error::msg)?;
+                begun.elapsed()
+            }
+            Figure::Cold => {
+                let (_, took, sandbox) = first_exec(self.backend.create(self.spec.clone())).await?;
+                sandbox.close().await?;
+                took
+            }
+            Figure::Restore | Figure::RestoreAlone | Figure::RestoreSecond => return self.restore_turn().await,
+            Figure::Claim | Figure::ClaimAlone => {
+                let warm = self.backend.warm(self.spec.clone()).await?;
+                let (made, took, sandbox) = first_exec(warm.claim(self.spec.clone())).await?;
+                sandbox.close().await?;
+                return Ok(vec![(Figure::Claim, took), (Figure::ClaimAlone, made)]);
+            }
+            Figure::Exec => {
+                let begun = Instant::now();
+                answered(&self.source).await?;
+                begun.elapsed()
+            }
+            Figure::Snapshot | Figure::SnapshotBeside => return self.snapshot_turn().await,
+            Figure::Fork => self.fork_turn().await?,
+        };
+        Ok(vec![(figure, took)])
+    }
+
+    async fn restore_turn(&self) -> Result<Vec<(Figure, Duration)>> {
+        let restoring = self.backend.restore(self.snapshot.clone(), self.spec.clone());
+        let (made, took, sandbox) = first_exec(restoring).await?;
+        let begun = Instant::now();
+        answered(&sandbox).await?;
+        let second = begun.elapsed();
+        sandbox.close().await?;
+        Ok(vec![(Figure::Restore, took), (Figure::RestoreAlone, made), (Figure::RestoreSecond, second)])
+    }
+
+    async fn snapshot_turn(&self) -> Result<Vec<(Figure, Duration)>> {
+        let begun = Instant::now();
+        let taken = self.source.snapshot().await?;
+        let whole = begun.elapsed();
+        let memory = frozen(&taken)?.state().memory().try_clone()?;
+        let copy = move || {
+            let begun = Instant::now();
+            sparse::copy_memory(&memory, u64::MAX).map(|copy| (begun.elapsed(), copy))
+        };
+        let (copied, _) = tokio::task::spawn_blocking(copy).await??;
+        Ok(vec![(Figure::Snapshot, whole), (Figure::SnapshotBeside, whole.saturating_sub(copied))])
+    }
+
+    async fn fork_turn(&self) -> Result<Duration> {
+        let begun = Instant::now();
+        let taken = self.source.snapshot().await?;
+        let making: Vec<_> = (0..FORKS)
+            .map(|_| {
+                let (backend, taken, spec) = (self.backend.clone(), taken.clone(), self.spec.clone());
+                tokio::spawn(async move {
+                    let fork = backend.restore(taken, spec).await?;
+                    answered(&fork).await.map(|()| fork)
+                })
+            })
+            .collect();
+        let mut forks = Vec::new();
+        for fork in making {
+            forks.push(fork.await??);
+        }
+        let took = begun.elapsed();
+        for fork in forks {
+            fork.close().await?;
+        }
+        Ok(took)
+    }
+
+    /// One more clone of the snapshot.
+    pub async fn clone_that_answered(&self) -> Result<Arc<dyn Sandbox>> {
+        let clone = self.backend.restore(self.snapshot.clone(), self.spec.clone()).await?;
+        answered(&clone).await.map(|()| clone)
+    }
+
+    /// What the snapshot takes, and its archive.
+    pub fn rest(&self) -> Result<Rest> {
+        let snapshot = frozen(&self.snapshot)?;
+        let manifest = serde_json::to_vec(snapshot.manifest())?;
+        let mut writer = Writer::new(WriteOptions::default())?;
+        writer.json("manifest", &manifest)?.state("devices", snapshot.state().devices())?;
+        writer.memory("memory", snapshot.state().memory())?;
+        if let Some(disk) = snapshot.disk() {
+            writer.disk("workspace", disk, None)?;
+        }
+        let begun = Instant::now();
+        let written = writer.write(io::sink(), &mut |_| ControlFlow::Continue(()))?;
+        Ok(Rest { sizes: snapshot.sizes()?, archive: written.bytes, packing: begun.elapsed() })
+    }
+
+    /// Closes everything.
+    pub async fn end(self) -> Result<()> {
+        Ok(self.source.close().await?)
+    }
+}
+
+/// Where images and packages are.
+fn caches(options: &VmOptions) -> Result<(PathBuf, PathBuf)> {
+    if let Some(cache) = &options.cache {
+        return Ok((cache.join("vm"), cache.join("debian")));
+    }
+    let images = Known::new(&Machines::default())?.list().directory;
+    let packages = images.with_file_name("debian");
+    Ok((images, packages))
+}
+
+fn frozen(snapshot: &Snapshot) -> Result<&VmSnapshot> {
+    VmSnapshot::of(snapshot).context("this is no snapshot of a machine")
+}
+
+/// How long it takes until the machine is there, and until it has answered.
+async fn first_exec(
+    making: impl Future<Output = cofferdam_contract::Result<Arc<dyn Sandbox>>>,
+) -> Result<(Duration, Duration, Arc<dyn Sandbox>)> {
+    let begun = Instant::now();
+    let sandbox = making.await?;
+    let made = begun.elapsed();
+    answered(&sandbox).await?;
+    Ok((made, begun.elapsed(), sandbox))
+}
+
+async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
+    let done = sandbox.exec(ours::request(&[PROGRAM])?).await?;
+    ensure!(done.exit.success(), "{PROGRAM} failed in a machine: {:?}", done.exit);
+    Ok(())
+}

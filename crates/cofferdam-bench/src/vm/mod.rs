@@ -1,0 +1,78 @@
+//! How long a machine takes to boot, to go on from a snapshot, and to answer; what snapshots and idle clones take. Against the
+//! same kernel in plain QEMU up to the prompt of a shell, and `docker run`, in one run.
+
+mod census;
+mod clones;
+mod docker;
+mod field;
+mod figure;
+mod plain;
+mod plot;
+mod report;
+mod rounds;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::host::machine;
+use crate::options::VmOptions;
+use crate::program;
+use crate::results::{self, File};
+use census::Census;
+use field::Field;
+use report::Report;
+
+/// Measures, prints and writes.
+pub fn run(options: &VmOptions, out: &Path) -> Result<()> {
+    let facts = machine::facts();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let report = runtime.block_on(measure(options))?;
+    let stem = format!("vm-{}", facts.unix_time);
+    let mut files = vec![File::json(&stem, &report.json(&facts))];
+    if !report.results.is_empty() {
+        files.push(File::new(format!("{stem}.svg"), plot::draw(&report.results)?));
+    }
+    results::publish(out, &files, &report.table(&facts))
+}
+
+/// How long to measure.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    rounds: usize,
+    /// Time of each contestant; those that need more have fewer turns.
+    share: Duration,
+    clones: usize,
+}
+
+impl Effort {
+    fn new(options: &VmOptions) -> Self {
+        let (rounds, share, clones) = if options.quick { (20, 15, 10) } else { (100, 90, 100) };
+        let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        Self {
+            rounds: options.n.map_or(rounds, count),
+            share: Duration::from_secs(share),
+            clones: options.clones.map_or(clones, count),
+        }
+    }
+}
+
+async fn measure(options: &VmOptions) -> Result<Report> {
+    let effort = Effort::new(options);
+    // What the runtime opens with the first child stays.
+    program::succeeds(&["true"]).await.map_err(anyhow::Error::msg)?;
+    let before = Census::now();
+    let field = Field::prepare(options).await?;
+    let outcome = measured(&field, effort).await;
+    field.end().await?;
+    let left = census::left(&before).await;
+    Ok(Report { left, ..outcome? })
+}
+
+async fn measured(field: &Field, effort: Effort) -> Result<Report> {
+    let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
+    let (held, stopped) = clones::measure(field, effort.clones).await?;
+    let rest = field.rest()?;
+    Ok(Report { about: field.about.clone(), results, absent, held, stopped, rest, left: Vec::new() })
+}

@@ -1,0 +1,232 @@
+//! One run's results, for people and for programs.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::clones::Held;
+use super::field::{About, Rest};
+use super::figure::Figure;
+use crate::host::machine::Facts;
+use crate::sample::{Sample, hundredths, tenths};
+use crate::target::{Bound, Row, json_of, render};
+
+/// What a run found out.
+#[derive(Debug)]
+pub struct Report {
+    /// What the figures belong to.
+    pub about: About,
+    /// Times.
+    pub results: Vec<(Figure, Sample)>,
+    /// Who did not take part, and why.
+    pub absent: Vec<(Figure, String)>,
+    /// What clones hold, at several numbers of them.
+    pub held: Vec<Held>,
+    /// Why there were not as many clones as wanted, if so.
+    pub stopped: Option<String>,
+    /// What a machine is while it does not run.
+    pub rest: Rest,
+    /// What is still there that was not before.
+    pub left: Vec<String>,
+}
+
+impl Report {
+    /// The median, in milliseconds.
+    fn median(&self, figure: Figure) -> Option<f64> {
+        self.results.iter().find(|(other, _)| *other == figure).map(|(_, sample)| sample.median() / 1e3)
+    }
+
+    fn ratio(&self, figure: Figure, base: Figure) -> Option<f64> {
+        Some(self.median(figure)? / self.median(base)?)
+    }
+
+    fn targets(&self) -> Vec<Row> {
+        let row = |what: &str, most, measured| Row { what: what.to_owned(), bound: Bound::AtMost(most), measured };
+        let last = self.held.last();
+        let clones = last.map_or_else(String::new, |held| format!(", {} live", held.clones));
+        vec![
+            row("restore to first exec / cold boot", 0.1, self.ratio(Figure::Restore, Figure::Cold)),
+            row("warm claim to first exec, ms", 30.0, self.median(Figure::Claim)),
+            row("snapshot beside the copy of its RAM, ms", 50.0, self.median(Figure::SnapshotBeside)),
+            row(&format!("MiB of an idle clone{clones}"), 16.0, last.map(|held| held.proportional / 1024.0)),
+            row("fork of 10 until all have answered, ms", 1000.0, self.median(Figure::Fork)),
+        ]
+    }
+
+    /// A table for people; times in milliseconds.
+    pub fn table(&self, facts: &Facts) -> String {
+        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let mut text = format!(
+            "{}\n{monitor}, accelerator {accelerator}, machines of {mebibytes} MiB with one {processor}, Linux {kernel}\n",
+            facts.line()
+        );
+        if !engine.is_empty() {
+            let _ = writeln!(text, "container engine {engine}");
+        }
+        let _ = writeln!(text, "\n{:36} {:>5} {:>12} {:>12} {:>9}", "", "n", "median ms", "p99 ms", "/ cold");
+        for (figure, sample) in &self.results {
+            let ratio = self.ratio(*figure, Figure::Cold).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            let (median, p99) = (sample.median() / 1e3, sample.p99() / 1e3);
+            let _ = writeln!(text, "{:36} {:5} {median:12.1} {p99:12.1} {ratio:>9}", figure.name(), sample.len());
+        }
+        text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
+        for (figure, why) in &self.absent {
+            let _ = writeln!(text, "not measured: {}: {why}", figure.name());
+        }
+        self.sizes(&mut text);
+        text += &render(&self.targets());
+        text.push('\n');
+        match &*self.left {
+            [] => text.push_str("left behind: nothing\n"),
+            left => left.iter().for_each(|left| text += &format!("left behind: {left}\n")),
+        }
+        text
+    }
+
+    fn sizes(&self, text: &mut String) {
+        let Rest { sizes, archive, packing } = &self.rest;
+        let kib = |bytes: u64| bytes / 1024;
+        let _ = writeln!(
+            text,
+            "\nsnapshot: {} KiB of memory, {} KiB of devices, {} KiB on disk; its archive {} KiB, packed in {:.0} ms",
+            kib(sizes.memory),
+            kib(sizes.devices),
+            kib(sizes.disk),
+            kib(*archive),
+            packing.as_secs_f64() * 1e3
+        );
+        let _ =
+            writeln!(text, "\n{:>14} {:>12} {:>12} {:>10}", "idle clones", "PSS KiB each", "own KiB each", "processes");
+        for Held { clones, proportional, own, processes } in &self.held {
+            let _ = writeln!(text, "{clones:14} {proportional:12.0} {own:12.0} {processes:10.1}");
+        }
+        if let Some(why) = &self.stopped {
+            let _ = writeln!(text, "not more clones: {why}");
+        }
+    }
+
+    /// The same for programs.
+    pub fn json(&self, facts: &Facts) -> Value {
+        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let rows = self.results.iter().map(|(figure, sample)| {
+            json!({
+                "name": figure.slug(),
+                "title": figure.name(),
+                "times": sample.json(),
+                "cold_ratio": self.ratio(*figure, Figure::Cold).map(thousandths),
+            })
+        });
+        let held = self.held.iter().map(|held| {
+            json!({
+                "clones": held.clones,
+                "pss_kib": tenths(held.proportional),
+                "private_kib": tenths(held.own),
+                "processes": hundredths(held.processes),
+            })
+        });
+        let absent = self.absent.iter().map(|(figure, why)| json!({ "name": figure.slug(), "reason": why }));
+        json!({
+            "benchmark": "vm",
+            "machine": facts.json(),
+            "monitor": monitor,
+            "accelerator": accelerator,
+            "processor": processor,
+            "guest_kernel": kernel,
+            "guest_mib": mebibytes,
+            "engine": engine,
+            "results": rows.collect::<Vec<_>>(),
+            "absent": absent.collect::<Vec<_>>(),
+            "snapshot": self.rest.sizes_json(),
+            "clones": held.collect::<Vec<_>>(),
+            "stopped": self.stopped,
+            "left": self.left,
+            "targets": json_of(&self.targets()),
+        })
+    }
+}
+
+impl Rest {
+    fn sizes_json(&self) -> Value {
+        json!({
+            "memory_bytes": self.sizes.memory,
+            "devices_bytes": self.sizes.devices,
+            "disk_bytes": self.sizes.disk,
+            "archive_bytes": self.archive,
+            "packing_ms": tenths(self.packing.as_secs_f64() * 1e3),
+        })
+    }
+}
+
+fn thousandths(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cofferdam_vm::SnapshotSizes;
+
+    use super::*;
+    use crate::host::machine;
+
+    fn report() -> Report {
+        let sample = |millis| Sample::new(vec![Duration::from_millis(millis); 5]);
+        let held = |clones, proportional| Held { clones, proportional, own: 4096.0, processes: 1.0 };
+        Report {
+            about: About {
+                monitor: "qemu 7.2.22".to_owned(),
+                accelerator: "tcg".to_owned(),
+                processor: "Nehalem-v1".to_owned(),
+                kernel: "6.1.0".to_owned(),
+                mebibytes: 128,
+                engine: String::new(),
+            },
+            results: vec![
+                (Figure::Cold, sample(2000)),
+                (Figure::Restore, sample(100)),
+                (Figure::Claim, sample(40)),
+                (Figure::SnapshotBeside, sample(20)),
+            ],
+            absent: vec![(Figure::Docker, "no engine runs".to_owned())],
+            held: vec![held(10, 20480.0), held(100, 8192.0)],
+            stopped: None,
+            rest: Rest {
+                sizes: SnapshotSizes { memory: 50 << 20, devices: 40 << 10, disk: 0 },
+                archive: 12 << 20,
+                packing: Duration::from_millis(90),
+            },
+            left: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn targets_are_about_ratios_times_and_the_most_clones() {
+        let text = report().table(&machine::facts());
+        let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default().to_owned();
+        assert!(row("restore to first exec / cold").ends_with("0.05 met"), "{text}");
+        assert!(row("warm claim").ends_with("40.00 missed"), "{text}");
+        assert!(row("snapshot beside the copy").ends_with("20.00 met"), "{text}");
+        assert!(row("MiB of an idle clone, 100 live").ends_with("8.00 met"), "{text}");
+        assert!(row("fork of 10 until").ends_with("not measured"), "{text}");
+        for part in [
+            "qemu 7.2.22, accelerator tcg, machines of 128 MiB",
+            "not measured: docker run --rm, true: no engine runs",
+            "51200 KiB of memory, 40 KiB of devices, 0 KiB on disk; its archive 12288 KiB",
+            "left behind: nothing",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_file_says_the_same() {
+        let report = Report { left: vec!["processes: 4 instead of 1".to_owned()], ..report() };
+        let json = report.json(&machine::facts());
+        assert_eq!(json["results"][1]["cold_ratio"], 0.05);
+        assert_eq!(json["clones"][1]["pss_kib"], 8192.0);
+        assert_eq!(json["targets"][1]["met"], false);
+        assert_eq!(json["left"][0], "processes: 4 instead of 1");
+        assert!(report.table(&machine::facts()).contains("left behind: processes: 4 instead of 1"));
+    }
+}
