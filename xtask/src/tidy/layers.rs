@@ -35,6 +35,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-conformance"],
     ),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
+    layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
     layer("cofferdam-wasm-supply", &[], &[]),
     layer("cofferdam-debian", &[], &[]),
