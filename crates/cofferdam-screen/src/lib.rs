@@ -20,6 +20,7 @@ mod position;
 mod python;
 mod report;
 mod rules;
+mod scope;
 mod value;
 
 pub use report::{Finding, Report, Rule, ScreenError, SyntaxError, UnknownName};
@@ -118,7 +119,8 @@ impl Screen {
         if code.len() > most {
             return Err(ScreenError::TooLarge { bytes: code.len(), most });
         }
-        ground::on_own_stack(code.len(), || match language {
+        let besides = if language == Language::Python { 0 } else { javascript::stack_for(code) };
+        ground::on_own_stack(code.len(), besides, || match language {
             Language::Python => python::check(code, Lists::python(python), python.version, *most_findings),
             Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *most_findings),
             Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *most_findings),

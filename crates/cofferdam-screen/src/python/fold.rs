@@ -182,7 +182,7 @@ impl Walker<'_, '_> {
             _ => {}
         }
         let imported = name.trim_start_matches('_');
-        let is_module = path != "builtins" && !path.ends_with(')');
+        let is_module = path != "builtins" && !path.starts_with("builtins.");
         for module in [name, imported] {
             if is_module && self.collector.lists.imports.iter().any(|entry| entry == module) {
                 return Values::thing(module);
@@ -288,9 +288,12 @@ pub(super) fn spread(values: &Values) -> Option<Vec<Values>> {
     }
 }
 
+/// What a name stands for that the program does not bind.
 fn builtin(name: &str) -> Values {
     match name {
         "__builtins__" => Values::thing("builtins"),
+        // In a session an earlier program has imported them.
+        "builtins" | "importlib" | "operator" | "pkgutil" | "runpy" | "sys" | "timeit" => Values::thing(name),
         _ => Values::thing(format!("builtins.{name}")),
     }
 }

@@ -3,7 +3,6 @@
 mod call;
 mod depth;
 mod fold;
-mod scope;
 mod walk;
 
 use ruff_python_ast::ModModule;
@@ -14,7 +13,8 @@ use crate::collect::Collector;
 use crate::position::{Lines, printable, python_line_end};
 use crate::report::{Report, ScreenError, SyntaxError};
 use crate::rules::{Lists, PythonVersion};
-use scope::Scopes;
+use crate::scope::Scopes;
+
 use walk::Walker;
 
 /// Levels of the tree that are walked. CPython itself gives up long before, at 100 blocks, at 200 brackets, and where

@@ -10,10 +10,10 @@ use ruff_text_size::{Ranged, TextRange};
 
 use super::call::Imported;
 use super::fold::spread;
-use super::scope::{Kind, Scopes};
 use super::{MOST_LEVELS, MOST_NESTED, parse, read};
 use crate::collect::{Collector, Span};
 use crate::report::Rule;
+use crate::scope::{Kind, Scopes};
 use crate::value::{Thing, Values};
 
 /// One walk through one tree.
@@ -211,7 +211,7 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn comprehension(&mut self, generators: &[Comprehension], elements: &[&Expr]) {
-        let before = self.scopes.enter(Kind::Comprehension);
+        let before = self.scopes.enter(Kind::Block);
         for generator in generators {
             self.visit_expr(&generator.iter);
             self.bind_each(&generator.target, &generator.iter);

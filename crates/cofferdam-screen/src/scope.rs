@@ -1,4 +1,4 @@
-//! What names stand for, in the scopes that Python has.
+//! What names stand for, in the scopes that Python and JavaScript have.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,13 +6,13 @@ use crate::value::Values;
 
 /// What opens a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Module,
     Function,
-    /// Its names are not seen from the functions in it.
+    /// Of Python: its names are not seen from the functions in it.
     Class,
-    /// Of a comprehension; `:=` in it binds outside.
-    Comprehension,
+    /// A comprehension, whose `:=` binds outside; in JavaScript a block, whose `var` does.
+    Block,
 }
 
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ struct Binding {
 
 /// All scopes of a program, in the order in which a walk enters them, so that a second walk finds those of the first.
 #[derive(Debug, Clone)]
-pub(super) struct Scopes {
+pub(crate) struct Scopes {
     all: Vec<Scope>,
     current: usize,
     entered: usize,
@@ -90,10 +90,6 @@ impl Scopes {
         self.current = before;
     }
 
-    pub fn is_module(&self) -> bool {
-        self.current == 0
-    }
-
     pub fn declare_global(&mut self, name: &str) {
         self.all[self.current].globals.insert(name.to_owned());
     }
@@ -114,13 +110,23 @@ impl Scopes {
         binding.values.add(values);
     }
 
-    /// Binds as `:=` does.
+    /// Binds around the blocks, as `:=` and `var` do.
     pub fn bind_outside(&mut self, name: &str, values: &Values, sure: bool) {
         let before = self.current;
-        while self.all[self.current].kind == Kind::Comprehension {
+        while self.all[self.current].kind == Kind::Block {
             self.current = self.all[self.current].parent;
         }
         self.bind(name, values, sure);
+        self.current = before;
+    }
+
+    /// Gives a name another value where it is bound, and in the module if it is bound nowhere.
+    pub fn assign(&mut self, name: &str, values: &Values) {
+        let before = self.current;
+        while self.current != 0 && !self.all[self.current].names.contains_key(name) {
+            self.current = self.all[self.current].parent;
+        }
+        self.bind(name, values, false);
         self.current = before;
     }
 
@@ -154,10 +160,9 @@ impl Scopes {
         loop {
             let scope = &self.all[at];
             // Names of a class are seen in it alone.
-            if scope.kind != Kind::Class || at == self.current {
-                if let Some(Binding { values, builtin_too }) = scope.names.get(name) {
-                    return (values.clone(), *builtin_too);
-                }
+            let seen = scope.kind != Kind::Class || at == self.current;
+            if let Some(Binding { values, builtin_too }) = scope.names.get(name).filter(|_| seen) {
+                return (values.clone(), *builtin_too);
             }
             if at == 0 {
                 return (Values::unknown(), true);
