@@ -32,7 +32,7 @@ cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is 
 cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
 cargo xtask bench NAME --help                 more options of a benchmark
-cargo xtask fuzz module | snapshot [--seconds N] [--seed S] [--cases N]
+cargo xtask fuzz module | screen | snapshot [--seconds N] [--seed S] [--cases N]
                                               run what strangers wrote, and check what must hold for each
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test-suite on level wasm";
 
@@ -59,7 +59,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container"), options @ ..] => {
             bench::run(&repository, name, options)
         }
-        ["fuzz", target @ ("module" | "snapshot"), options @ ..] => fuzz::run(&repository, target, options),
+        ["fuzz", target @ ("module" | "screen" | "snapshot"), options @ ..] => fuzz::run(&repository, target, options),
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {
             wasi::run(&repository, directory, options)
         }

@@ -50,7 +50,11 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
-    layer("cofferdam-fuzz", &["cofferdam-contract", "cofferdam-conformance", "cofferdam-wasm"], &[]),
+    layer(
+        "cofferdam-fuzz",
+        &["cofferdam-contract", "cofferdam-conformance", "cofferdam-screen", "cofferdam-wasm"],
+        &[],
+    ),
     layer("cofferdam", ANY, ANY),
     layer("cofferdam-bench", ANY, ANY),
     layer("xtask", &[], &[]),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
 #[test]
@@ -22,4 +23,12 @@ fn snapshots_of_strangers_do_no_harm() {
     let mut snapshots = Snapshots::new().unwrap();
     let report = drive(1, bound, |seed| snapshots.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.refused > 0 && report.ended + report.trapped + report.limited > 0, "{report}");
+}
+
+#[test]
+fn code_of_strangers_is_screened_without_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
+    let mut screens = Screens::new();
+    let report = drive(1, bound, |seed| screens.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
 }

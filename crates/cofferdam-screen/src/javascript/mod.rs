@@ -4,6 +4,7 @@
 mod call;
 mod depth;
 mod fold;
+mod lexer;
 mod object;
 mod walk;
 

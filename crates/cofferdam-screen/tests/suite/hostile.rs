@@ -123,14 +123,38 @@ fn what_is_right_and_deep_is_read_or_refused_quickly() {
 
 #[test]
 fn depth_that_hides_behind_a_slash_overflows_nothing() {
-    // What stands behind these may be code or a regular expression.
-    for before in ["x = {}\n/'/; ", "x = {} /'/ ", "a++ /'/ ", "yield /'/ ", "<!-- '\n", "let\n/`/;", "}/'/;", "'\\\n"]
-    {
-        for open in ["(", "[", "{", "!", "({a(){", "`${"] {
-            for count in [5_000, 100_000] {
+    // What stands behind these may be code, a regular expression, a text or a comment; after some the parser gives up.
+    let befores = [
+        "x = {}\n/'/; ",
+        "x = {} /'/ ",
+        "a++ /'/ ",
+        "yield /'/ ",
+        "<!-- '\n",
+        "let\n/`/;",
+        "}/'/;",
+        ")",
+        "]",
+        "'\\\n",
+        "'\n",
+        "/a\n",
+        "x = {} / a //`\n",
+    ];
+    for before in befores {
+        for open in ["(", "[", "{", "!", "({a(){", "`${", "a?(b)=>c?("] {
+            for count in [800, 20_000, 100_000] {
                 drop(check(Language::JavaScript, &format!("{before}{}", open.repeat(count))));
                 drop(check(Language::JavaScript, &format!("{before}{}//'`/", open.repeat(count))));
             }
+        }
+    }
+}
+
+#[test]
+fn deep_and_long_is_refused_before_it_takes_long() {
+    for open in ["(a=", "a?(b)=>c?(", "async(a=", "a<(", "a?(b)=>"] {
+        for language in [Language::JavaScript, Language::TypeScript] {
+            let refused = check(language, &format!("{}[{}]", open.repeat(100), "a,".repeat(300_000)));
+            assert_eq!(refused, Err(ScreenError::TooAmbiguous), "{open}");
         }
     }
 }
