@@ -44,7 +44,8 @@ impl<'r> Collector<'r> {
             lists,
             found: Vec::new(),
             known: BTreeSet::new(),
-            most,
+            // A report with no place for a finding would say that there is none.
+            most: most.max(1),
             truncated: false,
             steps: STEPS + bytes.saturating_mul(STEPS_FOR_BYTE),
             nested_bytes: NESTED.max(bytes),

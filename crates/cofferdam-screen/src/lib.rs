@@ -90,6 +90,17 @@ words!(
 );
 
 /// Screens code by rules.
+///
+/// ```
+/// # fn main() -> Result<(), cofferdam_screen::ScreenError> {
+/// use cofferdam_screen::{Language, Rules, Screen};
+///
+/// let screen = Screen::new(Rules::default());
+/// let report = screen.check(Language::Python, "import os as x\n")?;
+/// assert_eq!(report.findings[0].to_string(), "line 1, column 8: os as x: imports os (import:os)");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Screen {
     rules: Rules,

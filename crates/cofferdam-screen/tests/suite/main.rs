@@ -3,6 +3,7 @@
 
 mod configuration;
 mod corpus;
+mod documentation;
 mod hostile;
 mod javascript;
 mod python;
