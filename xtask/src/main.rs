@@ -33,7 +33,7 @@ cargo xtask bench wasm [--quick]              compare runs of WebAssembly with p
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
 cargo xtask bench vm [--quick] [--docker]     compare machines with plain QEMU, and with docker run
 cargo xtask bench NAME --help                 more options of a benchmark
-cargo xtask fuzz module | snapshot | archive [--seconds N] [--seed S] [--cases N]
+cargo xtask fuzz module | screen | snapshot | archive [--seconds N] [--seed S] [--cases N]
                                               run what strangers wrote, and check what must hold for each
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test-suite on level wasm";
 
@@ -60,7 +60,9 @@ fn run(words: &[&str]) -> Result<()> {
         ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container"), options @ ..] => {
             bench::run(&repository, name, options)
         }
-        ["fuzz", target @ ("module" | "snapshot" | "archive"), options @ ..] => fuzz::run(&repository, target, options),
+        ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive"), options @ ..] => {
+            fuzz::run(&repository, target, options)
+        }
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {
             wasi::run(&repository, directory, options)
         }

@@ -1,4 +1,4 @@
-//! Runs a target for a time: `cofferdam-fuzz module|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
+//! Runs a target for a time: `cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
 use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str = "usage: cofferdam-fuzz module|snapshot|archive [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -56,6 +57,10 @@ fn checker(target: &str) -> Result<Check> {
         "module" => {
             let mut modules = Modules::new()?;
             Ok(Box::new(move |seed| modules.case(seed)))
+        }
+        "screen" => {
+            let mut screens = Screens::new();
+            Ok(Box::new(move |seed| screens.case(seed)))
         }
         "snapshot" => {
             let mut snapshots = Snapshots::new()?;

@@ -37,6 +37,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-conformance"],
     ),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
+    layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
     layer("cofferdam-wasm-supply", &[], &[]),
     layer("cofferdam-debian", &[], &[]),
@@ -53,7 +54,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
     layer(
         "cofferdam-fuzz",
-        &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-wasm"],
+        &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-screen", "cofferdam-wasm"],
         &[],
     ),
     layer("cofferdam", ANY, ANY),

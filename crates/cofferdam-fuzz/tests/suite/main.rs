@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
 #[test]
@@ -38,4 +39,12 @@ fn archives_of_strangers_do_no_harm() {
         rng.fill(&mut bytes);
         archives.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
     }
+}
+
+#[test]
+fn code_of_strangers_is_screened_without_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
+    let mut screens = Screens::new();
+    let report = drive(1, bound, |seed| screens.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
 }

@@ -1,0 +1,123 @@
+//! How deep code is nested, by its tokens, before a parser follows it down.
+//!
+//! The parser goes down a level for each open bracket, each block, and each operator that has its operand to its right. A
+//! comma ends all of the last within its bracket, except those around the parameters of a lambda. What is counted is at
+//! least what the parser uses, and in code that people write little more.
+
+use ruff_python_ast::token::TokenKind;
+use ruff_python_parser::{Mode, lexer};
+
+/// More than CPython compiles.
+const MOST: usize = 1000;
+
+/// What is open in one bracket.
+#[derive(Default)]
+struct Level {
+    /// Operators that wait for what is to their right.
+    operators: usize,
+    /// Lambdas whose colon has not come.
+    lambdas: usize,
+}
+
+/// The end of the line from which on the code is too deep, if there is one.
+pub(super) fn check(code: &str) -> Result<(), usize> {
+    if is_shallow(code) {
+        return Ok(());
+    }
+    // The lexer does not say where it is. Lines up to the place are deep, and those up to the one before are not.
+    let ends: Vec<usize> = code.match_indices(['\n', '\r']).map(|(at, _)| at).chain([code.len()]).collect();
+    let deep = ends.partition_point(|end| is_shallow(&code[..*end]));
+    Err(ends.get(deep).copied().unwrap_or(code.len()))
+}
+
+fn is_shallow(code: &str) -> bool {
+    let mut lexer = lexer::lex(code, Mode::Module);
+    let mut blocks = 0_usize;
+    let mut outer: Vec<Level> = Vec::new();
+    let mut level = Level::default();
+    // Of all levels in `outer`.
+    let mut waiting = 0;
+    loop {
+        match lexer.next_token() {
+            TokenKind::EndOfFile => return true,
+            TokenKind::Indent => blocks += 1,
+            TokenKind::Dedent => blocks = blocks.saturating_sub(1),
+            TokenKind::Newline => {
+                outer.clear();
+                (level, waiting) = (Level::default(), 0);
+            }
+            TokenKind::Lpar
+            | TokenKind::Lsqb
+            | TokenKind::Lbrace
+            | TokenKind::FStringStart
+            | TokenKind::TStringStart => {
+                waiting += level.operators;
+                outer.push(std::mem::take(&mut level));
+            }
+            TokenKind::Rpar | TokenKind::Rsqb | TokenKind::Rbrace | TokenKind::FStringEnd | TokenKind::TStringEnd => {
+                level = outer.pop().unwrap_or_default();
+                waiting -= level.operators;
+            }
+            TokenKind::Comma | TokenKind::Semi if level.lambdas == 0 => level.operators = 0,
+            TokenKind::Colon => level.lambdas = level.lambdas.saturating_sub(1),
+            TokenKind::Lambda => {
+                level.lambdas += 1;
+                level.operators += 1;
+            }
+            TokenKind::Not
+            | TokenKind::Minus
+            | TokenKind::Plus
+            | TokenKind::Tilde
+            | TokenKind::Star
+            | TokenKind::DoubleStar
+            | TokenKind::Await
+            | TokenKind::Yield
+            | TokenKind::If
+            | TokenKind::Else
+            | TokenKind::ColonEqual => level.operators += 1,
+            _ => {}
+        }
+        if blocks + outer.len() + waiting + level.operators > MOST {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_end_is_refused() {
+        for piece in [
+            "(",
+            "[",
+            "{",
+            "not ",
+            "-",
+            "~",
+            "lambda:",
+            "lambda a,b:",
+            "f(",
+            "a[",
+            "a if b else ",
+            "a**",
+            "f'{",
+            "x:=",
+            "await ",
+        ] {
+            assert!(check(&piece.repeat(100_000)).is_err(), "{piece}");
+            assert!(check(&piece.repeat(100)).is_ok(), "{piece}");
+        }
+        let blocks: String = (0..2000).map(|depth| format!("{}if x:\n", " ".repeat(depth))).collect();
+        assert!(check(&blocks).is_err());
+    }
+
+    #[test]
+    fn what_is_only_long_is_not() {
+        for piece in ["-1, ", "x = (-1, not y)\n", "a.b", "a, ", "if a: pass\n", "x = lambda a, b: -a\n", "f(-1);"] {
+            assert!(check(&piece.repeat(20_000)).is_ok(), "{piece}");
+            assert!(check(&format!("[{}]", piece.replace('\n', ",").repeat(20_000))).is_ok(), "{piece}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What screening knows about a value of the program without running it.
+
+use std::rc::Rc;
+
+/// How many values an expression may have that are told apart.
+const MOST_VALUES: usize = 8;
+/// Bytes of a text that is put together.
+pub(crate) const MOST_TEXT: usize = 64 << 10;
+
+/// One thing that an expression may be.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Text(Rc<str>),
+    Number(i64),
+    List(Rc<[Values]>),
+    Thing(Thing),
+}
+
+/// A module, a function or an object of the language, by the path that leads to it: `os.system`, `builtins.eval`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Thing {
+    pub path: Rc<str>,
+    /// It came with an import that was wanted, though it is not wanted itself: `os`, by `import os.path`.
+    pub open: bool,
+}
+
+/// All that an expression may be. Nothing means that it may be anything.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Values(Vec<Value>);
+
+impl Values {
+    pub fn unknown() -> Self {
+        Self::default()
+    }
+
+    pub fn text(text: impl Into<Rc<str>>) -> Self {
+        Self(vec![Value::Text(text.into())])
+    }
+
+    pub fn number(number: i64) -> Self {
+        Self(vec![Value::Number(number)])
+    }
+
+    pub fn list(items: Vec<Values>) -> Self {
+        Self(vec![Value::List(items.into())])
+    }
+
+    pub fn thing(path: impl Into<Rc<str>>) -> Self {
+        Self(vec![Value::Thing(Thing { path: path.into(), open: false })])
+    }
+
+    pub fn is_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        for value in &other.0 {
+            if self.0.len() < MOST_VALUES && !self.0.contains(value) {
+                self.0.push(value.clone());
+            }
+        }
+    }
+
+    pub fn or(mut self, other: &Self) -> Self {
+        self.add(other);
+        self
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Value> {
+        self.0.iter()
+    }
+
+    pub fn texts(&self) -> impl Iterator<Item = &Rc<str>> {
+        self.0.iter().filter_map(|value| match value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        })
+    }
+
+    pub fn things(&self) -> impl Iterator<Item = &Thing> {
+        self.0.iter().filter_map(|value| match value {
+            Value::Thing(thing) => Some(thing),
+            _ => None,
+        })
+    }
+
+    pub fn lists(&self) -> impl Iterator<Item = &Rc<[Values]>> {
+        self.0.iter().filter_map(|value| match value {
+            Value::List(list) => Some(list),
+            _ => None,
+        })
+    }
+
+    pub fn numbers(&self) -> impl Iterator<Item = i64> {
+        self.0.iter().filter_map(|value| match value {
+            Value::Number(number) => Some(*number),
+            _ => None,
+        })
+    }
+
+    pub fn is_thing(&self, path: &str) -> bool {
+        self.things().any(|thing| &*thing.path == path)
+    }
+
+    /// What comes of each value.
+    pub fn each(&self, mut make: impl FnMut(&Value) -> Self) -> Self {
+        let mut made = Self::default();
+        for value in &self.0 {
+            made.add(&make(value));
+        }
+        made
+    }
+
+    /// What comes of each pair.
+    pub fn with(&self, other: &Self, mut make: impl FnMut(&Value, &Value) -> Option<Value>) -> Self {
+        let mut made = Self::default();
+        for left in &self.0 {
+            for right in &other.0 {
+                if let Some(value) = make(left, right) {
+                    made.add(&Self(vec![value]));
+                }
+            }
+        }
+        made
+    }
+}
+
+impl From<Thing> for Values {
+    fn from(thing: Thing) -> Self {
+        Self(vec![Value::Thing(thing)])
+    }
+}
+
+impl Value {
+    /// As text, where an expression in a text is shown.
+    pub fn shown(&self) -> Option<Rc<str>> {
+        match self {
+            Self::Text(text) => Some(text.clone()),
+            Self::Number(number) => Some(number.to_string().into()),
+            _ => None,
+        }
+    }
+}
+
+/// Two texts in one, unless that is too long.
+pub(crate) fn joined(left: &str, right: &str) -> Option<Value> {
+    (left.len() + right.len() <= MOST_TEXT).then(|| Value::Text([left, right].concat().into()))
+}
+
+/// The same as values, for what is shown of each part.
+pub(crate) fn append(text: &Values, part: &Values) -> Values {
+    text.with(part, |text, part| joined(&text.shown()?, &part.shown()?))
+}
+
+/// All items with this between them.
+pub(crate) fn join(separator: &str, items: &[Values]) -> Values {
+    let mut text = Values::text("");
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 && !separator.is_empty() {
+            text = append(&text, &Values::text(separator));
+        }
+        text = append(&text, item);
+        if text.is_unknown() {
+            break;
+        }
+    }
+    text
+}
+
+/// Every `step`th item from `start` to `end`, as both languages count: from the end where negative.
+pub(crate) fn sliced<T: Clone>(items: &[T], start: Option<i64>, end: Option<i64>, step: i64) -> Vec<T> {
+    let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
+    let place =
+        |at: i64, least: i64, most: i64| (if at < 0 { at.saturating_add(length) } else { at }).clamp(least, most);
+    let mut taken = Vec::new();
+    let (mut at, until) = if step > 0 {
+        (start.map_or(0, |at| place(at, 0, length)), end.map_or(length, |at| place(at, 0, length)))
+    } else {
+        (start.map_or(length - 1, |at| place(at, -1, length - 1)), end.map_or(-1, |at| place(at, -1, length - 1)))
+    };
+    while step != 0 && if step > 0 { at < until } else { at > until } {
+        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
+        at = at.saturating_add(step);
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_python_s() {
+        let items = ['a', 'b', 'c', 'd'];
+        for (start, end, step, expected) in [
+            (None, None, -1, "dcba"),
+            (None, None, 2, "ac"),
+            (Some(1), Some(3), 1, "bc"),
+            (Some(-2), None, 1, "cd"),
+            (Some(-1), Some(-3), -1, "dc"),
+            (Some(9), None, -2, "db"),
+            (None, Some(-9), 1, ""),
+            (Some(i64::MIN), Some(i64::MAX), i64::MAX, "a"),
+            (None, None, i64::MIN, "d"),
+            (None, None, 0, ""),
+        ] {
+            let slice: String = sliced(&items, start, end, step).into_iter().collect();
+            assert_eq!(slice, expected, "{start:?} {end:?} {step}");
+        }
+    }
+
+    #[test]
+    fn joined_texts_stay_short() {
+        let long = Values::text("x".repeat(MOST_TEXT / 2));
+        assert!(!append(&long, &long).is_unknown());
+        assert!(append(&append(&long, &long), &Values::number(1)).is_unknown());
+        assert_eq!(join("-", &[Values::text("a"), Values::number(2)]), Values::text("a-2"));
+        assert!(join("", &[Values::text("a"), Values::unknown()]).is_unknown());
+    }
+}

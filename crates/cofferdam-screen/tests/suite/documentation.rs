@@ -1,0 +1,61 @@
+//! The tables of `docs/screening.md` say what is so.
+
+use cofferdam_screen::{Language, Rules, Screen};
+
+use crate::found;
+
+const TEXT: &str = include_str!("../../../../docs/screening.md");
+
+/// The rows under a heading: what stands between backquotes in the first two cells.
+fn rows(heading: &str) -> Vec<(String, String)> {
+    let (_, section) = TEXT.split_once(&format!("### {heading}\n")).expect(heading);
+    let lines = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
+    let rows: Vec<(String, String)> = lines
+        .map(|line| {
+            let (code, rest) = line.trim_start_matches("| `").split_once("` | ").expect(line);
+            (code.to_owned(), rest.trim_end_matches(" |").trim_matches('`').to_owned())
+        })
+        .collect();
+    assert!(rows.len() > 1, "{heading}");
+    rows
+}
+
+#[test]
+fn what_the_documentation_says_is_found_is_found() {
+    let screen = Screen::default();
+    for (heading, language) in [
+        ("Seen in Python", Language::Python),
+        ("Seen in JavaScript", Language::JavaScript),
+        ("Found in Python", Language::Python),
+        ("Found in JavaScript", Language::JavaScript),
+    ] {
+        for (code, expected) in rows(heading) {
+            assert_eq!(found(&screen, language, &code), expected, "{code}");
+        }
+    }
+}
+
+#[test]
+fn what_the_documentation_says_gets_by_gets_by() {
+    let screen = Screen::default();
+    for (heading, language) in
+        [("Not seen in Python", Language::Python), ("Not seen in JavaScript", Language::JavaScript)]
+    {
+        for (code, _) in rows(heading) {
+            assert_eq!(found(&screen, language, &code), "", "{code}");
+        }
+    }
+}
+
+#[test]
+fn the_rules_of_the_documentation_are_rules() {
+    let (_, text) = TEXT.split_once("```toml\n").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    let rules: Rules = toml::from_str(text).unwrap();
+    let screen = Screen::new(rules);
+    assert_eq!(found(&screen, Language::Python, "import os.path\nos.system('x')"), "2:1 import:os");
+    let defaults = Rules::default();
+    for name in defaults.python.imports.iter().chain(&defaults.javascript.imports) {
+        assert!(TEXT.contains(&format!("`{name}`")), "{name} is not in the documentation");
+    }
+}
