@@ -64,8 +64,9 @@ impl Key {
                 Err(error) => return Err(io("read", "key")(error)),
             }
         }
-        Self::parse(&contents[..length])
-            .ok_or_else(|| bad("it has neither exactly 32 bytes nor exactly 64 hexadecimal digits: give 32 random bytes"))
+        Self::parse(&contents[..length]).ok_or_else(|| {
+            bad("it has neither exactly 32 bytes nor exactly 64 hexadecimal digits: give 32 random bytes")
+        })
     }
 
     fn parse(contents: &[u8]) -> Option<Self> {
@@ -135,10 +136,20 @@ mod tests {
             Key::of_file(&file).map(|key| *key.0)
         };
         let digits = "aB".repeat(32);
-        for good in [&[0xab; 32][..], digits.as_bytes(), format!("{digits}\n").as_bytes(), format!("{digits}\r\n").as_bytes()] {
+        for good in
+            [&[0xab; 32][..], digits.as_bytes(), format!("{digits}\n").as_bytes(), format!("{digits}\r\n").as_bytes()]
+        {
             assert_eq!(read(good, 0o600).unwrap(), [0xab; 32]);
         }
-        for bad in [&[][..], &[1; 31], &[1; 33], &[1; 64], digits[1..].as_bytes(), format!("{digits}0").as_bytes(), &[b'a'; 500]] {
+        for bad in [
+            &[][..],
+            &[1; 31],
+            &[1; 33],
+            &[1; 64],
+            digits[1..].as_bytes(),
+            format!("{digits}0").as_bytes(),
+            &[b'a'; 500],
+        ] {
             let error = read(bad, 0o600).unwrap_err().to_string();
             assert!(error.contains("exactly 32 bytes") && !error.to_lowercase().contains("abab"), "{error}");
         }

@@ -119,7 +119,11 @@ async fn main() -> Outcome<()> {
         }
         forks.push(begun.elapsed());
         let now = memory();
-        println!("memory of ten clones: {} KiB each (Pss), {} private", (now.0 - before.0) / 10, (now.1 - before.1) / 10);
+        println!(
+            "memory of ten clones: {} KiB each (Pss), {} private",
+            (now.0 - before.0) / 10,
+            (now.1 - before.1) / 10
+        );
         for clone in clones.drain(..) {
             clone.close().await?;
         }

@@ -17,7 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cofferdam_archive::{
-    ArchiveError, Base, Digest, Document, Key, Kind, Limits, Part, Progress, ReadOptions, Reader, WriteOptions, Writer, Written,
+    ArchiveError, Base, Digest, Document, Key, Kind, Limits, Part, Progress, ReadOptions, Reader, WriteOptions, Writer,
+    Written,
 };
 use cofferdam_contract::Result as ContractResult;
 use serde::{Deserialize, Serialize};
@@ -284,4 +285,100 @@ fn files<R: Read>(
 fn blank_disk(directory: &Path) -> std::io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     tempfile::tempfile_in(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_archive::Name;
+
+    fn travelled(disk: Option<u64>) -> Travelled {
+        let text = serde_json::json!({
+            "manifest": {
+                "format": 1,
+                "origin": {
+                    "monitor": "qemu", "version": "7.2.22", "machine": "microvm x86_64", "accelerator": "tcg",
+                    "processor": "Nehalem-v1", "host": null, "ticks_per_millisecond": null
+                },
+                "image": "key",
+                "plan": {
+                    "memory": 1 << 20, "processors": 1,
+                    "shares": { "disk": disk, "workspace": 4096, "tmp": 4096, "shm": 4096 },
+                    "bound": null, "tasks": null, "quota": null
+                },
+                "access": "read-write", "limits": {},
+                "guest": { "version": 1, "last": 0, "execs": [] }
+            },
+            "root": "x"
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    fn part(name: &str, kind: Kind, size: u64) -> Part {
+        Part { name: Name::new(name).unwrap(), kind, size, base: None }
+    }
+
+    fn document(name: &str, bytes: Vec<u8>) -> Document {
+        Document { part: part(name, Kind::Json, bytes.len() as u64), bytes }
+    }
+
+    #[test]
+    fn only_the_parts_of_the_machine_are_taken() {
+        let parts =
+            || vec![part(MACHINE, Kind::Json, 9), part(DEVICES, Kind::State, 9), part(MEMORY, Kind::Memory, 1 << 20)];
+        let disk = part(WORKSPACE, Kind::Disk, 8192);
+        travelled(None).check_parts(&parts()).unwrap();
+        let with_disk: Vec<_> = parts().into_iter().chain([disk.clone()]).collect();
+        travelled(Some(8192)).check_parts(&with_disk).unwrap();
+        let changed = |at: usize, to: Part| {
+            let mut parts = with_disk.clone();
+            parts[at] = to;
+            parts
+        };
+        let base = Part { base: Some(Digest::from_bytes([1; 32])), ..disk.clone() };
+        for (bad, why) in [
+            (parts(), "too few"),
+            (with_disk.iter().cloned().chain([part("more", Kind::State, 1)]).collect(), "too many"),
+            (changed(1, part(DEVICES, Kind::Memory, 9)), "kind"),
+            (changed(1, part("devicez", Kind::State, 9)), "name"),
+            (changed(2, part(MEMORY, Kind::Memory, 4096)), "memory's size"),
+            (changed(3, part(WORKSPACE, Kind::Disk, 4096)), "disk's size"),
+            (changed(3, base), "a base"),
+            (changed(3, parts().remove(1)), "order"),
+        ] {
+            let error = travelled(Some(8192)).check_parts(&bad).unwrap_err();
+            assert!(matches!(error, VmError::BadSnapshot { .. }), "{why}: {error}");
+        }
+        assert!(travelled(None).check_parts(&with_disk).is_err());
+    }
+
+    #[test]
+    fn documents_that_are_not_a_machines_are_refused() {
+        let good = serde_json::to_vec(&travelled(None)).unwrap();
+        assert_eq!(Travelled::read(&[document(MACHINE, good.clone())]).unwrap(), travelled(None));
+        let text = String::from_utf8(good.clone()).unwrap();
+        for bad in [
+            vec![],
+            vec![document(MACHINE, good.clone()), document("more", b"{}".to_vec())],
+            vec![document("other", good)],
+            vec![document(MACHINE, b"{".to_vec())],
+            vec![document(MACHINE, text.replace("\"format\":1", "\"format\":2").into_bytes())],
+            vec![document(MACHINE, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
+        ] {
+            assert!(matches!(Travelled::read(&bad), Err(VmError::BadSnapshot { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_lease_grows_as_far_as_there_is_room() {
+        let budget = crate::budget::Budget::new(cofferdam_contract::ByteSize::from_bytes(100));
+        let mut lease = budget.take(0).unwrap();
+        for (bytes, left) in [(40, 60), (30, 60), (100, 0)] {
+            lease.grow(bytes).unwrap();
+            assert_eq!(budget.left(), left);
+        }
+        assert!(matches!(lease.grow(101), Err(VmError::NoRoom { most: 0 })));
+        drop(lease);
+        assert_eq!(budget.left(), 100);
+    }
 }

@@ -22,9 +22,7 @@ use crate::kvm::record::{KernelTrial, Place};
 use crate::kvm::{Probe, Verdict};
 use crate::plan::{PORT, Plan};
 use crate::qemu::{Qemu, QemuConfig};
-use crate::vmm::{
-    Acceleration, Accelerator, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm,
-};
+use crate::vmm::{Acceleration, Accelerator, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 
 /// Time for a kernel that the processor runs: a second, on a host that has other things to do as well.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);

@@ -252,7 +252,9 @@ impl VmError {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
-            Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller machines",
+            Self::NoRoom { .. } => {
+                "drop snapshots that are not needed, allow them more memory, or use smaller machines"
+            }
             Self::NoSight { .. } => {
                 "processes may have to be allowed to look at their children (kernel.yama.ptrace_scope below 2)"
             }

@@ -153,7 +153,9 @@ impl fmt::Debug for Host {
     }
 }
 
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> + Send + 'static) -> Result<T, VmError> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+) -> Result<T, VmError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the making was interrupted".to_owned() }))
 }
@@ -224,7 +226,8 @@ impl Raw {
         let (state, disk): (MachineState, Option<File>) = (state?, disk?);
         let lease = self.host.lease(&state)?;
         let origin = self.host.vmm.origin().await?;
-        let manifest = SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
+        let manifest =
+            SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
         VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
     }
 

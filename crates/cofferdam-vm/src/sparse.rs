@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, ioctl_ficlone, memfd_create, seek};
+use rustix::fs::{
+    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, ioctl_ficlone, memfd_create, seek,
+};
 use rustix::io::Errno;
 
 /// The bytes of a page.

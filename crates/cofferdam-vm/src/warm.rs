@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Error, ErrorKind, Limits, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Warm, Workspace,
-};
+use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Warm, Workspace};
 
 use crate::make::{Host, Raw};
 use crate::plan::Plan;

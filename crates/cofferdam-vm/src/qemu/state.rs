@@ -53,7 +53,8 @@ pub(crate) async fn save(qmp: &Qmp) -> Result<File> {
 /// Has all devices taken from a file, by a QEMU that waits for that.
 pub(crate) async fn load(qmp: &Qmp, devices: &File, limit: Duration) -> Result<()> {
     // With a position of its own.
-    let own = File::open(format!("/proc/self/fd/{}", devices.as_raw_fd())).map_err(io("open the state for", PROGRAM))?;
+    let own =
+        File::open(format!("/proc/self/fd/{}", devices.as_raw_fd())).map_err(io("open the state for", PROGRAM))?;
     qmp.order("getfd", json!({ "fdname": NAME }), Some(own.as_fd())).await?;
     qmp.order("migrate-incoming", json!({ "uri": format!("fd:{NAME}") }), None).await?;
     let (begun, mut look) = (Instant::now(), FIRST_LOOK);

@@ -105,7 +105,11 @@ impl QemuVm {
         let Err(error) = done else { return Ok(()) };
         self.kill().await?;
         let said = self.said.text();
-        if said.is_empty() { Err(error) } else { Err(broken(format!("{}; it says: {}", bare(&error), shown_end(&said)))) }
+        if said.is_empty() {
+            Err(error)
+        } else {
+            Err(broken(format!("{}; it says: {}", bare(&error), shown_end(&said))))
+        }
     }
 
     async fn command(&self, name: &'static str) -> Result<()> {

@@ -94,7 +94,10 @@ async fn a_program_goes_on_over_three_generations() {
         let clone = promptly(backend.restore(snapshot, Spec::default())).await.unwrap();
         let restored = counted(&clone).await.unwrap();
         println!("generation {generation}: went on at {restored:?} after {:?}", begun.elapsed());
-        assert!((at_least..source_at).contains(&restored.0) && restored.1 == kept, "{at_least} {restored:?} {source_at}");
+        assert!(
+            (at_least..source_at).contains(&restored.0) && restored.1 == kept,
+            "{at_least} {restored:?} {source_at}"
+        );
         assert_eq!(beyond(&clone, restored.0 + 3).await.1, kept);
         assert_eq!(run(&clone, HASHES).await, files);
         // Each goes its own way.
@@ -173,7 +176,11 @@ async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
     let files = run(&sandbox, HASHES).await;
     let _counter = begin(&sandbox, COUNTER).await;
     let line = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done";
-    let request = ExecRequest::shell(line).output_buffer(ByteSize::from_mebibytes(8)).timeout(Duration::from_secs(3600)).build().unwrap();
+    let request = ExecRequest::shell(line)
+        .output_buffer(ByteSize::from_mebibytes(8))
+        .timeout(Duration::from_secs(3600))
+        .build()
+        .unwrap();
     let handle = promptly(sandbox.start(request)).await.unwrap();
     let mut output = handle.output();
     let reading = tokio::spawn(async move {
