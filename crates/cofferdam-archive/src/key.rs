@@ -146,7 +146,7 @@ mod tests {
             &[1; 31],
             &[1; 33],
             &[1; 64],
-            digits[1..].as_bytes(),
+            &digits.as_bytes()[1..],
             format!("{digits}0").as_bytes(),
             &[b'a'; 500],
         ] {

@@ -79,14 +79,14 @@ async fn a_snapshot_travels_between_backends() {
     let error = taken.save(io::sink(), SaveOptions::default(), |_| ControlFlow::Break(())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 
-    let mut file = tempfile::tempfile().unwrap();
+    let file = tempfile::tempfile().unwrap();
     let written = promptly(taken.save(file.try_clone().unwrap(), SaveOptions::default(), on)).await.unwrap();
     println!("{:?} in an archive of {} bytes", taken.sizes(), written.bytes);
     assert_eq!(written.bytes, file.metadata().unwrap().len());
     drop((handle, snapshot, backend));
 
-    let mut input = || -> File {
-        file.rewind().unwrap();
+    let input = || -> File {
+        (&file).rewind().unwrap();
         file.try_clone().unwrap()
     };
     let poor = elsewhere(place.path(), 8);
@@ -108,18 +108,17 @@ async fn a_snapshot_travels_between_backends() {
         promptly(clone.close()).await.unwrap();
         // And once more, of what came from a file.
         let mut copy = Vec::new();
-        file.rewind().unwrap();
-        io::Read::read_to_end(&mut file, &mut copy).unwrap();
-        let resaved = tempfile::tempfile().unwrap();
+        io::Read::read_to_end(&mut input(), &mut copy).unwrap();
+        let mut resaved = tempfile::tempfile().unwrap();
         promptly(loaded.save(resaved.try_clone().unwrap(), SaveOptions::default(), on)).await.unwrap();
         let mut same = Vec::new();
-        let mut resaved = resaved;
         resaved.rewind().unwrap();
         io::Read::read_to_end(&mut resaved, &mut same).unwrap();
         // Machines were made from it, and changed nothing in it; only the image's name here may differ, which does not travel.
         assert!(copy == same, "{} {}", copy.len(), same.len());
     }
-    drop((there, poor, file));
+    drop((there, poor));
+    drop(file);
     assert_eq!(std::fs::read_dir(place.path().join("disks")).map_or(0, Iterator::count), 0);
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
