@@ -57,7 +57,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["check"] => check::run(&repository),
         ["dist"] => dist::run(&repository),
         ["tidy"] => tidy::run(&repository),
-        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container"), options @ ..] => {
+        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container" | "vm"), options @ ..] => {
             bench::run(&repository, name, options)
         }
         ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive"), options @ ..] => {

@@ -54,6 +54,12 @@ pub enum ArchiveError {
         /// What it has.
         length: usize,
     },
+    /// The file of a key that should not be used.
+    #[error("the file of the key cannot be used: {reason}")]
+    KeyFile {
+        /// Why, and what to do.
+        reason: &'static str,
+    },
     /// Not 64 hexadecimal digits.
     #[error("'{text}' is no SHA-256: give 64 hexadecimal digits, as `sha256sum` prints them")]
     BadDigest {

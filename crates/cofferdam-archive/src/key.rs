@@ -5,12 +5,14 @@
 //! and an archive opens with one key only.
 
 use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use crate::error::{ArchiveError, Result};
+use crate::error::{ArchiveError, Result, io};
 
 /// Bytes of a salt.
 pub(crate) const SALT: usize = 32;
@@ -34,6 +36,55 @@ impl Key {
         }
         key.copy_from_slice(bytes);
         Ok(Self(key))
+    }
+
+    /// The key in a file: its 32 bytes, or 64 hexadecimal digits and perhaps the end of their line. A file that anyone but
+    /// its owner can read or change is refused, and so is one that others own. Waits for nobody if the file was opened so that
+    /// it does not.
+    pub fn of_file(file: &File) -> Result<Self> {
+        let bad = |reason| ArchiveError::KeyFile { reason };
+        let meta = file.metadata().map_err(io("look at", "key"))?;
+        if !meta.is_file() {
+            return Err(bad("it is no regular file: give one with 32 random bytes"));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(bad("others can read or change it: take that from them with `chmod 600`, or make a new key"));
+        }
+        if meta.uid() != rustix::process::geteuid().as_raw() && meta.uid() != 0 {
+            return Err(bad("it belongs to another user: use a key of your own"));
+        }
+        // One more than there can be, so that more is noticed.
+        let mut contents = Zeroizing::new([0; 2 * Self::LENGTH + 3]);
+        let mut length = 0;
+        while length < contents.len() {
+            match file.read_at(&mut contents[length..], length as u64) {
+                Ok(0) => break,
+                Ok(count) => length += count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(io("read", "key")(error)),
+            }
+        }
+        Self::parse(&contents[..length]).ok_or_else(|| {
+            bad("it has neither exactly 32 bytes nor exactly 64 hexadecimal digits: give 32 random bytes")
+        })
+    }
+
+    fn parse(contents: &[u8]) -> Option<Self> {
+        let mut key = Zeroizing::new([0; Self::LENGTH]);
+        if contents.len() == Self::LENGTH {
+            key.copy_from_slice(contents);
+            return Some(Self(key));
+        }
+        let digits = contents.strip_suffix(b"\n").unwrap_or(contents);
+        let digits = digits.strip_suffix(b"\r").unwrap_or(digits);
+        if digits.len() != 2 * Self::LENGTH {
+            return None;
+        }
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Self(key))
     }
 
     /// What one archive is sealed with.
@@ -72,6 +123,40 @@ mod tests {
         for length in [0, 16, 31, 33, 64] {
             assert!(matches!(Key::new(&vec![1; length]), Err(ArchiveError::BadKey { .. })));
         }
+    }
+
+    #[test]
+    fn a_key_in_a_file_is_the_owners_alone_and_exact() {
+        use std::io::Write;
+        use std::os::unix::fs::PermissionsExt;
+        let read = |contents: &[u8], mode: u32| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(contents).unwrap();
+            file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+            Key::of_file(&file).map(|key| *key.0)
+        };
+        let digits = "aB".repeat(32);
+        for good in
+            [&[0xab; 32][..], digits.as_bytes(), format!("{digits}\n").as_bytes(), format!("{digits}\r\n").as_bytes()]
+        {
+            assert_eq!(read(good, 0o600).unwrap(), [0xab; 32]);
+        }
+        for bad in [
+            &[][..],
+            &[1; 31],
+            &[1; 33],
+            &[1; 64],
+            &digits.as_bytes()[1..],
+            format!("{digits}0").as_bytes(),
+            &[b'a'; 500],
+        ] {
+            let error = read(bad, 0o600).unwrap_err().to_string();
+            assert!(error.contains("exactly 32 bytes") && !error.to_lowercase().contains("abab"), "{error}");
+        }
+        for mode in [0o640, 0o604, 0o620, 0o601] {
+            assert!(read(&[1; 32], mode).unwrap_err().to_string().contains("chmod 600"));
+        }
+        assert!(Key::of_file(&File::open("/dev/null").unwrap()).is_err());
     }
 
     #[test]

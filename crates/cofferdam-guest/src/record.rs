@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use cofferdam_contract::ExecId;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -53,6 +54,12 @@ impl Record {
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
+    }
+
+    /// Execs that run.
+    #[must_use]
+    pub fn running(&self) -> Vec<ExecId> {
+        self.execs.iter().map(|exec| ExecId(exec.id)).collect()
     }
 
     /// The highest id that was used.

@@ -21,7 +21,7 @@ pub const NAME: &str = "vm";
 /// Makes sandboxes that are virtual machines.
 #[derive(Debug, Clone)]
 pub struct VmBackend {
-    host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
 }
 
 impl VmBackend {

@@ -37,6 +37,15 @@ impl Budget {
 }
 
 impl Lease {
+    /// Takes more, if it is there, until all of it is so much. It never becomes less.
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
+        let more = bytes.saturating_sub(self.bytes);
+        let taken = self.budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(more));
+        taken.map_err(|most| VmError::NoRoom { most })?;
+        self.bytes += more;
+        Ok(())
+    }
+
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self { budget: Arc::default(), bytes: 0 }

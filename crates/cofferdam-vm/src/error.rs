@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cofferdam_archive::ArchiveError;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_debian::DebianError;
 
@@ -124,6 +125,15 @@ pub enum VmError {
         /// How it was asked for.
         asked: String,
     },
+    /// The image that a snapshot's machine started from is not here.
+    #[error("the snapshot's machine started from the image with the key {key}, and there is none here")]
+    NoBase {
+        /// The image's key.
+        key: String,
+    },
+    /// An archive of a snapshot was not written or not used.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     /// A snapshot is not in order.
     #[error("the snapshot cannot be used: {what}")]
     BadSnapshot {
@@ -202,8 +212,11 @@ impl VmError {
             | Self::Elsewhere { .. }
             | Self::Fixed { .. }
             | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
-            Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
-            Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
+            Self::Archive(ArchiveError::NoSpace { .. }) | Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
+            Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
+            Self::Archive(ArchiveError::Cancelled) => ErrorKind::Closed,
+            Self::Archive(_) => ErrorKind::InvalidInput,
+            Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
             Self::BadCache { .. } => ErrorKind::Denied,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Io { source, .. } => match source.kind() {
@@ -248,6 +261,10 @@ impl VmError {
             Self::Elsewhere { .. } => "restore it where it was taken, or set this backend up as that one was",
             Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
             Self::BadSnapshot { .. } => "take it again",
+            Self::NoBase { .. } => {
+                "bring that image here, or make it of the same contents: `cofferdam vm images` shows the beginning of keys, and \
+                 `cofferdam vm build-image` makes images"
+            }
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",
             _ => return None,

@@ -11,6 +11,7 @@
 //! ahead.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod backend;
 mod bounds;
 mod budget;
@@ -38,6 +39,7 @@ pub mod vmm;
 mod warm;
 mod words;
 
+pub use archive::{LoadOptions, SaveOptions, Travelled};
 pub use backend::{NAME, VmBackend};
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
 pub use doctor::{Finding, FindingState, doctor};

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Posture, Result, RootFs, SandboxId, Spec};
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
 use cofferdam_guest::{Ending, Evidence, Guest, Reason, Record, Renewal, Settings};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::budget::{Budget, Lease};
 use crate::choice::Chooser;
-use crate::config::{RootChoice, VmConfig};
+use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
@@ -106,6 +106,31 @@ impl Host {
         self.budget.take(sparse::allocated(state.memory()).map_err(io("look at", "a snapshot"))?)
     }
 
+    /// What a state takes that is not there yet: nothing so far.
+    pub(crate) fn open_lease(&self) -> Result<Lease, VmError> {
+        self.budget.take(0)
+    }
+
+    /// The image with this key, and how a spec names it: one that has a name, or what machines start from where none is named.
+    pub(crate) async fn image_with(&self, key: &str) -> Result<(RootFs, Image), VmError> {
+        let (images, wanted) = (self.images.clone(), key.to_owned());
+        let listed = blocking(move || Ok(images.inventory().named.into_iter().find(|listed| listed.key == wanted)));
+        if let Some(listed) = listed.await? {
+            let image = self.named(&listed.name).await?;
+            if image.key == key {
+                return Ok((RootFs::Image { reference: listed.name }, image));
+            }
+        }
+        // None is made for this: what is made now is hardly what was made then.
+        let (images, source) = (self.images.clone(), self.config.source.clone());
+        let usual = blocking(move || images.find(&source, MakePolicy::Never, &mut |_| ())).await;
+        match usual {
+            Ok(image) if image.key == key => Ok((RootFs::Default, image)),
+            Ok(_) | Err(VmError::NoImage) => Err(VmError::NoBase { key: crate::error::shown(key) }),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Refuses a snapshot that cannot go on here.
     pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<(), VmError> {
         manifest.check_origin(&self.vmm.origin().await?)?;
@@ -128,7 +153,9 @@ impl fmt::Debug for Host {
     }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> + Send + 'static) -> Result<T, VmError> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+) -> Result<T, VmError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the making was interrupted".to_owned() }))
 }
@@ -153,6 +180,7 @@ pub(crate) struct Raw {
     image: String,
     root: RootFs,
     access: Access,
+    limits: Limits,
     /// `None` once it was closed.
     disks: Mutex<Option<Disks>>,
     /// What it came from, whose memory it still shares.
@@ -198,7 +226,8 @@ impl Raw {
         let (state, disk): (MachineState, Option<File>) = (state?, disk?);
         let lease = self.host.lease(&state)?;
         let origin = self.host.vmm.origin().await?;
-        let manifest = SnapshotManifest::new(origin, self.image.clone(), self.plan, self.access, record);
+        let manifest =
+            SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
         VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
     }
 
@@ -261,6 +290,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
             image: image.key,
             root: spec.root().clone(),
             access: spec.workspace().access(),
+            limits: spec.limits().clone(),
             disks: Mutex::new(Some(disks)),
             from: Mutex::default(),
         }),
@@ -300,6 +330,7 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
             image: manifest.image().to_owned(),
             root: spec.root().clone(),
             access: spec.workspace().access(),
+            limits: spec.limits().clone(),
             disks: Mutex::new(Some(disks)),
             from: Mutex::new(Some(snapshot)),
         }),

@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 
-use cofferdam_contract::{Access, ByteSize, RootFs, Snapshot, Spec};
+use cofferdam_contract::{Access, ByteSize, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
 use cofferdam_guest::Record;
 use serde::{Deserialize, Serialize};
 
@@ -37,12 +37,14 @@ pub struct SnapshotManifest {
     image: String,
     plan: Plan,
     access: Access,
+    limits: Limits,
     guest: Record,
 }
 
 impl SnapshotManifest {
-    pub(crate) fn new(origin: Origin, image: String, plan: Plan, access: Access, guest: Record) -> Self {
-        Self { format: FORMAT, origin, image, plan, access, guest }
+    pub(crate) fn new(origin: Origin, image: String, plan: Plan, spec: (Access, Limits), guest: Record) -> Self {
+        let (access, limits) = spec;
+        Self { format: FORMAT, origin, image, plan, access, limits, guest }
     }
 
     /// What the snapshot depends on: monitor, machine, processor.
@@ -63,6 +65,30 @@ impl SnapshotManifest {
     /// The length of the workspace's disk, if it has one.
     pub fn disk(&self) -> Option<ByteSize> {
         self.plan.shares.disk.map(ByteSize::from_bytes)
+    }
+
+    /// The limits of the sandbox that it was taken of.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What ran in it, and goes on in what is made from it.
+    pub fn running(&self) -> Vec<ExecId> {
+        self.guest.running()
+    }
+
+    /// A spec that it can go on with, with this root: nothing of it is what whoever took it allowed himself.
+    pub fn spec(&self, root: RootFs) -> SpecBuilder {
+        Spec::builder().limits(self.limits.clone()).root(root).workspace(Workspace::Private { access: self.access })
+    }
+
+    /// Refuses one whose fields mean something else than they say here.
+    pub(crate) fn check_format(&self) -> Result<()> {
+        if self.format == FORMAT {
+            return Ok(());
+        }
+        let what = format!("its format is {}, and this program knows {FORMAT}", self.format);
+        Err(VmError::BadSnapshot { what })
     }
 
     pub(crate) fn guest(&self) -> &Record {
@@ -153,9 +179,7 @@ impl VmSnapshot {
     ) -> Result<Self> {
         let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", "a snapshot"));
         let bad = |what: &str| Err(VmError::BadSnapshot { what: what.to_owned() });
-        if manifest.format != FORMAT {
-            return bad(&format!("its format is {}, and this program knows {FORMAT}", manifest.format));
-        }
+        manifest.check_format()?;
         if length(state.memory())? != manifest.plan.memory.as_bytes() {
             return bad("its memory is not as large as its manifest says");
         }
@@ -173,6 +197,11 @@ impl VmSnapshot {
     /// What has to be known of it besides its files.
     pub fn manifest(&self) -> &SnapshotManifest {
         &self.0.manifest
+    }
+
+    /// A spec that it can go on with; whoever wants another one changes what may differ.
+    pub fn spec(&self) -> SpecBuilder {
+        self.manifest().spec(self.root().map_or(RootFs::Default, |(root, _)| root.clone()))
     }
 
     /// The machine's memory and devices.
@@ -234,7 +263,8 @@ mod tests {
     fn manifest(spec: &Spec) -> SnapshotManifest {
         let plan = Plan::of(spec, &VmConfig::new("/x")).unwrap();
         let record = serde_json::from_str(r#"{"version":1,"last":0,"execs":[]}"#).unwrap();
-        SnapshotManifest::new(origin(), "key".to_owned(), plan, spec.workspace().access(), record)
+        let spec = (spec.workspace().access(), spec.limits().clone());
+        SnapshotManifest::new(origin(), "key".to_owned(), plan, spec, record)
     }
 
     #[test]

@@ -4,6 +4,8 @@
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+#[cfg(feature = "vm")]
+mod snapshot;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +19,8 @@ use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, T
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
+#[cfg(feature = "vm")]
+pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
 use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
@@ -63,6 +67,9 @@ pub enum Command {
     /// Make images for virtual machines, show and remove them
     #[cfg(feature = "vm")]
     Vm(MachineArgs),
+    /// Freeze a virtual machine to a file, and let it go on elsewhere
+    #[cfg(feature = "vm")]
+    Snapshot(SnapshotArgs),
     /// Run the conformance kit against a backend
     Conformance(ConformanceArgs),
     /// List the backends
@@ -433,9 +440,15 @@ pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
         Some(cli) => cli,
         None => Cli::try_parse_from(raw)?,
     };
-    if let Command::Run(run) = &mut cli.command {
-        // The words are the end of the line, so that what stands before them tells a command from a file.
-        run.separated = raw.len().checked_sub(run.words.len() + 1).is_some_and(|before| raw[before] == "--");
+    // The words are the end of the line, so that what stands before them tells a command from a file.
+    let separated = |words: &[String]| raw.len().checked_sub(words.len() + 1).is_some_and(|before| raw[before] == "--");
+    match &mut cli.command {
+        Command::Run(run) => run.separated = separated(&run.words),
+        #[cfg(feature = "vm")]
+        Command::Snapshot(SnapshotArgs { command: SnapshotCommand::Save(save) }) => {
+            save.separated = separated(&save.words);
+        }
+        _ => {}
     }
     Ok(cli)
 }

@@ -11,6 +11,8 @@ mod host_stream;
 mod interrupts;
 mod languages;
 mod launcher;
+#[cfg(feature = "vm")]
+mod out_file;
 mod plan;
 mod progress;
 mod report;

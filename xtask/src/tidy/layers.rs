@@ -33,7 +33,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-guest", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
         "cofferdam-vm",
-        &["cofferdam-contract", "cofferdam-debian", "cofferdam-guest", "cofferdam-linux"],
+        &["cofferdam-archive", "cofferdam-contract", "cofferdam-debian", "cofferdam-guest", "cofferdam-linux"],
         &["cofferdam-conformance"],
     ),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),

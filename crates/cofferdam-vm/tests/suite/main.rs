@@ -1,6 +1,7 @@
 //! Virtual machines, made for real where there is a monitor and where packages can be had.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod boot;
 mod bounds;
 mod conformance;

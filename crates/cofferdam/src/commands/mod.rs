@@ -13,6 +13,8 @@ mod run;
 mod schema;
 #[cfg(feature = "wasm")]
 mod setup;
+#[cfg(feature = "vm")]
+mod snapshot;
 
 use std::time::Duration;
 
@@ -33,6 +35,8 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Image(args) => image::main(&args, cli.config),
         #[cfg(feature = "vm")]
         Command::Vm(args) => machine::main(&args, cli.config),
+        #[cfg(feature = "vm")]
+        Command::Snapshot(args) => snapshot::main(args, cli.config),
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),

@@ -32,13 +32,13 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
         let daemon = resident::backend(args, &settings, config.as_deref())?;
         let Settings { backend, setup, cancel_grace: grace, .. } = settings;
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon };
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about: Value::Null };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
 }
 
-fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, Settings)> {
+pub(super) fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, Settings)> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
     let settings = Settings::resolve(args, &Environment::read(variable)?, &file)?;
@@ -46,7 +46,7 @@ fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, Settings)> 
     Ok((Plan::new(args, &settings, terminal)?, settings))
 }
 
-struct Run<'a> {
+pub(super) struct Run<'a> {
     args: &'a RunArgs,
     form: Form,
     plan: Plan,
@@ -56,6 +56,8 @@ struct Run<'a> {
     launcher: Option<ForkedLauncher>,
     /// A daemon that runs it for us.
     daemon: Option<Arc<dyn Backend>>,
+    /// What else is to be said of the sandbox, as members of an object.
+    about: Value,
 }
 
 /// How driving an exec ended.
@@ -67,7 +69,13 @@ struct End {
     write_error: Option<io::Error>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// A run in a sandbox that is there already.
+    pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
+        let Settings { backend, setup, cancel_grace: grace, .. } = settings;
+        Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about }
+    }
+
     async fn session(mut self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let progress = Arc::new((self.form == Form::Text && !self.args.output.quiet).then(Progress::new));
@@ -93,7 +101,7 @@ impl Run<'_> {
         outcome
     }
 
-    async fn follow(
+    pub(super) async fn follow(
         &self,
         backend: &dyn Backend,
         sandbox: &dyn Sandbox,
@@ -189,6 +197,7 @@ impl Run<'_> {
                 "limits": sandbox.spec().limits(),
             });
             merge(&mut document, identity(backend, sandbox));
+            merge(&mut document, self.about.clone());
             document
         };
         match sink {
@@ -242,7 +251,7 @@ async fn forward(handle: &ExecHandle, stdin: &Stdin) {
     }
 }
 
-fn identity(backend: &dyn Backend, sandbox: &dyn Sandbox) -> Value {
+pub(super) fn identity(backend: &dyn Backend, sandbox: &dyn Sandbox) -> Value {
     json!({
         "sandbox": sandbox.id(),
         "backend": backend.name(),
@@ -251,10 +260,10 @@ fn identity(backend: &dyn Backend, sandbox: &dyn Sandbox) -> Value {
     })
 }
 
-fn signal_status(number: i32) -> u8 {
+pub(super) fn signal_status(number: i32) -> u8 {
     128u8.saturating_add(u8::try_from(number).unwrap_or(127))
 }
 
-fn no_signals(error: io::Error) -> Error {
+pub(super) fn no_signals(error: io::Error) -> Error {
     Error::new(ErrorKind::Io, "run", "cannot listen for signals").with_source(error)
 }

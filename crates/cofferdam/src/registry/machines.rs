@@ -7,8 +7,12 @@ use std::time::Duration;
 use cofferdam_contract::ByteSize;
 
 #[cfg(feature = "vm")]
+mod archives;
+#[cfg(feature = "vm")]
 mod made;
 
+#[cfg(feature = "vm")]
+pub use archives::*;
 #[cfg(feature = "vm")]
 pub use made::*;
 

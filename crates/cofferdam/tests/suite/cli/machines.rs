@@ -8,7 +8,7 @@ use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, run};
 
 /// A user without anything: no image, no configuration, no cache but this one.
-fn with_nothing(mut command: Command, place: &Path) -> Command {
+pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
     command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
     command
 }
@@ -31,7 +31,7 @@ fn with_cache(mut command: Command) -> Command {
 }
 
 /// The command with an image to start machines from; says why there is none.
-fn with_machines(command: Command, test: &str) -> Option<Command> {
+pub(super) fn with_machines(command: Command, test: &str) -> Option<Command> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {

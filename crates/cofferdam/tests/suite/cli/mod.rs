@@ -7,6 +7,8 @@ mod machines;
 mod modules;
 mod run;
 mod signals;
+#[cfg(feature = "vm")]
+mod snapshots;
 pub mod terminals;
 mod usage;
 

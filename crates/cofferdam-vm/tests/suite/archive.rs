@@ -1,0 +1,124 @@
+//! Snapshots that travel through a file, between backends that share nothing but their images.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{Backend, ByteSize, ErrorKind, ExecRequest, Limits, Sandbox, SandboxPath, Spec};
+use cofferdam_vm::{LoadOptions, SaveOptions, VmBackend, VmConfig, VmSnapshot};
+
+use crate::support::{self, NO_HANG};
+
+/// Counts in memory and in a file.
+const COUNTER: &str =
+    "i=0; while :; do i=$((i+1)); echo $i > /workspace/new; mv /workspace/new /workspace/count; sleep 0.05; done";
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+async fn counted(sandbox: &Arc<dyn Sandbox>, beyond: u64) -> u64 {
+    let counting = async {
+        loop {
+            let path = SandboxPath::new("count").unwrap();
+            let read = sandbox.read_file_to_end(&path, ByteSize::from_bytes(100)).await.ok();
+            let count = read.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok());
+            if let Some(count) = count.filter(|count| *count > beyond) {
+                return count;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    promptly(counting).await
+}
+
+/// The same images, and everything else elsewhere.
+fn elsewhere(place: &std::path::Path, snapshots: u64) -> VmBackend {
+    let disks = place.join("disks");
+    VmBackend::new(VmConfig { disks, snapshots: ByteSize::from_mebibytes(snapshots), ..support::config() }).unwrap()
+}
+
+/// A stream that takes so many bytes, as a disk that is full then.
+struct Full(u64);
+
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let now = self.0.min(bytes.len() as u64);
+        self.0 -= now;
+        if now == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(now as usize) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_travels_between_backends() {
+    let Some(backend) = support::backend("a_snapshot_travels_between_backends") else { return };
+    let before = support::census();
+    let place = tempfile::tempdir().unwrap();
+    let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), cpu_time: None, ..Limits::default() };
+    let spec = Spec::builder().limits(limits).build().unwrap();
+    let source = promptly(backend.create(spec.clone())).await.unwrap();
+    let request = ExecRequest::shell(COUNTER).timeout(Duration::from_secs(3600)).build().unwrap();
+    let handle = promptly(source.start(request)).await.unwrap();
+    let at_least = counted(&source, 3).await;
+    let snapshot = promptly(source.snapshot()).await.unwrap();
+    let at_most = counted(&source, at_least + 20).await;
+    promptly(source.close()).await.unwrap();
+    let taken = VmSnapshot::of(&snapshot).unwrap();
+
+    // To a disk that is full, and with somebody who changes his mind.
+    let on = |_| ControlFlow::Continue(());
+    let error = taken.save(Full(100_000), SaveOptions::default(), on).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
+    let error = taken.save(io::sink(), SaveOptions::default(), |_| ControlFlow::Break(())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+
+    let file = tempfile::tempfile().unwrap();
+    let written = promptly(taken.save(file.try_clone().unwrap(), SaveOptions::default(), on)).await.unwrap();
+    println!("{:?} in an archive of {} bytes", taken.sizes(), written.bytes);
+    assert_eq!(written.bytes, file.metadata().unwrap().len());
+    drop((handle, snapshot, backend));
+
+    let input = || -> File {
+        (&file).rewind().unwrap();
+        file.try_clone().unwrap()
+    };
+    let poor = elsewhere(place.path(), 8);
+    let error = promptly(poor.load(input(), LoadOptions::default(), on)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
+    let there = elsewhere(place.path(), 512);
+    let error = promptly(there.load(input(), LoadOptions::default(), |_| ControlFlow::Break(()))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    // What was refused has given back what it took of the memory for snapshots: there is room for each of many.
+    for generation in 0..3 {
+        let loaded = promptly(there.load(input(), LoadOptions::default(), on)).await.unwrap();
+        let again = loaded.spec().build().unwrap();
+        assert_eq!(again.limits(), spec.limits());
+        assert_eq!(loaded.manifest().running().len(), 1);
+        let clone = promptly(there.restore(loaded.clone().into(), again)).await.unwrap();
+        let found = counted(&clone, 0).await;
+        assert!((at_least..at_most).contains(&found), "{generation}: {at_least} {found} {at_most}");
+        counted(&clone, found + 3).await;
+        promptly(clone.close()).await.unwrap();
+        // And once more, of what came from a file.
+        let mut copy = Vec::new();
+        io::Read::read_to_end(&mut input(), &mut copy).unwrap();
+        let mut resaved = tempfile::tempfile().unwrap();
+        promptly(loaded.save(resaved.try_clone().unwrap(), SaveOptions::default(), on)).await.unwrap();
+        let mut same = Vec::new();
+        resaved.rewind().unwrap();
+        io::Read::read_to_end(&mut resaved, &mut same).unwrap();
+        // Machines were made from it, and changed nothing in it; only the image's name here may differ, which does not travel.
+        assert!(copy == same, "{} {}", copy.len(), same.len());
+    }
+    drop((there, poor));
+    drop(file);
+    assert_eq!(std::fs::read_dir(place.path().join("disks")).map_or(0, Iterator::count), 0);
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}

@@ -1,0 +1,78 @@
+//! `cofferdam snapshot inspect`.
+
+use std::fmt::Write;
+
+use cofferdam::registry::machines::{ArchiveInfo, SnapshotInfo, inspect_archive};
+use cofferdam::{ByteSize, Result};
+use serde_json::json;
+
+use super::{Work, key};
+use crate::args::InspectArgs;
+use crate::report::{self, Form};
+use crate::terminal::one_line;
+
+pub(super) fn carry_out(args: &InspectArgs, form: Form) -> Result<u8> {
+    let key = key(args.key_file.as_deref())?;
+    let work = Work::new(form, !args.verify);
+    // Nothing is written, so that a signal may end us as it ends others.
+    let found = inspect_archive(&args.file, key.as_ref(), args.verify.then(|| work.watch()));
+    work.finish();
+    let found = found.map_err(|error| error.with_context("file", args.file.display().to_string()))?;
+    let printed = match form {
+        Form::Text => report::print(&text(&found)),
+        _ => report::document(&json!(found)),
+    };
+    Ok(report::printed(printed, 0))
+}
+
+/// What goes on in it, as a clause.
+pub(super) fn running(about: &SnapshotInfo) -> String {
+    match about.running.len() {
+        0 => "no program goes on".to_owned(),
+        1 => "1 program goes on".to_owned(),
+        count => format!("{count} programs go on"),
+    }
+}
+
+fn text(found: &ArchiveInfo) -> String {
+    let ArchiveInfo { version, encrypted, bytes, parts, machine, odd, verified } = found;
+    let mut out = format!(
+        "archive of a machine, version {version}, {}, {}\n",
+        ByteSize::from_bytes(*bytes),
+        if *encrypted { "encrypted" } else { "not encrypted" },
+    );
+    // Writing to a string cannot fail.
+    for part in parts {
+        let _ =
+            writeln!(out, "  {:<10} {:<7} {:>10}", part.name, part.kind, ByteSize::from_bytes(part.size).to_string());
+    }
+    match (machine, odd) {
+        (Some(machine), _) => out.push_str(&about(machine)),
+        (None, Some(odd)) => out.push_str(&format!("  {}\n", one_line(odd))),
+        (None, None) => out.push_str("  what it says of its machine is encrypted: give --key-file\n"),
+    }
+    let _ = match verified {
+        Some(digest) => writeln!(out, "whole, SHA-256 of the contents {digest}"),
+        None => writeln!(out, "only its head was read; --verify reads all of it"),
+    };
+    out
+}
+
+fn about(machine: &SnapshotInfo) -> String {
+    let SnapshotInfo { image, origin, memory, disk, .. } = machine;
+    let on = origin.host.as_ref().map_or_else(String::new, |host| format!(" on {host}"));
+    let disk = disk.map_or_else(|| "workspace in memory".to_owned(), |size| format!("workspace of {size}"));
+    let lines = [
+        format!("image {image}"),
+        format!(
+            "{} {}, {}, {}, {}{on}",
+            origin.monitor,
+            origin.version,
+            origin.machine,
+            origin.accelerator.as_str(),
+            origin.processor
+        ),
+        format!("{memory} of memory, {disk}, {}", running(machine)),
+    ];
+    lines.iter().map(|line| format!("  {}\n", one_line(line))).collect()
+}

@@ -1,0 +1,145 @@
+//! `cofferdam snapshot restore`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
+use cofferdam::{Backend, Error, Result, Sandbox, Spec, SpecBuilder};
+use serde_json::{Value, json};
+
+use super::{Outcome, Work, key};
+use crate::args::{RestoreArgs, RunArgs};
+use crate::commands::block_on;
+use crate::commands::run::{Run, identity, no_signals, signal_status};
+use crate::interrupts::Interrupts;
+use crate::plan::Plan;
+use crate::report::{self, Form};
+use crate::settings::{Environment, Settings};
+use crate::sink::merge;
+use crate::style::Tone;
+
+/// How often a machine is asked whether it is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
+pub(super) fn carry_out(args: &RestoreArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
+    let variable = |name: &str| std::env::var_os(name);
+    let file = crate::config::load(config, variable)?;
+    let run = args.run();
+    let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
+    let plan = if args.words.is_empty() { None } else { Some(Plan::new(&run, &settings, None)?) };
+    block_on(session(args, &run, form, plan, settings))
+}
+
+async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Plan>, settings: Settings) -> Result<u8> {
+    let mut interrupts = Interrupts::listen().map_err(no_signals)?;
+    let work = Work::new(form, args.answer.quiet);
+    let snapshots = MachineSnapshots::new(&settings.setup.machines, work.tell())?;
+    let key = key(args.key_file.as_deref())?;
+    let most = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
+    let loading = snapshots.load(&args.file, key.as_ref(), most, work.watch());
+    let (snapshot, spec) = match work.run(&mut interrupts, loading).await? {
+        Outcome::Done(loaded) => loaded,
+        Outcome::Interrupted(number) => return Ok(signal_status(number)),
+    };
+    let about = MachineSnapshots::about(&snapshot)?;
+    let spec = spec_of(spec, args, &about, &settings)?;
+    let backend = snapshots.backend();
+    let sandbox = tokio::select! {
+        restored = backend.restore(snapshot, spec.clone()) => restored?,
+        number = interrupts.next() => return Ok(signal_status(number)),
+    };
+    if form == Form::Text && !args.answer.quiet {
+        report::remark(&format!("restored as {}: {}", sandbox.id(), goes_on(&about)), Tone::Good);
+    }
+    let inside = Inside { args, run, form, about };
+    let outcome = inside.go_on(&*backend, &*sandbox, spec, plan, settings, &mut interrupts).await;
+    if let Err(error) = sandbox.close().await {
+        report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
+    }
+    outcome
+}
+
+/// What it was saved with, but for what may be said anew. Exceptions are never taken from an archive.
+fn spec_of(spec: SpecBuilder, args: &RestoreArgs, about: &SnapshotInfo, settings: &Settings) -> Result<Spec> {
+    let mut limits = about.limits.clone();
+    if let Some(time) = args.timeout {
+        limits.wall_time = time;
+    }
+    let spec = spec.limits(limits).tenant(settings.tenant.clone());
+    settings.allow_weaker.iter().fold(spec, |spec, protection| spec.allow_weaker(*protection)).build()
+}
+
+fn goes_on(about: &SnapshotInfo) -> String {
+    let ids: Vec<String> = about.running.iter().map(|id| id.0.to_string()).collect();
+    let which = if ids.is_empty() { String::new() } else { format!(" (exec {})", ids.join(", ")) };
+    format!("{}{which}", super::inspect::running(about))
+}
+
+/// What is done in a machine that goes on.
+struct Inside<'a> {
+    args: &'a RestoreArgs,
+    run: &'a RunArgs,
+    form: Form,
+    about: SnapshotInfo,
+}
+
+impl Inside<'_> {
+    async fn go_on(
+        &self,
+        backend: &dyn Backend,
+        sandbox: &dyn Sandbox,
+        spec: Spec,
+        plan: Option<Plan>,
+        settings: Settings,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
+        let about = json!({ "restored": self.about });
+        let time = match (self.args.time, &plan) {
+            (Some(time), _) => Some(time),
+            (None, Some(_)) => Some(Duration::ZERO),
+            (None, None) => None,
+        };
+        let interrupted = tokio::select! {
+            biased;
+            number = interrupts.next() => Some(number),
+            error = gone(sandbox) => return Err(error),
+            () = pass(time) => None,
+        };
+        match (interrupted, plan) {
+            (None, Some(Plan { request, .. })) => {
+                let handle = sandbox.start(request.clone()).await?;
+                let run = Run::inside(self.run, self.form, Plan { spec, request }, settings, about);
+                run.follow(backend, sandbox, handle, interrupts).await
+            }
+            (interrupted, _) => self.end(backend, sandbox, about, interrupted.map_or(0, signal_status)),
+        }
+    }
+
+    /// Nothing was to be run.
+    fn end(&self, backend: &dyn Backend, sandbox: &dyn Sandbox, about: Value, status: u8) -> Result<u8> {
+        if self.form == Form::Text {
+            return Ok(status);
+        }
+        let mut document = json!({ "status": status, "posture": sandbox.posture(), "limits": sandbox.spec().limits() });
+        merge(&mut document, identity(backend, sandbox));
+        merge(&mut document, about);
+        Ok(report::printed(report::document(&document), status))
+    }
+}
+
+async fn pass(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the machine has ended, and says why.
+async fn gone(sandbox: &dyn Sandbox) -> Error {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if let Err(error) = sandbox.usage().await {
+            return error;
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A file that is there whole or not at all: it has no name before everything is in it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use cofferdam::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Readable by its owner only.
+const MODE: Mode = Mode::from_raw_mode(0o600);
+
+/// What is done where the name is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and nothing is written.
+    Keep,
+    /// It is replaced, at once and as a whole.
+    Replace,
+}
+
+/// A file that is being written. Dropped before it is [finished](OutFile::finish), nothing is left of it.
+#[derive(Debug)]
+pub struct OutFile {
+    directory: OwnedFd,
+    name: OsString,
+    shown: String,
+    existing: Existing,
+    file: File,
+    /// Its name for the time being, where the file system has no files without any, or while it takes the place of another.
+    temporary: Option<OsString>,
+}
+
+impl OutFile {
+    /// Begins one; refuses a name that is taken, unless that may be replaced, and a directory that cannot be written to.
+    pub fn begin(path: &Path, existing: Existing) -> Result<Self> {
+        let shown = path.display().to_string();
+        let Some(name) = path.file_name() else {
+            return Err(
+                Error::invalid("save", format!("'{shown}' names no file")).with_remedy("name a file to be made")
+            );
+        };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(parent, flags, Mode::empty())
+            .map_err(|errno| refused("use the directory of", &shown, errno))?;
+        match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(refused("look at", &shown, errno)),
+            Ok(found) if rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir() => {
+                return Err(
+                    Error::invalid("save", format!("'{shown}' is a directory")).with_remedy("name a file in it")
+                );
+            }
+            Ok(_) if existing == Existing::Keep => return Err(taken(&shown)),
+            Ok(_) => {}
+        }
+        let unnamed = rustix::fs::openat(&directory, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, MODE);
+        let (file, temporary) = match unnamed {
+            Ok(file) => (file, None),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
+                let temporary = other_name(name);
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                let file = rustix::fs::openat(&directory, &temporary, flags, MODE);
+                (file.map_err(|errno| refused("write", &shown, errno))?, Some(temporary))
+            }
+            Err(errno) => return Err(refused("write", &shown, errno)),
+        };
+        Ok(Self { directory, name: name.to_owned(), shown, existing, file: file.into(), temporary })
+    }
+
+    /// The file, to be written to.
+    pub fn file(&self) -> Result<File> {
+        self.file.try_clone().map_err(|error| {
+            Error::new(ErrorKind::Io, "save", format!("cannot write '{}'", self.shown)).with_source(error)
+        })
+    }
+
+    /// Gives it its name, once everything is in it and on the disk.
+    pub fn finish(mut self) -> Result<()> {
+        let shown = self.shown.clone();
+        rustix::fs::fsync(&self.file).map_err(|errno| refused("write", &shown, errno))?;
+        let named = match self.existing {
+            Existing::Keep => self.link(&self.name.clone()),
+            Existing::Replace => self.replace(),
+        };
+        named.map_err(|errno| if errno == Errno::EXIST { taken(&shown) } else { refused("name", &shown, errno) })
+    }
+
+    fn replace(&mut self) -> rustix::io::Result<()> {
+        if self.temporary.is_none() {
+            let temporary = other_name(&self.name);
+            self.link(&temporary)?;
+            self.temporary = Some(temporary);
+        }
+        if let Some(temporary) = &self.temporary {
+            rustix::fs::renameat(&self.directory, temporary, &self.directory, &self.name)?;
+            self.temporary = None;
+        }
+        Ok(())
+    }
+
+    /// Fails where the name is taken.
+    fn link(&self, name: &OsStr) -> rustix::io::Result<()> {
+        match &self.temporary {
+            Some(temporary) => rustix::fs::linkat(&self.directory, temporary, &self.directory, name, AtFlags::empty()),
+            None => {
+                // The kernel's own name for a descriptor, which nobody else can change.
+                let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(CWD, own, &self.directory, name, AtFlags::SYMLINK_FOLLOW)
+            }
+        }
+    }
+}
+
+impl Drop for OutFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // Whoever removed it did our work.
+            let _ = rustix::fs::unlinkat(&self.directory, temporary, AtFlags::empty());
+        }
+    }
+}
+
+/// A name beside this one that nobody else has, this long before the year is over.
+fn other_name(name: &OsStr) -> OsString {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut other = OsString::from(".");
+    other.push(name);
+    other.push(format!(".{}-{:x}", std::process::id(), now.as_nanos()));
+    other
+}
+
+fn taken(shown: &str) -> Error {
+    Error::new(ErrorKind::Conflict, "save", format!("'{shown}' is there already, and stays as it is"))
+        .with_remedy("give another name, or --force to replace it")
+}
+
+fn refused(what: &str, shown: &str, errno: Errno) -> Error {
+    let (kind, remedy) = match errno {
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
+            (ErrorKind::ResourceExhausted, "make room there, or name another file")
+        }
+        Errno::NOENT | Errno::NOTDIR => (ErrorKind::NotFound, "name a file in a directory that exists"),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => (ErrorKind::Denied, "name a file where you may write"),
+        _ => (ErrorKind::Io, "name another file"),
+    };
+    Error::new(kind, "save", format!("cannot {what} '{shown}': {errno}")).with_remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn names(place: &Path) -> Vec<OsString> {
+        let mut all: Vec<_> = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn a_file_is_there_whole_or_not_at_all() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("x");
+        let begun = OutFile::begin(&path, Existing::Keep).unwrap();
+        begun.file().unwrap().write_all(b"half").unwrap();
+        drop(begun);
+        assert!(names(place.path()).is_empty());
+        let begun = OutFile::begin(&path, Existing::Keep).unwrap();
+        begun.file().unwrap().write_all(b"whole").unwrap();
+        assert!(!path.exists());
+        begun.finish().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"whole");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(OutFile::begin(&path, Existing::Keep).unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(names(place.path()), ["x"]);
+    }
+
+    #[test]
+    fn another_is_replaced_only_when_that_is_asked_for() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("x");
+        let late = OutFile::begin(&path, Existing::Keep).unwrap();
+        std::fs::write(&path, "others").unwrap();
+        // It came while we wrote.
+        assert_eq!(late.finish().unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(std::fs::read(&path).unwrap(), b"others");
+        let begun = OutFile::begin(&path, Existing::Replace).unwrap();
+        begun.file().unwrap().write_all(b"ours").unwrap();
+        begun.finish().unwrap();
+        assert_eq!((std::fs::read(&path).unwrap(), names(place.path())), (b"ours".to_vec(), vec!["x".into()]));
+        for (bad, kind) in
+            [("no/such/x", ErrorKind::NotFound), ("..", ErrorKind::InvalidInput), (".", ErrorKind::InvalidInput)]
+        {
+            let error = OutFile::begin(&place.path().join(bad), Existing::Replace).unwrap_err();
+            assert!(error.kind() == kind && error.remedy().is_some(), "{bad}: {error}");
+        }
+    }
+}

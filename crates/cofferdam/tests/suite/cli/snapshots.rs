@@ -1,0 +1,441 @@
+//! Snapshots as files, from the command line: what needs no machine, always; with machines where tests may start some.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cofferdam_archive::{Key, Kind, ReadOptions, Reader, WriteOptions, Writer};
+use serde_json::Value;
+
+use super::machines::{with_machines, with_nothing};
+use super::{WEAKER, cofferdam, json, outcome, start};
+
+/// Keeps what it made up in memory, looks whether it is still the same, and counts in memory and in a file.
+const COUNTER: &str = "
+import hashlib, os, time
+kept = os.urandom(1 << 20)
+first = hashlib.sha256(kept).hexdigest()
+count = 0
+while True:
+    count += 1
+    now = hashlib.sha256(kept).hexdigest()
+    with open('/workspace/new', 'w') as file:
+        file.write('%d %s %s' % (count, first, now))
+    os.replace('/workspace/new', '/workspace/counter')
+    if count == 5:
+        print('five', first, flush=True)
+    time.sleep(0.05)
+";
+
+fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>, place: &Path) -> Command {
+    let mut command = cofferdam();
+    command.arg("snapshot").args(words).current_dir(place);
+    command
+}
+
+/// What an archive consists of.
+#[derive(Clone)]
+struct Parts {
+    machine: Value,
+    devices: Vec<u8>,
+    memory: Vec<u8>,
+    workspace: Option<Vec<u8>>,
+}
+
+impl Parts {
+    /// Of a machine that nobody has.
+    fn sample() -> Self {
+        let machine = serde_json::json!({
+            "manifest": {
+                "format": 1,
+                "origin": {
+                    "monitor": "qemu", "version": "0.9.1", "machine": "microvm x86_64", "accelerator": "tcg",
+                    "processor": "Nehalem-v1\u{1b}[2J", "host": null, "ticks_per_millisecond": null
+                },
+                "image": "0123456789abcdef",
+                "plan": {
+                    "memory": 1 << 20, "processors": 1,
+                    "shares": { "disk": null, "workspace": 4096, "tmp": 4096, "shm": 4096 },
+                    "bound": null, "tasks": null, "quota": null
+                },
+                "access": "read-write",
+                "limits": { "wall_time": 9.0 },
+                "guest": { "version": 1, "last": 0, "execs": [] }
+            },
+            "root": "00".repeat(32)
+        });
+        Self { machine, devices: vec![7; 5000], memory: vec![9; 1 << 20], workspace: None }
+    }
+
+    fn write(&self, path: &Path, key: Option<&Key>) {
+        let file = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().expect("a file");
+            file.write_all(bytes).expect("it is written");
+            file
+        };
+        let document = self.machine.to_string();
+        let (devices, memory) = (file(&self.devices), file(&self.memory));
+        let workspace = self.workspace.as_deref().map(file);
+        let mut writer = Writer::new(WriteOptions { key, ..WriteOptions::default() }).expect("a writer");
+        writer.json("machine", document.as_bytes()).expect("a document");
+        writer.state("devices", &devices).expect("a state").memory("memory", &memory).expect("a memory");
+        if let Some(workspace) = &workspace {
+            writer.disk("workspace", workspace, None).expect("a disk");
+        }
+        let out = File::create(path).expect("a file");
+        writer.write(out, &mut |_| std::ops::ControlFlow::Continue(())).expect("it is written");
+    }
+
+    fn read(path: &Path) -> Self {
+        let reader = Reader::open(File::open(path).expect("it is there"), &ReadOptions::default()).expect("an archive");
+        let all = &mut |_| std::ops::ControlFlow::Continue(());
+        let restored = reader.restore(&[], &mut |_| tempfile::tempfile(), all).expect("it is whole");
+        let machine = serde_json::from_slice(&restored.documents[0].bytes).expect("JSON");
+        let bytes = |kind| {
+            let found = restored.files.iter().find(|(part, _)| part.kind == kind)?;
+            let mut bytes = vec![0; found.1.metadata().ok()?.len() as usize];
+            std::os::unix::fs::FileExt::read_exact_at(&found.1, &mut bytes, 0).ok()?;
+            Some(bytes)
+        };
+        let part = |kind| bytes(kind).expect("a part");
+        Self { machine, devices: part(Kind::State), memory: part(Kind::Memory), workspace: bytes(Kind::Disk) }
+    }
+}
+
+/// A file with a key in it that only its owner can read.
+fn key_file(place: &Path, name: &str, contents: &[u8]) -> PathBuf {
+    let path = place.join(name);
+    std::fs::write(&path, contents).expect("a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its owner's");
+    path
+}
+
+fn refused(command: &mut Command, says: &str) {
+    let (code, stdout, stderr) = outcome(command);
+    assert!(code != 0 && stdout.is_empty() && stderr.contains(says), "{command:?}: {code} {stdout}{stderr}");
+}
+
+#[test]
+fn an_archive_is_shown_without_a_machine() {
+    let place = tempfile::tempdir().expect("a directory");
+    Parts::sample().write(&place.path().join("m"), None);
+    let (code, text, stderr) = outcome(&mut snapshot(["inspect", "m"], place.path()));
+    assert_eq!((code, stderr.as_str()), (0, ""), "{text}");
+    for part in ["not encrypted", "qemu 0.9.1", "0123456789abcdef", "1 MiB of memory", "no program goes on", "--verify"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));
+    let shown = json(&text);
+    assert_eq!((code, shown["encrypted"].as_bool(), shown["version"].as_u64()), (0, Some(false), Some(1)));
+    assert_eq!(shown["parts"][2]["size"], 1 << 20);
+    assert!(shown["verified"].as_str().is_some_and(|digest| digest.len() == 64), "{shown}");
+    assert_eq!(shown["machine"]["limits"]["wall_time"], 9.0);
+    let mut odd = Parts::sample();
+    odd.machine["manifest"]["format"] = 2.into();
+    odd.write(&place.path().join("odd"), None);
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "odd"], place.path()));
+    assert!(code == 0 && text.contains("its format is 2"), "{text}");
+}
+
+#[test]
+fn damaged_archives_are_refused_before_anything_is_made() {
+    let place = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| place.path().join(name);
+    Parts::sample().write(&at("m"), None);
+    let whole = std::fs::read(at("m")).expect("it is there");
+    let mut tampered = whole.clone();
+    let late = tampered.len() - 40;
+    tampered[late] ^= 1;
+    std::fs::write(at("tampered"), &tampered).expect("a file");
+    std::fs::write(at("cut"), &whole[..whole.len() - 1]).expect("a file");
+    std::fs::write(at("more"), [&whole[..], b"x"].concat()).expect("a file");
+    std::fs::write(at("text"), "nothing").expect("a file");
+    std::fs::write(at("newer"), [&whole[..16], &[2], &whole[17..]].concat()).expect("a file");
+    for (name, says) in [
+        ("tampered", "damaged or was tampered"),
+        ("cut", "cut off"),
+        ("more", "after the archive's end"),
+        ("text", "no archive"),
+        ("newer", "format version 2"),
+    ] {
+        refused(&mut snapshot(["inspect", "--verify", name], place.path()), says);
+    }
+    for (name, says) in
+        [("text", "no archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "no regular file")]
+    {
+        let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], place.path()), place.path());
+        refused(&mut restore, says);
+    }
+    // What its parts are is held against what it says of the machine, without asking for a monitor.
+    let lies: [(&str, fn(&mut Parts)); 4] = [
+        ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
+        ("not understood", |parts| parts.machine["more"] = 1.into()),
+        ("'memory' has 4096 bytes", |parts| parts.memory = vec![1; 4096]),
+        ("has 4 parts", |parts| parts.workspace = Some(vec![1; 4096])),
+    ];
+    for (says, lie) in lies {
+        let mut parts = Parts::sample();
+        lie(&mut parts);
+        parts.write(&at("lie"), None);
+        let says = if says.starts_with("belongs") { "its format is 9" } else { says };
+        refused(&mut with_nothing(snapshot(["restore", "lie"], place.path()), place.path()), says);
+    }
+    assert!(!at("images").exists() && !at(".cache").exists(), "a refusal made something");
+}
+
+#[test]
+fn keys_are_exact_and_their_owners_alone() {
+    let place = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| place.path().join(name);
+    Parts::sample().write(&at("locked"), Some(&Key::new(&[0xab; 32]).expect("a key")));
+    Parts::sample().write(&at("open"), None);
+    key_file(place.path(), "key", &[0xab; 32]);
+    key_file(place.path(), "digits", format!("{}\n", "ab".repeat(32)).as_bytes());
+    key_file(place.path(), "other", &[0xac; 32]);
+    key_file(place.path(), "short", b"secretsecret");
+    std::fs::copy(at("key"), at("loose")).expect("a copy");
+    std::fs::set_permissions(at("loose"), std::fs::Permissions::from_mode(0o640)).expect("others' too");
+    for key in ["key", "digits"] {
+        let words = ["inspect", "locked", "--verify", "--json", "--key-file", key];
+        let (code, text, stderr) = outcome(&mut snapshot(words, place.path()));
+        assert!(code == 0 && json(&text)["machine"]["image"] == "0123456789abcdef", "{text}{stderr}");
+    }
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "locked"], place.path()));
+    assert!(code == 0 && text.contains("encrypted") && text.contains("--key-file") && !text.contains("qemu"), "{text}");
+    for (words, says) in [
+        (&["inspect", "locked", "--key-file", "other"][..], "key does not fit"),
+        (&["inspect", "open", "--key-file", "key"], "not encrypted"),
+        (&["inspect", "locked", "--key-file", "short"], "exactly 32 bytes"),
+        (&["inspect", "locked", "--key-file", "loose"], "chmod 600"),
+        (&["inspect", "locked", "--key-file", "none"], "no such file"),
+        (&["restore", "locked"], "no key was given"),
+        (&["restore", "locked", "--key-file", "other"], "key does not fit"),
+        (&["restore", "open", "--key-file", "key"], "not encrypted"),
+    ] {
+        let mut command = with_nothing(snapshot(words, place.path()), place.path());
+        let (code, _, stderr) = outcome(&mut command);
+        assert!(code != 0 && stderr.contains(says) && !stderr.contains("secret"), "{words:?}: {code} {stderr}");
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
+    let place = tempfile::tempdir().expect("a directory");
+    std::fs::write(place.path().join("there"), "others").expect("a file");
+    let cases = [
+        (&["--out", "there"][..], "there already"),
+        (&["--out", "no/such/m"], "directory that exists"),
+        (&["--out", "."], "names no file"),
+        (&["--out", "m", "--when-prints", ""], "--when-prints waits"),
+        (&["--out", "m", "--key-file", "there"], "key"),
+        (&["--out", "m", "--after", "1s", "--when-done"], "cannot be used with"),
+        (&["--out", "m", "--compression", "20"], "1..=19"),
+        (&["--out", "m", "--net", "example.org"], "no network"),
+        // There is no image.
+        (&["--out", "m"], "cofferdam vm build-image"),
+    ];
+    for (words, says) in cases {
+        let words = ["save"].iter().chain(words).chain(&["--", "true"]);
+        refused(&mut with_nothing(snapshot(words, place.path()), place.path()), says);
+    }
+    refused(&mut snapshot(["save", "--", "true"], place.path()), "--out");
+    let names: Vec<_> =
+        std::fs::read_dir(place.path()).expect("a list").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!(names, ["there"]);
+    assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
+}
+
+/// `snapshot save` of the counter, with these words besides.
+fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
+    let fixed =
+        ["save", "--json", "--allow-weaker", WEAKER, "--timeout", "1h", "--when-prints", "five", "--memory", "96M"];
+    let words = fixed.iter().chain(words).chain(&["--", "python3", "-c", COUNTER]);
+    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(words, place), test)?);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    Some(json(&stdout))
+}
+
+/// `snapshot restore` in another directory, and what the counter's file says there: how far it is, what it kept.
+fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let file = file.to_str().expect("a name");
+    let fixed = ["restore", file, "--json", "--allow-weaker", WEAKER];
+    let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
+    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(words, elsewhere.path()), test)?);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    let answer = json(&stdout);
+    assert_eq!(answer["restored"]["running"].as_array().map(Vec::len), Some(1), "{answer}");
+    assert!(answer["posture"].as_array().is_some_and(|rows| !rows.is_empty()), "{answer}");
+    let text = answer["stdout"]["text"].as_str().expect("text").to_owned();
+    let words: Vec<&str> = text.split(' ').collect();
+    assert_eq!(words[1], words[2], "what was kept in memory has changed");
+    Some((words[0].parse().expect("a number"), words[1].to_owned()))
+}
+
+#[test]
+fn a_program_goes_on_in_another_process_and_directory() {
+    let test = "a_program_goes_on_in_another_process_and_directory";
+    let place = tempfile::tempdir().expect("a directory");
+    let key = key_file(place.path(), "key", &[3; 32]);
+    let key = key.to_str().expect("a name");
+    for (name, locked) in [("open", &[][..]), ("locked", &["--key-file", key])] {
+        let Some(saved) = save_counter(place.path(), &[&["--out", name], locked].concat(), test) else { return };
+        let printed = saved["stdout"]["text"].as_str().expect("text").trim().to_owned();
+        let kept = printed.strip_prefix("five ").expect("what it printed");
+        let file = place.path().join(name);
+        let meta = std::fs::metadata(&file).expect("it is there");
+        assert_eq!((saved["archive"]["bytes"].as_u64(), meta.permissions().mode() & 0o777), (Some(meta.len()), 0o600));
+        assert_eq!(saved["archive"]["encrypted"].as_bool(), Some(!locked.is_empty()));
+        let moved = tempfile::tempdir().expect("a directory");
+        let there = moved.path().join("moved");
+        std::fs::rename(&file, &there).or_else(|_| std::fs::copy(&file, &there).map(drop)).expect("it is moved");
+        let (first, same) = restored(&there, locked, test).expect("machines are there");
+        assert!(same == kept && first >= 5, "{first} {same} {kept}");
+        // Once more, from the same moment, and with time to count.
+        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("machines are there");
+        assert!(same == kept && later > first, "{first} {later}");
+        assert_eq!(std::fs::read_dir(moved.path()).expect("a list").count(), 1);
+        if locked.is_empty() {
+            hostile_copies(&there, moved.path(), test);
+        }
+    }
+}
+
+/// What was changed in an archive that could be restored.
+fn hostile_copies(good: &Path, place: &Path, test: &str) {
+    let whole = std::fs::read(good).expect("it is there");
+    let mut tampered = whole.clone();
+    tampered[whole.len() / 2] ^= 1;
+    let bad = place.join("bad");
+    let restore = |says: &str, words: &[&str]| {
+        let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
+        let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
+        refused(&mut with_machines(snapshot(words, place), test).expect("machines are there"), says);
+    };
+    std::fs::write(&bad, &tampered).expect("a file");
+    restore("damaged or was tampered", &[]);
+    std::fs::write(&bad, &whole[..whole.len() * 2 / 3]).expect("a file");
+    restore("cut off", &[]);
+    std::fs::write(&bad, [&whole[..], b"x"].concat()).expect("a file");
+    restore("after the archive's end", &[]);
+    std::fs::write(&bad, &whole).expect("a file");
+    restore("raise the limit", &["--max-disk", "1M"]);
+    let parts = Parts::read(&bad);
+    let changes: [(&str, fn(&mut Value)); 8] = [
+        ("the image with the key", |machine| machine["manifest"]["image"] = "ab".repeat(32).into()),
+        ("the image's disk", |machine| machine["root"] = "ab".repeat(32).into()),
+        ("version 0.9", |machine| machine["manifest"]["origin"]["version"] = "0.9.1".into()),
+        ("the monitor firecracker", |machine| machine["manifest"]["origin"]["monitor"] = "firecracker".into()),
+        ("a machine q35", |machine| machine["manifest"]["origin"]["machine"] = "q35 x86_64".into()),
+        ("the accelerator kvm", |machine| machine["manifest"]["origin"]["accelerator"] = "kvm".into()),
+        ("the processor EPYC-v9", |machine| machine["manifest"]["origin"]["processor"] = "EPYC-v9".into()),
+        ("a process limit of", |machine| machine["manifest"]["limits"]["processes"] = 9999.into()),
+    ];
+    for (says, change) in changes {
+        let mut parts = parts.clone();
+        change(&mut parts.machine);
+        parts.write(&bad, None);
+        restore(says, &[]);
+    }
+    // All is as it says, and the monitor cannot make anything of it.
+    Parts { devices: vec![0x5a; parts.devices.len()], ..parts }.write(&bad, None);
+    let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--", "true"];
+    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("machines are there"));
+    assert!(code == 125 && stdout.is_empty() && stderr.contains("cofferdam: "), "{code} {stdout}{stderr}");
+    std::fs::remove_file(&bad).expect("it is removed");
+}
+
+#[test]
+fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
+    let test = "a_machine_is_frozen_when_its_command_has_ended";
+    let place = tempfile::tempdir().expect("a directory");
+    let save = |words: &[&str]| {
+        let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m"];
+        with_machines(snapshot(fixed.iter().chain(words), place.path()), test)
+    };
+    let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
+    refused(&mut early, "ended with status 3");
+    assert!(!place.path().join("m").exists());
+    let script = "echo kept > /workspace/file; echo made";
+    let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
+    let (code, stdout, stderr) = outcome(&mut done);
+    assert!(code == 0 && stdout == "made\n" && stderr.contains("m is there"), "{code} {stdout}{stderr}");
+    refused(&mut save(&["--", "true"]).expect("machines are there"), "there already");
+    let first = std::fs::read(place.path().join("m")).expect("it is there");
+    let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("machines are there");
+    assert_eq!(outcome(&mut again), (0, "made\n".to_owned(), String::new()));
+    assert!(std::fs::read(place.path().join("m")).expect("it is there") != first);
+    let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
+    let (code, stdout, stderr) =
+        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("machines are there"));
+    assert!(code == 9 && stdout == "kept\n" && stderr.contains("no program goes on"), "{code} {stdout}{stderr}");
+    // Interrupted while it runs.
+    let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("machines are there"));
+    let begun = Instant::now();
+    while monitors_of(child.id()).is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no machine is started");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let monitors = monitors_of(child.id());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .expect("it is there");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    for pid in monitors {
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "the monitor {pid} is left");
+    }
+    assert_eq!(std::fs::read_dir(place.path()).expect("a list").count(), 1);
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_archive() {
+    let test = "a_full_disk_leaves_no_half_archive";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: only root mounts a small file system");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    // The file system is this process's own, and is gone with it.
+    let script = "mount -t tmpfs -o size=256k none . || exit 77; cd \"$PWD\"; \"$@\"; code=$?; ls -A >&2; exit $code";
+    let program = env!("CARGO_BIN_EXE_cofferdam");
+    let mut command = Command::new("unshare");
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(place.path());
+    command.args([
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        program,
+        "snapshot",
+        "save",
+        "--allow-weaker",
+        WEAKER,
+        "--memory",
+        "96M",
+    ]);
+    command.args(["--out", "half", "--when-done", "--quiet", "--", "true"]);
+    let Some(mut command) = with_machines(command, test) else { return };
+    let (code, _, stderr) = outcome(&mut command);
+    if code == 77 {
+        println!("SKIP {test}: nothing can be mounted here");
+        return;
+    }
+    assert!(code != 0 && stderr.contains("no space left") && !stderr.contains("half"), "{code} {stderr}");
+}
+
+/// Monitors that a process started, by number.
+fn monitors_of(parent: u32) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
+        name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*parent.to_string())
+    })
+    .collect()
+}
