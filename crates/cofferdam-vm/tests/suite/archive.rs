@@ -83,7 +83,7 @@ async fn a_snapshot_travels_between_backends() {
     let written = promptly(taken.save(file.try_clone().unwrap(), SaveOptions::default(), on)).await.unwrap();
     println!("{:?} in an archive of {} bytes", taken.sizes(), written.bytes);
     assert_eq!(written.bytes, file.metadata().unwrap().len());
-    drop((handle, snapshot, backend));
+    drop((handle, snapshot, source, backend));
 
     let input = || -> File {
         (&file).rewind().unwrap();
