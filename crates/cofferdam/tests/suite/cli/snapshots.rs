@@ -118,6 +118,9 @@ fn refused(command: &mut Command, says: &str) {
     assert!(code != 0 && stdout.is_empty() && stderr.contains(says), "{command:?}: {code} {stdout}{stderr}");
 }
 
+/// What is done to something before it is tried.
+type Change<T> = fn(&mut T);
+
 #[test]
 fn an_archive_is_shown_without_a_machine() {
     let place = tempfile::tempdir().expect("a directory");
@@ -172,7 +175,7 @@ fn damaged_archives_are_refused_before_anything_is_made() {
         refused(&mut restore, says);
     }
     // What its parts are is held against what it says of the machine, without asking for a monitor.
-    let lies: [(&str, fn(&mut Parts)); 4] = [
+    let lies: [(&str, Change<Parts>); 4] = [
         ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
         ("not understood", |parts| parts.machine["more"] = 1.into()),
         ("'memory' has 4096 bytes", |parts| parts.memory = vec![1; 4096]),
@@ -326,7 +329,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     std::fs::write(&bad, &whole).expect("a file");
     restore("raise the limit", &["--max-disk", "1M"]);
     let parts = Parts::read(&bad);
-    let changes: [(&str, fn(&mut Value)); 8] = [
+    let changes: [(&str, Change<Value>); 8] = [
         ("the image with the key", |machine| machine["manifest"]["image"] = "ab".repeat(32).into()),
         ("the image's disk", |machine| machine["root"] = "ab".repeat(32).into()),
         ("version 0.9", |machine| machine["manifest"]["origin"]["version"] = "0.9.1".into()),
