@@ -43,19 +43,6 @@ fn monitors_of(parent: u32) -> BTreeSet<u32> {
     .collect()
 }
 
-/// The monitor of ours that has this much memory.
-fn monitor_with(argument: &str) -> u32 {
-    let found: Vec<u32> = monitors_of(std::process::id())
-        .into_iter()
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split(|&byte| byte == 0).any(|word| word == argument.as_bytes())
-        })
-        .collect();
-    assert_eq!(found.len(), 1, "{found:?}");
-    found[0]
-}
-
 fn forever() -> ExecRequest {
     ExecRequest::argv(["sleep", "1000000"]).timeout(Duration::from_secs(3600)).build().unwrap()
 }
@@ -68,7 +55,7 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
     let sandbox: Arc<dyn Sandbox> = promptly(backend.create(spec(77))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
     // 77 MiB for guests, and what the kernel takes.
-    let pid = monitor_with("176M");
+    let pid = support::monitor_with("176M");
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
     let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
     assert!(error.to_string().contains("its monitor ended") && error.remedy().is_some(), "{error:?}");
@@ -84,7 +71,7 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
     let Some(backend) = support::backend(test) else { return };
     let sandbox = promptly(backend.create(spec(80))).await.unwrap();
-    let pid = monitor_with("179M");
+    let pid = support::monitor_with("179M");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -8,7 +8,7 @@ use cofferdam_guest::{Guest, Settings};
 use cofferdam_vm::image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::sparse;
-use cofferdam_vm::vmm::{Hardware, MachineState, Started, Vmm};
+use cofferdam_vm::vmm::{Hardware, Machine, MachineState, Started, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -133,15 +133,14 @@ async fn a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody() {
     for signal in [Signal::KILL, Signal::STOP] {
         let patience = std::time::Duration::from_secs(5);
         let qemu = Qemu::new(QemuConfig { patience, ..QemuConfig::default() }).unwrap();
-        let old: Vec<u32> = support::monitors();
-        let started = qemu.start(machine(&image, WORDS)).await.expect("a machine");
+        let memory = ByteSize::from_mebibytes(131);
+        let started = qemu.start(Machine { memory, ..machine(&image, WORDS) }).await.expect("a machine");
         let settings = Settings { patience: NO_HANG, ..Settings::default() };
         let Started { vm, reader, writer } = started;
         let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await.unwrap();
-        let new = support::monitors().into_iter().find(|pid| !old.contains(pid)).expect("its monitor");
+        let pid = Pid::from_raw(support::monitor_with("131M").cast_signed()).unwrap();
         guest.set_paused(true);
         vm.pause().await.unwrap();
-        let pid = Pid::from_raw(new.try_into().unwrap()).unwrap();
         let (taken, ()) = tokio::join!(promptly(vm.snapshot(MOST)), async {
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
             kill_process(pid, signal).unwrap();

@@ -142,15 +142,20 @@ pub(crate) fn config() -> VmConfig {
     }
 }
 
-/// Monitors that this process started, by number.
-pub(crate) fn monitors() -> Vec<u32> {
+/// The monitor of ours whose machine has this much memory: other tests of this process have machines, too.
+pub(crate) fn monitor_with(memory: &str) -> u32 {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let own = std::process::id().to_string();
-    pids.filter(|pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
-        name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*own)
-    })
-    .collect()
+    let found: Vec<u32> = pids
+        .filter(|pid| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let is_asked_for = line.split(|&byte| byte == 0).any(|word| word == memory.as_bytes());
+            name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*own) && is_asked_for
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]
 }
