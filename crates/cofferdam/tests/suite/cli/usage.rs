@@ -65,6 +65,7 @@ fn the_top_level_help() {
       setup        Install interpreters for WebAssembly, once for this user
       image        Show the images of the container engine, and get more
       vm           Make images for virtual machines, show and remove them
+      snapshot     Freeze a virtual machine to a file, and let it go on elsewhere
       conformance  Run the conformance kit against a backend
       backends     List the backends
       schema       Print the JSON Schema of what goes in and comes out
