@@ -132,6 +132,8 @@ impl Settings {
             false => &flags.limits.allow_weaker,
         };
         let backend = backend_for_run(flags, environment, file)?;
+        has_use(flags.place.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
+        has_use(flags.place.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
         Ok(Self {
             setup: Setup {
                 containers: Containers {
@@ -151,6 +153,15 @@ impl Settings {
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
     }
+}
+
+/// Refuses an option that only one backend knows, where another one was chosen: it would do nothing.
+fn has_use(given: bool, option: &str, of: &str, chosen: &Chosen) -> Result<()> {
+    if !given || chosen.info.name == of {
+        return Ok(());
+    }
+    let message = format!("{option} is for {of}, and the backend is {}", chosen.info.name);
+    Err(Error::invalid("select backend", message).with_remedy(format!("leave it out, or add --backend {of}")))
 }
 
 /// How containers are made, as far as no option says anything about it.
@@ -323,6 +334,21 @@ mod tests {
             let settings = Settings::resolve(&flags(line), environment, file).unwrap();
             assert_eq!(settings.limits.wall_time, Duration::from_secs(seconds), "{line}");
             assert_eq!(settings.backend.name, backend, "{line}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_would_do_nothing_is_refused() {
+        let resolve =
+            |line: &str| Settings::resolve(&flags(line), &Environment::default(), &ConfigFile::default()).map(drop);
+        for line in ["--pull missing x.py", "--backend vm --pull never x.py", "--build missing x.py"] {
+            let error = resolve(line).unwrap_err();
+            assert!(error.to_string().contains("and the backend is") && error.remedy().is_some(), "{line}: {error}");
+        }
+        for line in
+            ["--backend docker --pull missing x.py", "--image a --pull missing x.py", "--level vm --build never x.py"]
+        {
+            resolve(line).unwrap();
         }
     }
 
