@@ -276,3 +276,22 @@ async fn a_machine_that_cannot_go_on_is_ended() {
     assert!(error.to_string().contains("its monitor ended"), "{error:?}");
     promptly(sandbox.close()).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_ends_with_its_connection() {
+    let test = "a_machine_ends_with_its_connection";
+    if support::image(test).is_none() {
+        return;
+    }
+    let deadlines = Deadlines { boot: Duration::from_secs(20), answer: Duration::from_secs(1) };
+    let backend = VmBackend::new(VmConfig { deadlines, ..support::config() }).unwrap();
+    let sandbox = promptly(backend.create(spec(86))).await.unwrap();
+    let handle = promptly(sandbox.start(forever())).await.unwrap();
+    // 86 MiB for guests, and what the kernel takes.
+    let pid = Pid::from_raw(support::monitor_with("185M").cast_signed()).unwrap();
+    // Its agent says nothing any more, and the connection is given up. Nobody closes the sandbox.
+    kill_process(pid, Signal::STOP).unwrap();
+    promptly(handle.exit()).await.expect_err("nobody ended the program");
+    is_gone(pid).await;
+    drop(sandbox);
+}
