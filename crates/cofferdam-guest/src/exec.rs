@@ -206,10 +206,18 @@ async fn remove_script(inner: &Arc<Inner>, exec: u64) {
     }
 }
 
-/// Keeps the limits of an exec that a former host started. `on_end` tells its end.
-pub fn keep_limits(inner: &Arc<Inner>, exec: &RunningExec, on_end: oneshot::Receiver<()>) {
-    let standing = inner.running.add(exec.id, Standing::adopt(exec, inner.counts_cpu, inner.processors));
-    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, limits: Limits::default() };
+/// Keeps the limits of an exec that a former host started: its own, and these. `first` is the CPU time that was counted
+/// before it went on; `on_end` tells its end.
+pub fn keep_limits(
+    inner: &Arc<Inner>,
+    exec: &RunningExec,
+    limits: &Limits,
+    first: Option<u64>,
+    on_end: oneshot::Receiver<()>,
+) {
+    let standing = Standing::adopt(exec, limits, first, inner.counts_cpu, inner.processors);
+    let standing = inner.running.add(exec.id, standing);
+    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, limits: limits.clone() };
     // Nobody has a handle that could wish for anything.
     let (_, on_wish) = mpsc::unbounded_channel();
     tokio::spawn(run.drive_adopted(on_end, on_wish));

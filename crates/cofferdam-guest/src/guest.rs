@@ -273,6 +273,11 @@ impl Guest {
         self.inner.link.closed().await
     }
 
+    /// Waits for the same without keeping the connection: it is over as well once the last clone is dropped.
+    pub fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.inner.link.until_closed()
+    }
+
     /// Has the agent end, and the connection. Everything that waits fails. Idempotent.
     pub async fn close(&self) {
         self.inner.link.end(END_LIMIT).await;

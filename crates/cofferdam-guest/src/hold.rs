@@ -89,7 +89,8 @@ impl Guest {
     /// - Before any program goes on, the machine gets a clock that is right, random numbers of its own, and another id,
     ///   boot id and name; what the former host gave is forgotten; and everything is measured again.
     /// - Execs of the record go on without a handle: their input is at its end, their output is discarded, and their
-    ///   limits hold, the time before they were held included.
+    ///   limits hold, the time before they were held included. Those of the settings hold as well: nothing goes on for
+    ///   longer than their wall time from now, or with more CPU time in all than theirs.
     /// - Fails with `Unsupported` where nobody inside may renew a machine, as in a container, and for an agent of
     ///   another version; with `InvalidInput` for a record that is not this copy's.
     /// - When it fails, no program went on, and the connection is closed, which ends the agent.
@@ -123,9 +124,10 @@ impl Guest {
             renew(&link, &settings, &record, &renewal, begun).await?;
             stage = "measuring";
             let evidence = probes::again(&link, &settings).await?;
+            let first = first_count(&link, &record).await?;
             stage = "releasing";
             match link.call(ADOPT, &Order::Release).await? {
-                Reply::Done { errno: 0, .. } => Ok(evidence),
+                Reply::Done { errno: 0, .. } => Ok((evidence, first)),
                 Reply::Done { errno, .. } => Err(failed("what runs inside could not be let go on", errno)),
                 _ => Err(odd()),
             }
@@ -135,10 +137,11 @@ impl Guest {
             Err(_) => Err(Error::new(ErrorKind::Unavailable, ADOPT, "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
-        let evidence = evidence.map_err(|error| error.with_context("stage", stage))?;
+        let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
+        let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
         for (exec, on_end) in record.execs().iter().zip(ends) {
-            exec::keep_limits(&inner, exec, on_end);
+            exec::keep_limits(&inner, exec, &limits, first, on_end);
         }
         Ok((Self { inner, _owner: owner }, evidence))
     }
@@ -187,6 +190,17 @@ async fn renew(
         }
         Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, ADOPT, "nobody held this copy")),
         Reply::Done { errno, .. } => Err(failed("the machine could not be given another identity", errno)),
+        _ => Err(odd()),
+    }
+}
+
+/// The CPU time that is counted while nothing runs, where something is to go on.
+async fn first_count(link: &Arc<Link>, record: &Record) -> Result<Option<u64>> {
+    if record.execs().is_empty() {
+        return Ok(None);
+    }
+    match link.call(ADOPT, &Order::Count).await? {
+        Reply::Counted(counts) => Ok(counts.cpu_micros),
         _ => Err(odd()),
     }
 }

@@ -151,6 +151,14 @@ impl Link {
         }
     }
 
+    /// Waits for the same, or until there is no link any more, which it does not keep.
+    pub fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ended = self.ended.subscribe();
+        async move {
+            let _ = ended.wait_for(Option::is_some).await;
+        }
+    }
+
     /// Ends it, as its owner's wish.
     pub fn close(&self) {
         self.over.send_replace(true);

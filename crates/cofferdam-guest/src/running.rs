@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::ExecId;
 use cofferdam_contract::supervise::{Allowance, Supervision, Wish};
+use cofferdam_contract::{ExecId, Limits};
 
 use crate::record::{LONGEST, RunningExec};
 use crate::wire::Counts;
@@ -32,19 +32,25 @@ impl Standing {
         Self { supervision, allowance, base: OnceLock::new(), script, adopted: false }
     }
 
-    /// Of an exec of a former host's, whose time goes on now.
-    pub fn adopt(exec: &RunningExec, counted: bool, processors: u32) -> Self {
+    /// Of an exec of a former host's, whose time goes on now. Anybody may have written down what it is allowed: these
+    /// limits hold as well, from now on. `first` is what was counted before it went on.
+    pub fn adopt(exec: &RunningExec, limits: &Limits, first: Option<u64>, counted: bool, processors: u32) -> Self {
         let now = Instant::now();
-        let wall = Duration::from_micros(exec.wall.saturating_sub(exec.elapsed));
-        let allowance = Allowance { wall, cpu: exec.cpu.map(Duration::from_micros), counted, processors };
+        let elapsed = Duration::from_micros(exec.elapsed);
+        let all = Duration::from_micros(exec.wall).min(elapsed.saturating_add(limits.wall_time));
+        let wall = all.saturating_sub(elapsed);
+        let cpu = [exec.cpu.map(Duration::from_micros), limits.cpu_time].into_iter().flatten().min();
+        let allowance = Allowance { wall, cpu, counted, processors };
         let mut supervision = Supervision::new(now, now, allowance);
         if let Some(micros) = exec.kill_in {
             // What there was to be told to it was told.
             supervision.wish(Wish::Cancel(Duration::from_micros(micros)), now);
         }
         // What was used up stays used up, should it be held once more.
-        let allowance = Allowance { wall: Duration::from_micros(exec.wall), ..allowance };
-        let base = OnceLock::from(Counts { cpu_micros: exec.cpu_base, ..Counts::default() });
+        let allowance = Allowance { wall: all, ..allowance };
+        // It cannot have begun at more than there is now.
+        let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
+        let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
         Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, adopted: true }
     }
 
@@ -160,13 +166,45 @@ mod tests {
         assert_eq!(written, expected);
         drop(listed);
         assert!(!list.is_known(7));
-        let adopted = list.add(7, Standing::adopt(&written, true, 2));
+        let adopted = list.add(7, Standing::adopt(&written, &Limits::default(), Some(9), true, 2));
         assert_eq!(list.adopted(), [ExecId(7)]);
         let later = Instant::now() + SECOND * 2;
         let left = adopted.supervision().left(later);
         assert!(left <= SECOND * 4 && left > SECOND * 3, "{left:?}");
         let again = list.record(&[7], later).remove(0);
         assert!(again.elapsed >= 6 * second && again.elapsed < 7 * second && again.wall == 10 * second, "{again:?}");
+    }
+
+    #[test]
+    fn what_somebody_wrote_down_is_allowed_no_more_than_the_limits() {
+        let second = SECOND.as_micros() as u64;
+        let year = 366 * 24 * 3600 * second;
+        let written = RunningExec {
+            id: 3,
+            elapsed: 2 * second,
+            wall: 10 * year,
+            cpu: None,
+            cpu_base: Some(u64::MAX),
+            script: false,
+            kill_in: Some(year),
+        };
+        let limits = Limits { wall_time: SECOND, cpu_time: Some(SECOND * 3), ..Limits::default() };
+        let list = Arc::new(Running::default());
+        let adopted = list.add(3, Standing::adopt(&written, &limits, Some(5), true, 1));
+        assert!(adopted.supervision().left(Instant::now()) <= SECOND);
+        assert_eq!(adopted.base().cpu_micros, Some(5));
+        // Who takes it over next is told the same.
+        let again = list.record(&[3], Instant::now()).remove(0);
+        assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
+        let later = Instant::now() + SECOND;
+        adopted.supervision().due(later);
+        assert!(adopted.supervision().kill_now(later), "its time is over");
+        // Limits that allow more change nothing.
+        let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
+        let generous = list.add(4, Standing::adopt(&again, &limits, Some(7), true, 1));
+        let kept = list.record(&[4], Instant::now()).remove(0);
+        assert_eq!((kept.wall, kept.cpu, kept.cpu_base), (3 * second, Some(3 * second), Some(5)));
+        drop(generous);
     }
 
     #[test]
@@ -178,7 +216,7 @@ mod tests {
         listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
         let written = list.record(&[1], now + SECOND).remove(0);
         assert_eq!(written.kill_in, Some(SECOND.as_micros() as u64));
-        let adopted = Standing::adopt(&written, true, 1);
+        let adopted = Standing::adopt(&written, &Limits::default(), None, true, 1);
         assert!(adopted.supervision().kills_the_rest());
         assert!(!adopted.supervision().kill_now(Instant::now()));
         assert!(adopted.supervision().kill_now(Instant::now() + SECOND));

@@ -281,7 +281,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(Raw {
             id: new_id(),
-            guest,
+            guest: bind(guest, &vm),
             vm,
             host: Arc::clone(host),
             evidence,
@@ -321,7 +321,7 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
     match Guest::adopt(reader, writer, settings, manifest.guest().clone(), renewal, ready_by).await {
         Ok((guest, evidence)) => Ok(Raw {
             id,
-            guest,
+            guest: bind(guest, &vm),
             vm,
             host: Arc::clone(host),
             evidence,
@@ -403,6 +403,19 @@ fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
     image::ext4::make_empty(&file, plan::most_files_on_disk(bytes))?;
     Ok(file)
+}
+
+/// Has a machine ended with its connection: nobody keeps the limits of what computes on in it.
+fn bind(guest: Guest, vm: &Arc<dyn Vm>) -> Guest {
+    let (closed, vm) = (guest.until_closed(), Arc::downgrade(vm));
+    tokio::spawn(async move {
+        closed.await;
+        if let Some(vm) = vm.upgrade() {
+            // Whoever closes the sandbox is told what cannot be ended.
+            let _ = vm.kill().await;
+        }
+    });
+    guest
 }
 
 /// Finds out why a connection ended, for those who waited for an answer.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
@@ -15,6 +16,9 @@ use tokio::sync::Mutex;
 use crate::error::VmError;
 use crate::make::{Host, Raw, apart};
 use crate::snapshot::VmSnapshot;
+
+/// Time that a guest has to notice that its machine is gone.
+const NOTICE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A sandbox that is a machine. Dropping it ends everything in it.
 pub(crate) struct VmSandbox {
@@ -79,16 +83,30 @@ impl Shared {
         match self.raw.vm.pause().await {
             Ok(()) => Ok(record),
             Err(error) => {
-                // If the machine is dead, so is its guest.
-                let _ = self.raw.guest.release().await;
+                // If the machine is dead, so is its guest. The first error is the one to tell.
+                let _ = self.or_end(self.raw.guest.release().await).await;
                 Err(error.into_error("pause"))
             }
         }
     }
 
     async fn go_on(&self) -> Result<()> {
-        self.raw.vm.resume().await.map_err(|error| error.into_error("resume"))?;
-        self.raw.guest.release().await
+        let gone_on = match self.raw.vm.resume().await {
+            Ok(()) => self.raw.guest.release().await,
+            Err(error) => Err(error.into_error("resume")),
+        };
+        self.or_end(gone_on).await
+    }
+
+    /// Ends everything that did not go on: no limit holds in what stands still, and nobody would ever hear of its execs.
+    async fn or_end(&self, gone_on: Result<()>) -> Result<()> {
+        if gone_on.is_err() {
+            // The machine first: so the guest is told why, rather than that its owner closed it.
+            let _ = self.raw.vm.kill().await;
+            let _ = tokio::time::timeout(NOTICE_LIMIT, self.raw.guest.closed()).await;
+            let _ = self.raw.close().await;
+        }
+        gone_on
     }
 
     async fn pause(&self) -> Result<()> {
@@ -118,16 +136,16 @@ impl Shared {
     async fn resume(&self) -> Result<()> {
         let mut paused = self.paused.lock().await;
         self.open("resume")?;
-        match &*paused {
-            None => return Ok(()),
-            Some(Pause { record: Some(_), .. }) => self.go_on().await?,
+        // Whether it goes on or is ended, it is not paused any more.
+        match paused.take() {
+            None => Ok(()),
+            Some(Pause { record: Some(_), .. }) => self.go_on().await,
             Some(Pause { record: None, .. }) => {
-                self.raw.vm.resume().await.map_err(|error| error.into_error("resume"))?;
+                let resumed = self.raw.vm.resume().await.map_err(|error| error.into_error("resume"));
                 self.raw.guest.set_paused(false);
+                self.or_end(resumed).await
             }
         }
-        *paused = None;
-        Ok(())
     }
 
     async fn snapshot(&self, operation: &'static str) -> Result<VmSnapshot> {

@@ -31,7 +31,8 @@ fn splice(streams: Streams) -> (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>,
 }
 
 fn settings() -> Settings {
-    Settings { patience: NO_HANG, ..Settings::default() }
+    let limits = Limits { wall_time: NO_HANG, cpu_time: None, ..Limits::default() };
+    Settings { patience: NO_HANG, limits, ..Settings::default() }
 }
 
 async fn run(guest: &Guest, line: &str) -> String {

@@ -244,3 +244,54 @@ async fn a_disk_that_fills_up_ends_nothing_but_the_write() {
     drop((sandbox, backend));
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
+
+/// Waits until a monitor that was stopped is gone.
+async fn is_gone(pid: Pid) {
+    promptly(async {
+        while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_cannot_go_on_is_ended() {
+    let test = "a_machine_that_cannot_go_on_is_ended";
+    if support::image(test).is_none() {
+        return;
+    }
+    let qemu = QemuConfig { patience: Duration::from_secs(8), ..QemuConfig::default() };
+    let backend = VmBackend::new(VmConfig { qemu, ..support::config() }).unwrap();
+    let sandbox = promptly(backend.create(spec(83))).await.unwrap();
+    let handle = promptly(sandbox.start(forever())).await.unwrap();
+    // 83 MiB for guests, and what the kernel takes.
+    let pid = Pid::from_raw(support::monitor_with("182M").cast_signed()).unwrap();
+    promptly(sandbox.pause()).await.unwrap();
+    // It is told to go on, and does not answer.
+    kill_process(pid, Signal::STOP).unwrap();
+    promptly(sandbox.resume()).await.expect_err("nobody answers");
+    is_gone(pid).await;
+    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
+    assert!(error.to_string().contains("its monitor ended"), "{error:?}");
+    promptly(sandbox.close()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_ends_with_its_connection() {
+    let test = "a_machine_ends_with_its_connection";
+    if support::image(test).is_none() {
+        return;
+    }
+    let deadlines = Deadlines { boot: Duration::from_secs(20), answer: Duration::from_secs(1) };
+    let backend = VmBackend::new(VmConfig { deadlines, ..support::config() }).unwrap();
+    let sandbox = promptly(backend.create(spec(86))).await.unwrap();
+    let handle = promptly(sandbox.start(forever())).await.unwrap();
+    // 86 MiB for guests, and what the kernel takes.
+    let pid = Pid::from_raw(support::monitor_with("185M").cast_signed()).unwrap();
+    // Its agent says nothing any more, and the connection is given up. Nobody closes the sandbox.
+    kill_process(pid, Signal::STOP).unwrap();
+    promptly(handle.exit()).await.expect_err("nobody ended the program");
+    is_gone(pid).await;
+    drop(sandbox);
+}
