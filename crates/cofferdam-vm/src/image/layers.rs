@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use tar::EntryType;
 
 use super::ext4::{self, Needs};
+use super::headers::Archive;
 use super::root::{MOST_ENTRIES, add_places};
 use crate::error::{Result, VmError, io as io_error};
 
@@ -81,9 +82,9 @@ impl Tree {
 
     /// Removes what a layer says is gone. To be called with each layer before [`Self::extract`].
     pub(crate) fn remove(&mut self, layer: impl Read) -> Result<()> {
-        let mut archive = tar::Archive::new(layer);
+        let mut archive = Archive::new(layer);
         let mut entries = 0;
-        for entry in archive.entries().map_err(bad_layer)? {
+        for entry in archive.members().map_err(bad_layer)? {
             let entry = entry.map_err(bad_layer)?;
             entries += 1;
             if entries > MOST_ENTRIES {
@@ -111,8 +112,8 @@ impl Tree {
 
     /// Puts what a layer has into the directory, over what is there.
     pub(crate) fn extract(&mut self, layer: impl Read) -> Result<()> {
-        let mut archive = tar::Archive::new(layer);
-        for entry in archive.entries().map_err(bad_layer)? {
+        let mut archive = Archive::new(layer);
+        for entry in archive.members().map_err(bad_layer)? {
             let mut entry = entry.map_err(bad_layer)?;
             let kind = entry.header().entry_type();
             if !matches!(

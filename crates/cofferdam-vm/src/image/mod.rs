@@ -9,6 +9,7 @@
 
 mod cpio;
 pub(crate) mod ext4;
+mod headers;
 mod initramfs;
 mod kernel;
 mod layers;

@@ -349,3 +349,26 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     write(&(config + " "), &contents, &digest);
     assert!(read(&saved).is_err());
 }
+
+#[test]
+fn a_name_that_takes_all_memory_is_refused_before_it_is_read() {
+    let name = vec![0; 200 << 20];
+    let below = layer(&[(FILE, "f", "", 0o644, b"x")]);
+    let hostile = layer(&[(EntryType::GNULongName, "././@LongLink", "", 0o644, &name), (FILE, "f", "", 0o644, b"y")]);
+    drop(name);
+    for pack in [gzip as fn(&[u8]) -> Vec<u8>, zstandard] {
+        let error = refused(&[(below.clone(), pack), (hostile.clone(), pack)]);
+        assert!(error.contains("headers of a member are larger"), "{error}");
+    }
+    // The same in a tar of a root file system, in a kernel's package, and around the image.
+    let place = tempfile::tempdir().unwrap();
+    let into = place.path().join("tree");
+    fs::create_dir(&into).unwrap();
+    let error = super::super::root::unpack(&*hostile, &into, MOST).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+    let error = super::super::kernel::from_tar(&*hostile).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+    fs::write(place.path().join("tar"), &hostile).unwrap();
+    let error = read(&place.path().join("tar")).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+}

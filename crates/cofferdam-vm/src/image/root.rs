@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use tar::{EntryType, Header};
 
 use super::ext4::{self, Needs};
+use super::headers::Archive;
 use crate::error::{Result, VmError, io as io_error};
 
 /// Directories on which a machine mounts something, with their modes.
@@ -33,8 +34,8 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
     let mut needs = Needs::default();
     // A directory without the right to write is closed when all is in it.
     let mut closed: BTreeMap<PathBuf, u32> = BTreeMap::new();
-    let mut archive = tar::Archive::new(tar);
-    for entry in archive.entries().map_err(bad_tar)? {
+    let mut archive = Archive::new(tar);
+    for entry in archive.members().map_err(bad_tar)? {
         let mut entry = entry.map_err(bad_tar)?;
         let kind = entry.header().entry_type();
         if !matches!(kind, EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link) {
