@@ -27,8 +27,8 @@ use crate::error::{Result, VmError, io as io_error};
 const WHITEOUT: &[u8] = b".wh.";
 /// Of a whole directory: what layers below put into it is not there.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// The deepest path that is followed when something is removed or counted.
-const DEEPEST: usize = 256;
+/// The deepest directory: whoever removes what is unpacked has one more open for each.
+pub(crate) const DEEPEST: usize = 256;
 
 /// A directory to which layers are applied.
 #[derive(Debug)]
@@ -138,6 +138,7 @@ impl Tree {
             self.count(entry.size())?;
             let (parent, real) = self.directory(parents)?;
             let place = real.join(name);
+            check_depth(&place)?;
             let wrong = |error: Errno| failed(&place, error.into());
             match kind {
                 EntryType::Directory => {
@@ -187,7 +188,8 @@ impl Tree {
             Ok(directory) => directory,
             Err(Errno::NOENT) => {
                 let (name, above) = path.split_last().ok_or_else(|| bad("the root of the image is missing"))?;
-                let (parent, _) = self.directory(above)?;
+                let (parent, real) = self.directory(above)?;
+                check_depth(&real.join(name))?;
                 self.count(4096)?;
                 mkdirat(&parent, name.as_os_str(), Mode::RWXU).map_err(|error| failed(&whole, error.into()))?;
                 inside(self.root.as_fd(), &whole).map_err(|error| failed(&whole, error.into()))?
@@ -271,6 +273,11 @@ fn count(directory: &Path, needs: &mut Needs, depth: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Links lead deeper than paths are long: what counts is where something really is.
+fn check_depth(real: &Path) -> Result<()> {
+    if real.components().count() > DEEPEST { Err(bad("the image's directories are too deep")) } else { Ok(()) }
 }
 
 fn too_many() -> VmError {

@@ -372,3 +372,24 @@ fn a_name_that_takes_all_memory_is_refused_before_it_is_read() {
     let error = read(&place.path().join("tar")).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
 }
+
+#[test]
+fn links_do_not_lead_deeper_than_paths_do() {
+    let below = "d/".repeat(40);
+    let (file, links): (Vec<String>, Vec<String>) =
+        (0..30).map(|at| (format!("l{at}/{below}f"), format!("l{at}/{below}"))).unzip();
+    let names: Vec<String> = (0..31).map(|at| format!("l{at}")).collect();
+    for kind in [FILE, DIRECTORY] {
+        let first = format!("{below}f");
+        let mut items: Vec<Item<'_>> = vec![(kind, &first, "", 0o644, b""), (LINK, &names[0], &below, 0o777, b"")];
+        for at in 0..30 {
+            items.push((kind, &file[at], "", 0o644, b""));
+            items.push((LINK, &names[at + 1], &links[at], 0o777, b""));
+        }
+        let (place, from, into) = places();
+        layout(&from, &[(layer(&items), plain_bytes)]);
+        let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err().to_string();
+        assert!(error.contains("directories are too deep"), "{error}");
+        fs::remove_dir_all(place.path()).unwrap();
+    }
+}
