@@ -20,7 +20,7 @@ const LONGEST: u64 = 4096;
 pub struct Key(Vec<u8>);
 
 impl Key {
-    /// Reads a key: the bytes of a file, without one line break at its end.
+    /// Reads a key: the bytes of a file, without one line break at its end if it is longer than the shortest key.
     ///
     /// The file must be regular, belong to root or to who runs this, and be readable by nobody else (mode 0600 or less);
     /// a symbolic link is refused. 32 to 4096 bytes, as `head -c 32 /dev/urandom` gives them.
@@ -41,7 +41,8 @@ impl Key {
         if bytes.len() as u64 > LONGEST {
             return Err(Error::Key { reason: "its file is longer than 4096 bytes; 32 random bytes are enough" });
         }
-        if bytes.last() == Some(&b'\n') {
+        // Of 32 random bytes the last may look like a line break.
+        if bytes.len() > SHORTEST && bytes.last() == Some(&b'\n') {
             bytes.pop();
         }
         Self::new(bytes)
@@ -91,6 +92,9 @@ mod tests {
         let id = put(&[7; 32], 0o600).unwrap().id();
         assert_eq!(put(&[&[7; 32][..], b"\n"].concat(), 0o400).unwrap().id(), id);
         assert_ne!(put(&[8; 32], 0o600).unwrap().id(), id);
+        let random = [&[7; 31][..], b"\n"].concat();
+        assert_eq!(put(&random, 0o600).unwrap().id(), Key::new(random.clone()).unwrap().id());
+        assert_eq!(put(&[&random[..], b"\n"].concat(), 0o600).unwrap().id(), Key::new(random).unwrap().id());
         for (bytes, mode) in [(&[7; 31][..], 0o600), (&[7; 4097], 0o600), (&[7; 32], 0o640), (&[7; 32], 0o604)] {
             assert!(matches!(put(bytes, mode), Err(Error::Key { .. })), "{} {mode:o}", bytes.len());
         }

@@ -53,17 +53,20 @@ pub struct Entry {
 
 /// Reads a log from its first line on and gives the lines that fit.
 pub fn query(directory: &Path, filter: Filter) -> Result<Query> {
-    Ok(Query { directory: place::any_directory(directory)?, filter, at: None })
+    Ok(Query { directory: place::any_directory(directory)?, filter, at: None, ended: false })
 }
 
 /// Lines that fit, in the order in which they were written.
 ///
 /// `None` means that there is no more at present: asked again later, it goes on with what was added. A line that is not
-/// as it was written is an error, after which it goes on with the next one.
+/// as it was written is an error, after which it goes on with the next one. After any other error there is nothing more:
+/// a segment that cannot be read now would be the same error for ever.
 pub struct Query {
     directory: OwnedFd,
     filter: Filter,
     at: Option<Place>,
+    /// After an error that is not one of a line's.
+    ended: bool,
 }
 
 struct Place {
@@ -161,10 +164,16 @@ impl Iterator for Query {
     type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Result<Entry>> {
-        match self.advance() {
-            // Retention removed the segment that was to come: go on with what is there now.
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => self.advance().transpose(),
-            other => other.transpose(),
+        if self.ended {
+            return None;
         }
+        let found = match self.advance() {
+            // Retention removed the segment that was to come: go on with what is there now.
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => self.advance(),
+            other => other,
+        };
+        // Lines alone are told to be damaged, and such a line is behind.
+        self.ended = matches!(&found, Err(error) if !matches!(error, Error::Damaged { .. }));
+        found.transpose()
     }
 }

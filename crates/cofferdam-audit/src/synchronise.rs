@@ -98,6 +98,14 @@ impl Group {
         synchronised.map_err(failed("synchronise", "the segment"))
     }
 
+    /// Takes note of how a synchronisation of the log's files ended that was not one of [`Self::synchronise`].
+    pub fn note<E>(&self, synchronised: Result<(), E>) -> Result<(), E> {
+        if synchronised.is_err() {
+            lock(&self.state).failed = true;
+        }
+        synchronised
+    }
+
     /// Refuses once something could not be synchronised.
     pub fn check(&self) -> Result<()> {
         fit(&lock(&self.state))

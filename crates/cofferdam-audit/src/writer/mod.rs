@@ -261,7 +261,8 @@ impl Writer {
             }
             None => {
                 self.begin_segment(1, None)?;
-                self.tell_of_gap()
+                let found = self.head()?;
+                self.tell_of_gap(found)
             }
         }
     }
@@ -276,15 +277,14 @@ impl Writer {
         let (seq, hash) = (ending.last.line.seq, ending.last.hash);
         let (device, inode) = (stat.st_dev, stat.st_ino);
         self.tail = Some(Tail { segment, file, device, inode, size: ending.end, seq, hash, begun, room: 0 });
-        if !ending.torn.is_empty() {
-            self.recover(&ending.torn)?;
-        }
-        self.tell_of_gap()
+        // A line that tells of torn bytes is not one that was there.
+        let found = if ending.torn.is_empty() { self.head()? } else { self.recover(&ending.torn)? };
+        self.tell_of_gap(found)
     }
 
-    fn tell_of_gap(&mut self) -> Result<()> {
+    /// Tells of lines that are missing, if the last one that was there is not the last that had been written.
+    fn tell_of_gap(&mut self, found: Head) -> Result<()> {
         let Some(expected) = self.expected else { return Ok(()) };
-        let found = self.head()?;
         let other = found.seq == expected.seq && found.hash != expected.hash;
         if found.seq < expected.seq || other {
             let (written, found) = (expected.seq, found.seq);

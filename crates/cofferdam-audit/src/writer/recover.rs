@@ -9,6 +9,7 @@ use rustix::fs::renameat;
 
 use super::{Notice, Room, Writer};
 use crate::error::failed;
+use crate::head::Head;
 use crate::line;
 use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, names, place};
 
@@ -16,9 +17,10 @@ use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, names, place};
 const MOST: u64 = 4 << 20;
 
 impl Writer {
-    /// Sets aside what stands behind the last whole line of the tail.
-    pub(super) fn recover(&mut self, torn: &[u8]) -> Result<()> {
+    /// Sets aside what stands behind the last whole line of the tail. Gives the last line that was there before.
+    pub(super) fn recover(&mut self, torn: &[u8]) -> Result<Head> {
         let tail = self.tail()?;
+        let found = tail.head();
         let (segment, offset) = (tail.segment, tail.size);
         // A line that lacks nothing but its line break gets that.
         if let Ok(checked) = line::check(torn, self.key.as_ref())
@@ -33,7 +35,7 @@ impl Writer {
                 self.group.wrote(&tail.file);
             }
             self.pending = true;
-            return Ok(());
+            return self.head();
         }
         let pending = pending_name(segment, offset);
         match self.put_aside(&pending, torn) {
@@ -47,7 +49,8 @@ impl Writer {
         }
         let tail = self.tail()?;
         tail.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
-        self.tell_of_torn(segment, offset, torn)
+        self.tell_of_torn(segment, offset, torn)?;
+        Ok(found)
     }
 
     /// Goes on where a writer ended while it set something aside, and removes what others left half made.

@@ -18,7 +18,7 @@ impl Writer {
         self.append(Record::Removed(Removed { through, last_hash, time: Timestamp::now() }), Room::Needed)?;
         if self.config.sync != Sync::Never {
             let tail = self.tail()?;
-            tail.file.sync_data().map_err(failed("synchronise", &names::segment(tail.segment)))?;
+            self.group.note(tail.file.sync_data()).map_err(failed("synchronise", &names::segment(tail.segment)))?;
         }
         for name in place::names(&*self.directory)? {
             if names::torn_place(&name).is_some_and(|(segment, _)| segment <= through) {

@@ -26,7 +26,7 @@ impl Writer {
             return Ok(());
         }
         if self.config.sync != Sync::Never {
-            tail.file.sync_data().map_err(failed("synchronise", &names::segment(tail.segment)))?;
+            self.group.note(tail.file.sync_data()).map_err(failed("synchronise", &names::segment(tail.segment)))?;
         }
         let (number, name) = (tail.segment, names::segment(tail.segment));
         let (file, size) = (tail.file.clone(), tail.size);
@@ -35,7 +35,8 @@ impl Writer {
         self.bear("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
         let removed = self.remove_old();
         self.bear("removing old segments", removed);
-        Ok(())
+        // What is borne is not that lines may be lost.
+        self.group.check()
     }
 
     /// Makes a segment with its first line under another name, and gives it its own when it is complete.
@@ -61,7 +62,8 @@ impl Writer {
             }
         };
         if self.config.sync != Sync::Never {
-            rustix::fs::fsync(&*self.directory).map_err(failed("synchronise", "the log's directory"))?;
+            let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
+            synchronised.map_err(failed("synchronise", "the log's directory"))?;
         }
         let stat = place::stat(&file, &name)?;
         let size = sealed.bytes.len() as u64;
@@ -125,4 +127,47 @@ pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(
         line::check(line.bytes, key).map_err(|flaw| damaged(flaw.to_string()))?;
     }
     Ok((start, checked.line.prev))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Config;
+    use crate::synchronise::Group;
+
+    /// A writer with two segments, whose file cannot be synchronised from now on.
+    fn writer(place: &std::path::Path) -> (Writer, std::io::PipeReader) {
+        let path = place.join("audit");
+        let directory = Arc::new(place::own_directory(&path).unwrap());
+        let config = Config { sync: Sync::Each, segment_age: Some(Duration::ZERO), ..Config::new(&path) };
+        let mut writer = Writer::open(config, None, directory, Arc::new(Group::default())).unwrap();
+        writer.rotate_if_due().unwrap();
+        // A pipe takes what is written to it, and cannot be synchronised.
+        let (reader, end) = std::io::pipe().unwrap();
+        writer.tail.as_mut().unwrap().file = Arc::new(File::from(OwnedFd::from(end)));
+        writer.group.check().unwrap();
+        (writer, reader)
+    }
+
+    #[test]
+    fn a_closed_segment_that_is_not_on_the_disk_is_final() {
+        let place = tempfile::tempdir().unwrap();
+        let (mut writer, _reader) = writer(place.path());
+        assert!(writer.rotate_if_due().is_err());
+        assert_eq!(writer.tail().unwrap().segment, 2);
+        assert!(writer.group.check().is_err());
+    }
+
+    #[test]
+    fn a_line_about_removal_that_is_not_on_the_disk_is_final() {
+        let place = tempfile::tempdir().unwrap();
+        let (mut writer, _reader) = writer(place.path());
+        writer.config.keep_segments = Some(0);
+        assert!(writer.remove_old().is_err());
+        assert_eq!(writer.segments().unwrap(), [1, 2]);
+        assert!(writer.group.check().is_err());
+    }
 }

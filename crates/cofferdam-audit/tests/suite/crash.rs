@@ -75,8 +75,8 @@ fn lines_that_a_power_cut_took_are_told() {
         assert_eq!(report.verdict, Verdict::Broken, "{report}");
         let log = Log::open(config(directory.path())).unwrap();
         let notices = log.notices();
-        // In the place of the lost line stands the one that tells of the torn one.
-        let gap = notices.iter().any(|notice| matches!(notice, Notice::Gap { written: 5, .. }));
+        // The line that tells of the torn one stands in the place of the lost one, and is not it.
+        let gap = notices.iter().any(|notice| matches!(notice, Notice::Gap { written: 5, found: 4 }));
         assert!(gap, "{keep}: {notices:?}");
         execute(&log, "c");
         let report = check(directory.path());

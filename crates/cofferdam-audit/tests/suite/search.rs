@@ -69,3 +69,19 @@ fn a_line_that_was_changed_is_an_error_and_the_next_is_not() {
     assert!(all[0].is_ok() && matches!(all[1], Err(Error::Damaged { .. })) && all[2].is_ok());
     assert_eq!(all.len(), 3);
 }
+
+#[test]
+fn a_segment_that_cannot_be_opened_is_told_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    execute(&log, "a");
+    execute(&log, "b");
+    drop(log);
+    let segment = directory.path().join("audit/audit-00000002.jsonl");
+    std::fs::remove_file(&segment).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &segment).unwrap();
+    let found: Vec<_> = query(&directory.path().join("audit"), Filter::default()).unwrap().take(100).collect();
+    assert!(found.len() < 100, "the same error without end");
+    assert_eq!(found.iter().filter(|found| found.is_err()).count(), 1);
+    assert!(found.last().unwrap().is_err());
+}

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
+use super::headers::Archive;
 use super::initramfs::Module;
 use crate::error::{Result, VmError, io};
 
@@ -42,8 +43,8 @@ pub(crate) struct Kernel {
 /// From the root file system that a kernel's package makes.
 pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
     let mut found = Found::default();
-    let mut archive = tar::Archive::new(tar);
-    for entry in archive.entries().map_err(bad_tar)? {
+    let mut archive = Archive::new(tar);
+    for entry in archive.members().map_err(bad_tar)? {
         let mut entry = entry.map_err(bad_tar)?;
         if !entry.header().entry_type().is_file() {
             continue;

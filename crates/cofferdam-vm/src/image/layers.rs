@@ -20,14 +20,15 @@ use rustix::io::Errno;
 use tar::EntryType;
 
 use super::ext4::{self, Needs};
+use super::headers::Archive;
 use super::root::{MOST_ENTRIES, add_places};
 use crate::error::{Result, VmError, io as io_error};
 
 const WHITEOUT: &[u8] = b".wh.";
 /// Of a whole directory: what layers below put into it is not there.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// The deepest path that is followed when something is removed or counted.
-const DEEPEST: usize = 256;
+/// The deepest directory: whoever removes what is unpacked has one more open for each.
+pub(crate) const DEEPEST: usize = 256;
 
 /// A directory to which layers are applied.
 #[derive(Debug)]
@@ -81,9 +82,9 @@ impl Tree {
 
     /// Removes what a layer says is gone. To be called with each layer before [`Self::extract`].
     pub(crate) fn remove(&mut self, layer: impl Read) -> Result<()> {
-        let mut archive = tar::Archive::new(layer);
+        let mut archive = Archive::new(layer);
         let mut entries = 0;
-        for entry in archive.entries().map_err(bad_layer)? {
+        for entry in archive.members().map_err(bad_layer)? {
             let entry = entry.map_err(bad_layer)?;
             entries += 1;
             if entries > MOST_ENTRIES {
@@ -111,8 +112,8 @@ impl Tree {
 
     /// Puts what a layer has into the directory, over what is there.
     pub(crate) fn extract(&mut self, layer: impl Read) -> Result<()> {
-        let mut archive = tar::Archive::new(layer);
-        for entry in archive.entries().map_err(bad_layer)? {
+        let mut archive = Archive::new(layer);
+        for entry in archive.members().map_err(bad_layer)? {
             let mut entry = entry.map_err(bad_layer)?;
             let kind = entry.header().entry_type();
             if !matches!(
@@ -137,6 +138,7 @@ impl Tree {
             self.count(entry.size())?;
             let (parent, real) = self.directory(parents)?;
             let place = real.join(name);
+            check_depth(&place)?;
             let wrong = |error: Errno| failed(&place, error.into());
             match kind {
                 EntryType::Directory => {
@@ -186,7 +188,8 @@ impl Tree {
             Ok(directory) => directory,
             Err(Errno::NOENT) => {
                 let (name, above) = path.split_last().ok_or_else(|| bad("the root of the image is missing"))?;
-                let (parent, _) = self.directory(above)?;
+                let (parent, real) = self.directory(above)?;
+                check_depth(&real.join(name))?;
                 self.count(4096)?;
                 mkdirat(&parent, name.as_os_str(), Mode::RWXU).map_err(|error| failed(&whole, error.into()))?;
                 inside(self.root.as_fd(), &whole).map_err(|error| failed(&whole, error.into()))?
@@ -270,6 +273,11 @@ fn count(directory: &Path, needs: &mut Needs, depth: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Links lead deeper than paths are long: what counts is where something really is.
+fn check_depth(real: &Path) -> Result<()> {
+    if real.components().count() > DEEPEST { Err(bad("the image's directories are too deep")) } else { Ok(()) }
 }
 
 fn too_many() -> VmError {

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 use super::ext4::Needs;
+use super::headers::Archive;
 use super::layers::Tree;
 use super::store::{hash_of, is_key};
 use crate::error::{Result, VmError, io as io_error};
@@ -58,10 +59,9 @@ impl Files {
             return Ok(Self::Directory(file.into()));
         }
         let mut places = BTreeMap::new();
-        let mut archive = tar::Archive::new(&file);
+        let mut archive = Archive::new(&file);
         let wrong = |error: io::Error| bad(format!("{} is no tar: {error}", path.display()));
-        let entries = archive.entries_with_seek().map_err(wrong)?;
-        for entry in entries {
+        for entry in archive.members_with_seek().map_err(wrong)? {
             let entry = entry.map_err(wrong)?;
             if places.len() > MOST_FILES {
                 break;

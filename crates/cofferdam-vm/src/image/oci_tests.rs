@@ -349,3 +349,47 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     write(&(config + " "), &contents, &digest);
     assert!(read(&saved).is_err());
 }
+
+#[test]
+fn a_name_that_takes_all_memory_is_refused_before_it_is_read() {
+    let name = vec![0; 200 << 20];
+    let below = layer(&[(FILE, "f", "", 0o644, b"x")]);
+    let hostile = layer(&[(EntryType::GNULongName, "././@LongLink", "", 0o644, &name), (FILE, "f", "", 0o644, b"y")]);
+    drop(name);
+    for pack in [gzip as fn(&[u8]) -> Vec<u8>, zstandard] {
+        let error = refused(&[(below.clone(), pack), (hostile.clone(), pack)]);
+        assert!(error.contains("headers of a member are larger"), "{error}");
+    }
+    // The same in a tar of a root file system, in a kernel's package, and around the image.
+    let place = tempfile::tempdir().unwrap();
+    let into = place.path().join("tree");
+    fs::create_dir(&into).unwrap();
+    let error = super::super::root::unpack(&*hostile, &into, MOST).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+    let error = super::super::kernel::from_tar(&*hostile).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+    fs::write(place.path().join("tar"), &hostile).unwrap();
+    let error = read(&place.path().join("tar")).unwrap_err().to_string();
+    assert!(error.contains("headers of a member are larger"), "{error}");
+}
+
+#[test]
+fn links_do_not_lead_deeper_than_paths_do() {
+    let below = "d/".repeat(40);
+    let (file, links): (Vec<String>, Vec<String>) =
+        (0..30).map(|at| (format!("l{at}/{below}f"), format!("l{at}/{below}"))).unzip();
+    let names: Vec<String> = (0..31).map(|at| format!("l{at}")).collect();
+    for kind in [FILE, DIRECTORY] {
+        let first = format!("{below}f");
+        let mut items: Vec<Item<'_>> = vec![(kind, &first, "", 0o644, b""), (LINK, &names[0], &below, 0o777, b"")];
+        for at in 0..30 {
+            items.push((kind, &file[at], "", 0o644, b""));
+            items.push((LINK, &names[at + 1], &links[at], 0o777, b""));
+        }
+        let (place, from, into) = places();
+        layout(&from, &[(layer(&items), plain_bytes)]);
+        let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err().to_string();
+        assert!(error.contains("directories are too deep"), "{error}");
+        fs::remove_dir_all(place.path()).unwrap();
+    }
+}

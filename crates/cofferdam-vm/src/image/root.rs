@@ -12,6 +12,8 @@ use std::path::{Component, Path, PathBuf};
 use tar::{EntryType, Header};
 
 use super::ext4::{self, Needs};
+use super::headers::Archive;
+use super::layers::DEEPEST;
 use crate::error::{Result, VmError, io as io_error};
 
 /// Directories on which a machine mounts something, with their modes.
@@ -33,8 +35,9 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
     let mut needs = Needs::default();
     // A directory without the right to write is closed when all is in it.
     let mut closed: BTreeMap<PathBuf, u32> = BTreeMap::new();
-    let mut archive = tar::Archive::new(tar);
-    for entry in archive.entries().map_err(bad_tar)? {
+    let top = into.canonicalize().map_err(io_error("look at", into))?;
+    let mut archive = Archive::new(tar);
+    for entry in archive.members().map_err(bad_tar)? {
         let mut entry = entry.map_err(bad_tar)?;
         let kind = entry.header().entry_type();
         if !matches!(kind, EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link) {
@@ -48,6 +51,9 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
         let path = relative(&entry.path().map_err(bad_tar)?)?;
         if path.as_os_str().is_empty() {
             continue;
+        }
+        if depth(&top, &path) > DEEPEST {
+            return Err(bad("the root file system's directories are too deep".to_owned()));
         }
         let mode = entry.header().mode().map_err(bad_tar)?;
         entry.set_preserve_mtime(false);
@@ -92,6 +98,18 @@ fn relative(path: &Path) -> Result<PathBuf> {
         }
     }
     Ok(plain)
+}
+
+/// How deep something at this path will be, whatever links are on the way.
+fn depth(top: &Path, path: &Path) -> usize {
+    let parts = path.components().count();
+    let above = path.ancestors().enumerate().skip(1).take(DEEPEST);
+    // What is not there yet is made below what is. A link that leads nowhere counts as one part, and is refused later.
+    let mut found = above.filter_map(|(missing, above)| Some((missing, top.join(above).canonicalize().ok()?)));
+    found.next().map_or(parts, |(missing, real)| {
+        // What is not below is refused later, too.
+        real.strip_prefix(top).map_or(parts, |real| real.components().count() + missing)
+    })
 }
 
 /// Makes the directories on which a machine mounts something.
@@ -254,6 +272,40 @@ mod tests {
             refused(b"this is no tar, but it is as long as a header of one would have to be.", MOST)
                 .contains("unpacked")
         );
+    }
+
+    #[test]
+    fn what_is_too_deep_is_refused_however_it_got_there() {
+        let place = tempfile::tempdir().unwrap();
+        let refused = |bytes: &[u8]| {
+            let into = place.path().join("tree");
+            fs::create_dir(&into).unwrap();
+            let error = unpack(bytes, &into, MOST).unwrap_err().to_string();
+            assert!(error.contains("too deep"), "{error}");
+            fs::remove_dir_all(&into).unwrap();
+        };
+        let plain = |parts: usize| {
+            let mut tar = tar::Builder::new(Vec::new());
+            let mut header = Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(0);
+            tar.append_data(&mut header, format!("{}f", "d/".repeat(parts)), io::empty()).unwrap();
+            tar.into_inner().unwrap()
+        };
+        refused(&plain(DEEPEST));
+        refused(&plain(1200));
+        let fine = place.path().join("fine");
+        fs::create_dir(&fine).unwrap();
+        unpack(&*plain(DEEPEST - 1), &fine, MOST).unwrap();
+        let below = "d/".repeat(40);
+        refused(&tar(|tar| {
+            entry(tar, EntryType::Regular, &format!("{below}f"), "", 0o644, b"");
+            entry(tar, EntryType::Symlink, "l0", &below, 0o777, b"");
+            for step in 0..30 {
+                entry(tar, EntryType::Regular, &format!("l{step}/{below}f"), "", 0o644, b"");
+                entry(tar, EntryType::Symlink, &format!("l{}", step + 1), &format!("l{step}/{below}"), 0o777, b"");
+            }
+        }));
     }
 
     #[test]

@@ -141,13 +141,18 @@ impl Store {
         Ok(Some(Entry { directory, key: key.to_owned(), note: manifest.note }))
     }
 
-    /// The key of what was made last for this origin.
+    /// The key of what was made last for this origin, which is asked for herewith.
     pub(crate) fn last(&self, origin: &str) -> Option<String> {
-        let path = self.root.join(format!("{LAST}{origin}"));
-        let key = String::from_utf8(read_small(&path).ok()?).ok().filter(|key| is_key(key))?;
+        let key = self.peek(origin)?;
         // Only for pruning; a file system that keeps no times prunes too early at worst.
-        let _ = open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        let _ = open(&self.root.join(format!("{LAST}{origin}"))).and_then(|file| file.set_modified(SystemTime::now()));
         Some(key)
+    }
+
+    /// The key of what was made last for this origin, which is as old afterwards as before.
+    pub(crate) fn peek(&self, origin: &str) -> Option<String> {
+        let path = self.root.join(format!("{LAST}{origin}"));
+        String::from_utf8(read_small(&path).ok()?).ok().filter(|key| is_key(key))
     }
 
     /// Removes what has no name and what no origin asked for within `age`. Gives how many bytes that were.
@@ -163,7 +168,7 @@ impl Store {
             if changed.elapsed().unwrap_or_default() >= age {
                 fs::remove_file(entry.path()).map_err(io("remove", entry.path()))?;
             } else {
-                used.extend(self.last(origin));
+                used.extend(self.peek(origin));
             }
         }
         let mut freed = 0;
@@ -276,6 +281,19 @@ impl Lock {
     /// Remembers what was made for an origin.
     pub(crate) fn remember(&self, origin: &str, key: &str) -> Result<()> {
         self.replace(&self.root.join(format!("{LAST}{origin}")), key.as_bytes())
+    }
+
+    /// Forgets that these keys were made for any origin, so that they can be pruned.
+    pub(crate) fn disown(&self, keys: &[String]) -> Result<()> {
+        for entry in fs::read_dir(&self.root).map_err(io("read", &self.root))? {
+            let path = entry.map_err(io("read", &self.root))?.path();
+            let is_last = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LAST));
+            let key = if is_last { read_small(&path).ok() } else { None };
+            if key.is_some_and(|found| keys.iter().any(|key| key.as_bytes() == found)) {
+                fs::remove_file(&path).map_err(io("remove", path))?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a small file of the cache anew, in one step.
@@ -392,6 +410,23 @@ mod tests {
         let there = |at: usize| store.open("kind", &keys[at]).unwrap().is_some();
         assert!(there(0) && !there(1) && !there(2));
         assert_eq!((store.last("used"), store.last("old")), (Some(keys[0].clone()), None));
+    }
+
+    #[test]
+    fn pruning_makes_nothing_younger() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::new(place.path().join("cache"));
+        let made = key(&[b"made"]);
+        store.lock(&mut quiet).unwrap().remember("origin", &made).unwrap();
+        let path = place.path().join("cache/last-origin");
+        let before = SystemTime::now() - Duration::from_secs(1000);
+        File::open(&path).unwrap().set_modified(before).unwrap();
+        store.prune(Duration::from_secs(5000), &mut quiet).unwrap();
+        assert_eq!(store.peek("origin"), Some(made.clone()));
+        let changed = || fs::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(changed(), before);
+        assert_eq!(store.last("origin"), Some(made));
+        assert!(changed() > before);
     }
 
     #[test]
