@@ -7,13 +7,71 @@ const MOST_VALUES: usize = 8;
 /// Bytes of a text that is put together.
 pub(crate) const MOST_TEXT: usize = 64 << 10;
 
+/// Levels of lists in lists, which are dropped by recursion.
+const MOST_LIST_LEVELS: u8 = 32;
+/// Items of lists, and bytes of a text in them, that are compared.
+const MOST_COMPARED: usize = 64;
+
 /// One thing that an expression may be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Value {
     Text(Rc<str>),
     Number(i64),
-    List(Rc<[Values]>),
+    List(List),
     Thing(Thing),
+}
+
+/// The items of a list, which may themselves be lists.
+#[derive(Debug, Clone)]
+pub(crate) struct List {
+    items: Rc<[Values]>,
+    levels: u8,
+}
+
+impl List {
+    /// Nothing where that would be too many lists in each other.
+    fn new(items: Vec<Values>) -> Option<Self> {
+        let inner = items.iter().flat_map(Values::lists).map(|list| list.levels).max().unwrap_or(0);
+        (inner < MOST_LIST_LEVELS).then(|| Self { items: items.into(), levels: inner + 1 })
+    }
+
+    /// Whether both are known to be the same, without a look into the lists in them: one list may be in another many times
+    /// over, on every level.
+    fn is(&self, other: &Self) -> bool {
+        let same = |left: &Value, right: &Value| match (left, right) {
+            (Value::List(left), Value::List(right)) => Rc::ptr_eq(&left.items, &right.items),
+            (Value::Text(left), Value::Text(right)) => {
+                Rc::ptr_eq(left, right) || (left.len() <= MOST_COMPARED && left == right)
+            }
+            (left, right) => left == right,
+        };
+        Rc::ptr_eq(&self.items, &other.items)
+            || (self.len() <= MOST_COMPARED
+                && self.len() == other.len()
+                && self.iter().zip(other.iter()).all(|(left, right)| {
+                    left.0.len() == right.0.len() && left.0.iter().zip(&right.0).all(|(left, right)| same(left, right))
+                }))
+    }
+}
+
+impl std::ops::Deref for List {
+    type Target = [Values];
+
+    fn deref(&self) -> &[Values] {
+        &self.items
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Text(left), Self::Text(right)) => Rc::ptr_eq(left, right) || left == right,
+            (Self::Number(left), Self::Number(right)) => left == right,
+            (Self::List(left), Self::List(right)) => left.is(right),
+            (Self::Thing(left), Self::Thing(right)) => left == right,
+            _ => false,
+        }
+    }
 }
 
 /// A module, a function or an object of the language, by the path that leads to it: `os.system`, `builtins.eval`.
@@ -42,7 +100,7 @@ impl Values {
     }
 
     pub fn list(items: Vec<Values>) -> Self {
-        Self(vec![Value::List(items.into())])
+        Self(List::new(items).map(Value::List).into_iter().collect())
     }
 
     pub fn thing(path: impl Into<Rc<str>>) -> Self {
@@ -84,7 +142,7 @@ impl Values {
         })
     }
 
-    pub fn lists(&self) -> impl Iterator<Item = &Rc<[Values]>> {
+    pub fn lists(&self) -> impl Iterator<Item = &List> {
         self.0.iter().filter_map(|value| match value {
             Value::List(list) => Some(list),
             _ => None,
@@ -132,6 +190,11 @@ impl From<Thing> for Values {
 }
 
 impl Value {
+    /// Nothing where that would be too many lists in each other.
+    pub fn list(items: Vec<Values>) -> Option<Self> {
+        List::new(items).map(Self::List)
+    }
+
     /// As text, where an expression in a text is shown.
     pub fn shown(&self) -> Option<Rc<str>> {
         match self {

@@ -115,7 +115,7 @@ impl Walker<'_, '_> {
             (Value::Text(left), Operator::Add, Value::Text(right)) => joined(left, right),
             (Value::List(left), Operator::Add, Value::List(right)) => {
                 let both: Vec<Values> = left.iter().chain(right.iter()).take(MOST_ITEMS).cloned().collect();
-                Some(Value::List(both.into()))
+                Value::list(both)
             }
             (Value::Text(text), Operator::Mult, Value::Number(times))
             | (Value::Number(times), Operator::Mult, Value::Text(text)) => {

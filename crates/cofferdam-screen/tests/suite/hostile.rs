@@ -181,6 +181,23 @@ fn texts_that_grow_do_not() {
 }
 
 #[test]
+fn lists_in_lists_are_not_gone_through() {
+    let (mut python, mut javascript) = ("x0 = [1, 1]\n".to_owned(), "let x0 = [1, 1];\n".to_owned());
+    for level in 1..46 {
+        let before = level - 1;
+        python += &format!("x{level} = [x{before}, x{before}]\n");
+        javascript += &format!("let x{level} = [x{before}, x{before}];\n");
+    }
+    for again in ["", "again"] {
+        check(Language::Python, &format!("{python}{}", python.replace('x', &format!("{again}x")))).unwrap();
+        check(Language::JavaScript, &format!("{javascript}{}", javascript.replace('x', &format!("{again}x")))).ok();
+    }
+    // Lists that are dropped one in another.
+    let chain: String = (1..40_000).map(|level| format!("x{level} = [x{}]\n", level - 1)).collect();
+    check(Language::Python, &format!("x0 = [1]\n{chain}")).unwrap();
+}
+
+#[test]
 fn findings_and_size_have_a_bound() {
     let report = check(Language::Python, &"eval(x)\n".repeat(5000)).unwrap();
     assert_eq!((report.findings.len(), report.truncated), (100, true));
