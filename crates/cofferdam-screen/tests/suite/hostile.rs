@@ -182,19 +182,37 @@ fn texts_that_grow_do_not() {
 
 #[test]
 fn lists_in_lists_are_not_gone_through() {
-    let (mut python, mut javascript) = ("x0 = [1, 1]\n".to_owned(), "let x0 = [1, 1];\n".to_owned());
+    let (mut python, mut javascript) = ("x0 = [1, 1]\n".to_owned(), "var x0 = [1, 1];\n".to_owned());
     for level in 1..46 {
         let before = level - 1;
         python += &format!("x{level} = [x{before}, x{before}]\n");
-        javascript += &format!("let x{level} = [x{before}, x{before}];\n");
+        javascript += &format!("var x{level} = [x{before}, x{before}];\n");
     }
     for again in ["", "again"] {
         check(Language::Python, &format!("{python}{}", python.replace('x', &format!("{again}x")))).unwrap();
-        check(Language::JavaScript, &format!("{javascript}{}", javascript.replace('x', &format!("{again}x")))).ok();
+        check(Language::JavaScript, &format!("{javascript}{}", javascript.replace('x', &format!("{again}x")))).unwrap();
     }
     // Lists that are dropped one in another.
     let chain: String = (1..40_000).map(|level| format!("x{level} = [x{}]\n", level - 1)).collect();
     check(Language::Python, &format!("x0 = [1]\n{chain}")).unwrap();
+}
+
+#[test]
+fn texts_without_code_cost_what_their_names_cost() {
+    let names: String = (0..10_000).map(|name| format!("n{name} = 1\n")).collect();
+    for call in ["eval('')\n", "eval('1')\n"] {
+        let calls = call.repeat(10_000);
+        check(Language::Python, &format!("{names}{calls}")).unwrap();
+        check(Language::JavaScript, &format!("{names}{calls}")).unwrap();
+    }
+    let report = check(Language::Python, &format!("{names}{}", "eval('1')\n".repeat(10_000))).unwrap();
+    assert!(report.truncated);
+}
+
+#[test]
+fn comments_without_an_end_are_looked_for_once() {
+    check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
+    check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();
 }
 
 #[test]
