@@ -79,7 +79,7 @@ impl<'r> Collector<'r> {
 
     /// Lets `read` look at code that stands in a text here.
     pub fn nested(&mut self, code: &str, span: Span, taker: &str, read: impl FnOnce(&mut Self)) {
-        let Some(left) = self.nested_bytes.checked_sub(code.len()) else {
+        let Some(left) = self.nested_bytes.checked_sub(code.len().max(1)) else {
             self.truncated = true;
             return;
         };

@@ -226,6 +226,10 @@ impl<'c, 'r> Walker<'c, 'r> {
 
     /// Screens the code in a text. One that is no code does nothing when it runs, either.
     fn read_text(&mut self, text: &str, span: Span, taker: &str) {
+        // Each name that is seen from the text is copied for it.
+        if text.trim().is_empty() || !self.collector.step(self.scopes.count_from_here() + 64) {
+            return;
+        }
         let (level, nested) = (self.level + 1, self.nested + 1);
         let scopes = self.scopes.seen_from_here();
         let mut deep = false;
