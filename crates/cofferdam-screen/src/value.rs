@@ -49,7 +49,9 @@ impl List {
             || (self.len() <= MOST_COMPARED
                 && self.len() == other.len()
                 && self.iter().zip(other.iter()).all(|(left, right)| {
-                    left.0.len() == right.0.len() && left.0.iter().zip(&right.0).all(|(left, right)| same(left, right))
+                    left.known.len() == right.known.len()
+                        && (left.open, left.dropped) == (right.open, right.dropped)
+                        && left.known.iter().zip(&right.known).all(|(left, right)| same(left, right))
                 }))
     }
 }
@@ -84,7 +86,13 @@ pub(crate) struct Thing {
 
 /// All that an expression may be. Nothing means that it may be anything.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Values(Vec<Value>);
+pub(crate) struct Values {
+    known: Vec<Value>,
+    /// It may be something else, too, that nobody knows.
+    open: bool,
+    /// It may be something that was known, and is not kept.
+    dropped: bool,
+}
 
 impl Values {
     pub fn unknown() -> Self {
@@ -92,65 +100,98 @@ impl Values {
     }
 
     pub fn text(text: impl Into<Rc<str>>) -> Self {
-        Self(vec![Value::Text(text.into())])
+        Self::one(Value::Text(text.into()))
     }
 
     pub fn number(number: i64) -> Self {
-        Self(vec![Value::Number(number)])
+        Self::one(Value::Number(number))
     }
 
     pub fn list(items: Vec<Values>) -> Self {
-        Self(List::new(items).map(Value::List).into_iter().collect())
+        List::new(items).map_or_else(Self::unknown, |list| Self::one(Value::List(list)))
     }
 
     pub fn thing(path: impl Into<Rc<str>>) -> Self {
-        Self(vec![Value::Thing(Thing { path: path.into(), open: false })])
+        Self::one(Value::Thing(Thing { path: path.into(), open: false }))
     }
 
     pub fn is_unknown(&self) -> bool {
-        self.0.is_empty()
+        self.known.is_empty()
     }
 
     pub fn add(&mut self, other: &Self) {
-        for value in &other.0 {
-            if self.0.len() < MOST_VALUES && !self.0.contains(value) {
-                self.0.push(value.clone());
+        self.open |= other.open || other.is_unknown();
+        self.dropped |= other.dropped;
+        for value in &other.known {
+            if self.known.contains(value) {
+                continue;
+            }
+            if self.known.len() < MOST_VALUES {
+                self.known.push(value.clone());
+                continue;
+            }
+            self.dropped = true;
+            // What leads somewhere is kept rather than a text.
+            let other = self.known.iter_mut().find(|known| !matches!(known, Value::Thing(_)));
+            if let (Value::Thing(_), Some(other)) = (value, other) {
+                *other = value.clone();
             }
         }
     }
 
+    fn one(value: Value) -> Self {
+        Self { known: vec![value], open: false, dropped: false }
+    }
+
+    /// Whether it may be something that is not among the values.
+    pub fn is_open(&self) -> bool {
+        self.open || self.dropped || self.is_unknown()
+    }
+
+    pub fn has_dropped(&self) -> bool {
+        self.dropped
+    }
+
+    /// May be whatever else the others may be.
+    pub fn open_as(mut self, others: &[&Self]) -> Self {
+        self.open |= others.iter().any(|other| other.open);
+        self.dropped |= others.iter().any(|other| other.dropped);
+        self
+    }
+
     pub fn or(mut self, other: &Self) -> Self {
+        self.open |= self.is_unknown();
         self.add(other);
         self
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Value> {
-        self.0.iter()
+        self.known.iter()
     }
 
     pub fn texts(&self) -> impl Iterator<Item = &Rc<str>> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Text(text) => Some(text),
             _ => None,
         })
     }
 
     pub fn things(&self) -> impl Iterator<Item = &Thing> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Thing(thing) => Some(thing),
             _ => None,
         })
     }
 
     pub fn lists(&self) -> impl Iterator<Item = &List> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::List(list) => Some(list),
             _ => None,
         })
     }
 
     pub fn numbers(&self) -> impl Iterator<Item = i64> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Number(number) => Some(*number),
             _ => None,
         })
@@ -163,29 +204,27 @@ impl Values {
     /// What comes of each value.
     pub fn each(&self, mut make: impl FnMut(&Value) -> Self) -> Self {
         let mut made = Self::default();
-        for value in &self.0 {
+        for value in &self.known {
             made.add(&make(value));
         }
-        made
+        made.open_as(&[self])
     }
 
     /// What comes of each pair.
     pub fn with(&self, other: &Self, mut make: impl FnMut(&Value, &Value) -> Option<Value>) -> Self {
         let mut made = Self::default();
-        for left in &self.0 {
-            for right in &other.0 {
-                if let Some(value) = make(left, right) {
-                    made.add(&Self(vec![value]));
-                }
+        for left in &self.known {
+            for right in &other.known {
+                made.add(&make(left, right).map_or_else(Self::unknown, Self::one));
             }
         }
-        made
+        made.open_as(&[self, other])
     }
 }
 
 impl From<Thing> for Values {
     fn from(thing: Thing) -> Self {
-        Self(vec![Value::Thing(thing)])
+        Self::one(Value::Thing(thing))
     }
 }
 

@@ -113,7 +113,11 @@ impl Walker<'_, '_> {
     /// What a name stands for here.
     pub(super) fn name(&self, name: &str) -> Values {
         let (values, global_too) = self.scopes.look_up(name);
-        if global_too { values.or(&global(name)) } else { values }
+        let mut all = values;
+        if global_too {
+            all.add(&global(name));
+        }
+        all
     }
 
     pub(super) fn template(&mut self, template: &TemplateLiteral<'_>) -> Values {
@@ -175,5 +179,5 @@ pub(super) fn item(object: &Values, key: &Values) -> Values {
             }
         }
     }
-    found
+    found.open_as(&[object, key])
 }

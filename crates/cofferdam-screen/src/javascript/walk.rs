@@ -114,6 +114,11 @@ impl<'c, 'r> Walker<'c, 'r> {
     fn import_of(&mut self, source: &Values, span: Span) {
         if source.texts().next().is_none() {
             self.dynamic(span, "imports a module that only the running program knows");
+        } else if source.is_open() {
+            self.dynamic(span, "imports a module that perhaps only the running program knows");
+        }
+        if source.has_dropped() {
+            self.collector.truncate();
         }
         for name in names(source) {
             self.import(&name, span);
@@ -190,6 +195,9 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn check_calls(&mut self, values: &Values, span: Span) {
+        if values.has_dropped() && values.things().next().is_some() {
+            self.collector.truncate();
+        }
         for thing in values.things() {
             let path = thing.path.strip_prefix(MODULE).unwrap_or(&thing.path);
             if let Some(call) = self.collector.lists.unwanted_call(path) {
@@ -218,6 +226,9 @@ impl<'c, 'r> Walker<'c, 'r> {
             && self.nested < MOST_NESTED
             && let Some((taker, code)) = used.run()
         {
+            if code.has_dropped() {
+                self.collector.truncate();
+            }
             for text in names(&code) {
                 self.read_text(&text, span, taker);
             }

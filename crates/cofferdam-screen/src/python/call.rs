@@ -33,8 +33,12 @@ const GETTERS: &[&str] = &["operator.attrgetter", "operator.methodcaller"];
 /// What a call has to do with modules.
 pub(super) enum Imported {
     Nothing,
-    /// It imports these.
-    Modules(Vec<String>),
+    /// It imports one of these, or perhaps something else: that, and whether a name is not kept.
+    Modules {
+        names: Vec<String>,
+        open: bool,
+        dropped: bool,
+    },
     /// It imports something that only the running program knows.
     Something,
 }
@@ -215,9 +219,10 @@ impl Walker<'_, '_> {
             return Imported::Nothing;
         }
         let names = self.argument(call, 0, "name").unwrap_or_default();
+        let (open, dropped) = (known && names.is_open(), names.has_dropped());
         let names: Vec<String> = names.texts().map(|name| name.replace(':', ".")).collect();
         match names.is_empty() {
-            false => Imported::Modules(names),
+            false => Imported::Modules { names, open, dropped },
             true if known => Imported::Something,
             true => Imported::Nothing,
         }
@@ -229,6 +234,9 @@ impl Walker<'_, '_> {
         let path = function.things().find(|thing| RUNNERS.contains(&&*thing.path))?.path.clone();
         let code = self.argument(call, 0, if path.starts_with("timeit") { "stmt" } else { "source" })?;
         let name = path.strip_prefix("builtins.").unwrap_or(&path).to_owned();
+        if code.has_dropped() {
+            self.collector.truncate();
+        }
         Some((name, code.texts().cloned().collect()))
     }
 
@@ -249,6 +257,9 @@ impl Walker<'_, '_> {
         let mut got = Vec::new();
         for argument in arguments {
             let texts = self.value(argument);
+            if texts.has_dropped() {
+                self.collector.truncate();
+            }
             got.extend(texts.texts().flat_map(|text| text.split('.')).map(|name| (argument, name.into())));
         }
         got

@@ -70,7 +70,9 @@ impl Walker<'_, '_> {
             Expr::Call(call) => self.call(call),
             Expr::If(choice) => self.value(&choice.body).or(&self.value(&choice.orelse)),
             Expr::BoolOp(choice) => {
-                choice.values.iter().fold(Values::unknown(), |values, each| values.or(&self.value(each)))
+                let mut values = Values::unknown();
+                choice.values.iter().for_each(|each| values.add(&self.value(each)));
+                values
             }
             Expr::Named(named) => self.value(&named.value),
             Expr::ListComp(each) => self.folded_comprehension(&each.elt, &each.generators),
@@ -156,7 +158,11 @@ impl Walker<'_, '_> {
             return values.clone();
         }
         let (values, builtin_too) = self.scopes.look_up(name);
-        if builtin_too { values.or(&builtin(name)) } else { values }
+        let mut all = values;
+        if builtin_too {
+            all.add(&builtin(name));
+        }
+        all
     }
 
     /// An attribute of a thing.
@@ -238,7 +244,7 @@ impl Walker<'_, '_> {
                 }
             }
         }
-        found
+        found.open_as(&[object, key])
     }
 
     fn global(&self, name: &str) -> Values {
@@ -281,9 +287,16 @@ impl Walker<'_, '_> {
 
 /// The items of a list, or the characters of a text.
 pub(super) fn spread(values: &Values) -> Option<Vec<Values>> {
+    // Of more values than one, only the first is gone through.
+    let mut rest = values.clone();
+    if values.iter().nth(1).is_some() {
+        rest.add(&Values::unknown());
+    }
     match values.iter().next()? {
-        Value::List(items) => Some(items.to_vec()),
-        Value::Text(text) => Some(text.chars().take(MOST_ITEMS).map(|c| Values::text(c.to_string())).collect()),
+        Value::List(items) => Some(items.iter().map(|item| item.clone().open_as(&[&rest])).collect()),
+        Value::Text(text) => {
+            Some(text.chars().take(MOST_ITEMS).map(|c| Values::text(c.to_string()).open_as(&[&rest])).collect())
+        }
         _ => None,
     }
 }
@@ -311,7 +324,7 @@ fn slice_of(value: &Value, start: Option<i64>, end: Option<i64>, step: i64) -> V
 
 /// `"%s%s" % ("o", "s")`, for `%s` and `%d` alone.
 fn percent(format: &str, right: &Value) -> Option<Value> {
-    let single = [Values::unknown().or(&right_values(right))];
+    let single = [right_values(right)];
     let items: &[Values] = match right {
         Value::List(items) => items,
         _ => &single,

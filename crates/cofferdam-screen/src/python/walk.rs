@@ -266,8 +266,15 @@ impl<'c, 'r> Walker<'c, 'r> {
         }
         match self.imported(call) {
             Imported::Nothing => {}
-            Imported::Modules(modules) => {
-                for module in modules.iter().filter(|module| !module.starts_with('.')) {
+            Imported::Modules { names, open, dropped } => {
+                if dropped {
+                    self.collector.truncate();
+                }
+                if open && self.collector.lists.dynamic_imports {
+                    let why = "imports a module that perhaps only the running program knows";
+                    self.report(Rule::DynamicImport, expression.range(), why);
+                }
+                for module in names.iter().filter(|module| !module.starts_with('.')) {
                     if let Some(entry) = self.unwanted(module) {
                         self.report(Rule::Import(entry), expression.range(), format!("imports {module}"));
                     }
@@ -311,6 +318,9 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn check_calls(&mut self, values: &Values, range: TextRange) {
+        if values.has_dropped() && values.things().next().is_some() {
+            self.collector.truncate();
+        }
         for thing in values.things() {
             let name = thing.path.strip_prefix("builtins.").unwrap_or(&thing.path);
             if let Some(call) = self.collector.lists.unwanted_call(name) {

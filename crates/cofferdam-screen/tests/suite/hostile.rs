@@ -216,6 +216,31 @@ fn comments_without_an_end_are_looked_for_once() {
 }
 
 #[test]
+fn a_name_with_more_values_than_are_kept_is_no_constant() {
+    let nine: String = (0..8).map(|name| format!("n = 'm{name}'\n")).chain(["n = 'os'\n".to_owned()]).collect();
+    let either = "n = 'json'\nn = unknown()\n";
+    let dynamic = |language, code: &str| {
+        let report = check(language, code).unwrap();
+        let found = report.findings.iter().any(|found| found.rule.to_string() == "dynamic-import");
+        (found, report.truncated)
+    };
+    for import in ["import importlib\nimportlib.import_module(n)", "__import__(n)", "m = [n]\n__import__(m[0])"] {
+        assert_eq!(dynamic(Language::Python, &format!("{nine}{import}")), (true, true), "{import}");
+        assert_eq!(dynamic(Language::Python, &format!("{either}{import}")), (true, false), "{import}");
+        assert_eq!(dynamic(Language::Python, &format!("n = 'json'\nn = 're'\n{import}")), (false, false), "{import}");
+    }
+    for import in ["require(n)", "import(n)", "require(`${n}`)"] {
+        assert_eq!(dynamic(Language::JavaScript, &format!("let n\n{nine}{import}")), (true, true), "{import}");
+        assert_eq!(dynamic(Language::JavaScript, &format!("var {either}{import}")), (true, false), "{import}");
+        assert_eq!(
+            dynamic(Language::JavaScript, &format!("var n = 'a'\nn = 'b'\n{import}")),
+            (false, false),
+            "{import}"
+        );
+    }
+}
+
+#[test]
 fn findings_and_size_have_a_bound() {
     let report = check(Language::Python, &"eval(x)\n".repeat(5000)).unwrap();
     assert_eq!((report.findings.len(), report.truncated), (100, true));
