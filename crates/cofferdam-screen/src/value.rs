@@ -148,6 +148,14 @@ impl Values {
         self.open || self.dropped || self.is_unknown()
     }
 
+    /// Bytes that its texts and lists take, and items of the lists.
+    pub fn size(&self) -> (usize, usize) {
+        let texts: usize = self.texts().map(|text| text.len()).sum();
+        let items: usize = self.lists().map(|list| list.len()).sum();
+        // Each item has values of its own.
+        (texts + items.saturating_mul(64), items)
+    }
+
     pub fn has_dropped(&self) -> bool {
         self.dropped
     }

@@ -57,7 +57,7 @@ impl Walker<'_, '_> {
             None => return None,
         };
         let arguments: Vec<Values> = call.arguments.iter().take(4).map(|argument| self.argument(argument)).collect();
-        let length: usize = object.texts().map(|text| text.len()).sum();
+        let length = object.size().0 + arguments.iter().map(|argument| argument.size().0).sum::<usize>();
         if !self.collector.step(length) {
             return None;
         }

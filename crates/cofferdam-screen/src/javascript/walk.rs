@@ -23,7 +23,7 @@ use super::{MOST_LEVELS, MOST_NESTED, depth, parse, read};
 use crate::collect::Collector;
 use crate::report::Rule;
 use crate::scope::{Kind, Scopes};
-use crate::value::{Values, append};
+use crate::value::Values;
 
 /// One walk through one tree.
 pub(super) struct Walker<'c, 'r> {
@@ -356,6 +356,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         }
         // `Reflect.get(globalThis, "eval")`
         let given = self.call(it);
+        let given = self.collector.made(given);
         let from = self.first_module(it);
         self.check_thing(&given, &from, it.span);
         walk::walk_call_expression(self, it);
@@ -421,7 +422,10 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         let added = self.value(&it.right);
         if let AssignmentTarget::AssignmentTargetIdentifier(name) = &it.left {
             let values = match it.operator {
-                AssignmentOperator::Addition => append(&self.name(&name.name), &added),
+                AssignmentOperator::Addition => {
+                    let before = self.name(&name.name);
+                    self.collector.append(&before, &added)
+                }
                 _ => added,
             };
             self.scopes.assign(&name.name, &values);

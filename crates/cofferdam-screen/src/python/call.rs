@@ -158,7 +158,9 @@ impl Walker<'_, '_> {
         }
         let first = self.argument(call, 0, "").unwrap_or_default();
         let second = self.argument(call, 1, "").unwrap_or_default();
-        let length: usize = object.texts().map(|text| text.len()).sum();
+        // Each text is put together with each item.
+        let items = first.size();
+        let length = (object.size().0 + items.0).saturating_mul(object.iter().count());
         if !self.collector.step(length) {
             return Values::unknown();
         }

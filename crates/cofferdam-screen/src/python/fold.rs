@@ -67,7 +67,10 @@ impl Walker<'_, '_> {
                 let object = self.value(&subscript.value);
                 self.item(&object, &subscript.slice)
             }
-            Expr::Call(call) => self.call(call),
+            Expr::Call(call) => {
+                let made = self.call(call);
+                self.collector.made(made)
+            }
             Expr::If(choice) => self.value(&choice.body).or(&self.value(&choice.orelse)),
             Expr::BoolOp(choice) => {
                 let mut values = Values::unknown();
@@ -87,7 +90,7 @@ impl Walker<'_, '_> {
         for part in string.value.iter() {
             let FStringPart::FString(part) = part else {
                 if let FStringPart::Literal(literal) = part {
-                    text = append(&text, &Values::text(literal.as_str()));
+                    text = self.collector.append(&text, &Values::text(literal.as_str()));
                 }
                 continue;
             };
@@ -101,7 +104,7 @@ impl Walker<'_, '_> {
                     }
                     InterpolatedStringElement::Interpolation(_) => Values::unknown(),
                 };
-                text = append(&text, &piece);
+                text = self.collector.append(&text, &piece);
             }
         }
         text
@@ -109,11 +112,13 @@ impl Walker<'_, '_> {
 
     fn binary(&mut self, left: &Values, operator: Operator, right: &Values) -> Values {
         // The work is that of the texts, not of the tree.
-        let length: usize = left.texts().chain(right.texts()).map(|text| text.len()).sum();
-        if !self.collector.step(length / 16) {
+        let ((left_bytes, left_items), (right_bytes, right_items)) = (left.size(), right.size());
+        let pairs = |bytes: usize, others: &Values| bytes.saturating_mul(others.iter().count());
+        let bytes = pairs(left_bytes, right).saturating_add(pairs(right_bytes, left));
+        if !self.collector.step((bytes / 16).saturating_add(left_items + right_items)) {
             return Values::unknown();
         }
-        left.with(right, |left, right| match (left, operator, right) {
+        let made = left.with(right, |left, right| match (left, operator, right) {
             (Value::Text(left), Operator::Add, Value::Text(right)) => joined(left, right),
             (Value::List(left), Operator::Add, Value::List(right)) => {
                 let both: Vec<Values> = left.iter().chain(right.iter()).take(MOST_ITEMS).cloned().collect();
@@ -137,7 +142,8 @@ impl Walker<'_, '_> {
                 number.map(Value::Number)
             }
             _ => None,
-        })
+        });
+        self.collector.made(made)
     }
 
     pub(super) fn items(&mut self, items: &[Expr]) -> Values {
@@ -149,7 +155,7 @@ impl Walker<'_, '_> {
             item => self.value(item),
         });
         let items = items.collect();
-        Values::list(items)
+        self.collector.made(Values::list(items))
     }
 
     /// What a name stands for here.
@@ -212,7 +218,13 @@ impl Walker<'_, '_> {
             else {
                 return Values::unknown();
             };
-            return object.each(|value| slice_of(value, start, end, step.unwrap_or(1)));
+            // A text is taken apart first.
+            let (bytes, items) = object.size();
+            if !self.collector.step(bytes / 16 + items) {
+                return Values::unknown();
+            }
+            let part = object.each(|value| slice_of(value, start, end, step.unwrap_or(1)));
+            return self.collector.made(part);
         }
         let key = self.value(key);
         self.item_of(object, &key)
@@ -265,6 +277,10 @@ impl Walker<'_, '_> {
             return Values::unknown();
         };
         let items = self.value(&generator.iter);
+        let (bytes, _) = items.size();
+        if !self.collector.step(bytes) {
+            return Values::unknown();
+        }
         let Some(items) = spread(&items) else { return Values::unknown() };
         let mut made = Vec::new();
         for item in items {
@@ -272,7 +288,7 @@ impl Walker<'_, '_> {
             made.push(self.value(element));
             self.temporary.pop();
         }
-        Values::list(made)
+        self.collector.made(Values::list(made))
     }
 
     /// The first argument, by place or by one of its names.

@@ -436,7 +436,7 @@ impl Walker<'_, '_> {
                 walk_stmt(self, statement);
                 if let Expr::Name(name) = &*assign.target {
                     let (before, added) = (self.name(&name.id), self.value(&assign.value));
-                    let values = crate::value::append(&before, &added);
+                    let values = self.collector.append(&before, &added);
                     self.bind(&name.id, &values);
                 }
             }

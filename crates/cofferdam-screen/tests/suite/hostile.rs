@@ -241,6 +241,21 @@ fn a_name_with_more_values_than_are_kept_is_no_constant() {
 }
 
 #[test]
+fn what_is_made_of_texts_has_a_bound() {
+    let doubled: String = (1..16).map(|level| format!("x{level} = x{0} + x{0}\n", level - 1)).collect();
+    let python = format!("x0 = 'ab'\n{doubled}l = list(x15)\n");
+    for make in ["f'{x15}'", "x15[1:]", "l + l", "[c for c in x15]", "str(x15)", "''.join([x15])", "'%s' % x15"] {
+        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
+        assert!(check(Language::Python, &format!("{python}{many}")).unwrap().truncated, "{make}");
+    }
+    let javascript = format!("x0 = 'ab'\n{doubled}l = x15.split('')\n");
+    for make in ["`${x15}`", "x15.slice(1)", "l.concat(l)", "String(x15)", "[x15].join('')", "x15 + 'a'.slice(1)"] {
+        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
+        assert!(check(Language::JavaScript, &format!("{javascript}{many}")).unwrap().truncated, "{make}");
+    }
+}
+
+#[test]
 fn findings_and_size_have_a_bound() {
     let report = check(Language::Python, &"eval(x)\n".repeat(5000)).unwrap();
     assert_eq!((report.findings.len(), report.truncated), (100, true));
