@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::position::{Lines, excerpt};
 use crate::report::{Finding, Report, Rule};
 use crate::rules::Lists;
-use crate::value::{Values, append};
+use crate::value::{Values, append, join};
 
 /// Characters of the code in a finding.
 const EXCERPT: usize = 80;
@@ -94,10 +94,25 @@ impl<'r> Collector<'r> {
 
     /// Two in one text, charged like all that is made.
     pub fn append(&mut self, text: &Values, part: &Values) -> Values {
-        if self.made_bytes == 0 {
+        // Each is put together with each, even where what comes of it is too long to be kept.
+        let pairs = text.iter().count() * part.iter().count();
+        let bytes = pairs.saturating_mul(text.size().0 + part.size().0) / 8;
+        if self.made_bytes == 0 || !self.step(1 + bytes / 16) {
             return Values::unknown();
         }
         self.made(append(text, part))
+    }
+
+    /// All items with this between them, charged in the same way.
+    pub fn join(&mut self, separator: &str, items: &[Values]) -> Values {
+        // What is on the way to the text is not kept, and takes steps alone.
+        let made_bytes = self.made_bytes;
+        let joined = join(separator, items, |text, part| {
+            self.made_bytes = made_bytes;
+            self.append(text, part)
+        });
+        self.made_bytes = made_bytes;
+        joined
     }
 
     /// Lets `read` look at code that stands in a text here.

@@ -262,8 +262,8 @@ pub(crate) fn append(text: &Values, part: &Values) -> Values {
     text.with(part, |text, part| joined(&text.shown()?, &part.shown()?))
 }
 
-/// All items with this between them.
-pub(crate) fn join(separator: &str, items: &[Values]) -> Values {
+/// All items with this between them, put together by `append`.
+pub(crate) fn join(separator: &str, items: &[Values], mut append: impl FnMut(&Values, &Values) -> Values) -> Values {
     let mut text = Values::text("");
     for (index, item) in items.iter().enumerate() {
         if index > 0 && !separator.is_empty() {
@@ -324,7 +324,7 @@ mod tests {
         let long = Values::text("x".repeat(MOST_TEXT / 2));
         assert!(!append(&long, &long).is_unknown());
         assert!(append(&append(&long, &long), &Values::number(1)).is_unknown());
-        assert_eq!(join("-", &[Values::text("a"), Values::number(2)]), Values::text("a-2"));
-        assert!(join("", &[Values::text("a"), Values::unknown()]).is_unknown());
+        assert_eq!(join("-", &[Values::text("a"), Values::number(2)], append), Values::text("a-2"));
+        assert!(join("", &[Values::text("a"), Values::unknown()], append).is_unknown());
     }
 }

@@ -4,7 +4,7 @@ use ruff_python_ast::{Expr, ExprCall};
 
 use super::fold::{NAMESPACE, spread};
 use super::walk::Walker;
-use crate::value::{MOST_TEXT, Value, Values, append, join};
+use crate::value::{MOST_TEXT, Value, Values};
 
 /// Functions that import the module whose name is their first argument.
 const IMPORTERS: &[&str] = &[
@@ -91,7 +91,7 @@ impl Walker<'_, '_> {
                 }
                 _ => Values::unknown(),
             }),
-            "builtins.str" | "builtins.compile" => append(&Values::text(""), &first),
+            "builtins.str" | "builtins.compile" => self.collector.append(&Values::text(""), &first),
             "builtins.list" | "builtins.tuple" | "builtins.iter" => {
                 spread(&first).map_or_else(Values::unknown, Values::list)
             }
@@ -101,7 +101,7 @@ impl Walker<'_, '_> {
             }),
             "builtins.bytes" | "builtins.bytearray" => spread(&first).map_or_else(Values::unknown, |items| {
                 let items: Vec<Values> = items.iter().map(characters).collect();
-                join("", &items)
+                self.collector.join("", &items)
             }),
             "builtins.bytes.fromhex" => first.each(|value| match value {
                 Value::Text(text) => from_hex(text).map_or_else(Values::unknown, Values::text),
@@ -167,7 +167,7 @@ impl Walker<'_, '_> {
         object.each(|text| {
             let Value::Text(text) = text else { return Values::unknown() };
             match method {
-                "join" => spread(&first).map_or_else(Values::unknown, |items| join(text, &items)),
+                "join" => spread(&first).map_or_else(Values::unknown, |items| self.collector.join(text, &items)),
                 "lower" | "casefold" => Values::text(text.to_lowercase()),
                 "upper" => Values::text(text.to_uppercase()),
                 "strip" if call.arguments.is_empty() => Values::text(text.trim()),
@@ -191,7 +191,7 @@ impl Walker<'_, '_> {
         let mut rest = format;
         let mut next = 0;
         while let Some((before, after)) = rest.split_once('{') {
-            text = append(&text, &Values::text(before));
+            text = self.collector.append(&text, &Values::text(before));
             let Some((place, after)) = after.split_once('}') else { return Values::unknown() };
             let argument = if place.is_empty() {
                 next += 1;
@@ -200,13 +200,13 @@ impl Walker<'_, '_> {
                 let number = place.parse().unwrap_or(usize::MAX);
                 self.argument(call, number, place)
             };
-            text = append(&text, &argument.unwrap_or_default());
+            text = self.collector.append(&text, &argument.unwrap_or_default());
             rest = after;
             if text.is_unknown() {
                 return text;
             }
         }
-        append(&text, &Values::text(rest))
+        self.collector.append(&text, &Values::text(rest))
     }
 
     /// What the call imports.
