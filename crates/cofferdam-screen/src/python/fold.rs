@@ -4,7 +4,8 @@ use ruff_python_ast::{Expr, ExprCall, FStringPart, InterpolatedStringElement, Nu
 
 use super::MOST_LEVELS;
 use super::walk::Walker;
-use crate::value::{Thing, Value, Values, append, joined, sliced};
+use crate::collect::Collector;
+use crate::value::{Thing, Value, Values, joined, sliced};
 
 /// Items of a list that are told apart.
 const MOST_ITEMS: usize = 4096;
@@ -130,7 +131,7 @@ impl Walker<'_, '_> {
                 let fits = text.len().saturating_mul(times) <= 1024;
                 fits.then(|| Value::Text(text.repeat(times).into()))
             }
-            (Value::Text(format), Operator::Mod, right) => percent(format, right),
+            (Value::Text(format), Operator::Mod, right) => percent(self.collector, format, right),
             (Value::Number(left), operator, Value::Number(right)) => {
                 let number = match operator {
                     Operator::Add => left.checked_add(*right),
@@ -339,7 +340,7 @@ fn slice_of(value: &Value, start: Option<i64>, end: Option<i64>, step: i64) -> V
 }
 
 /// `"%s%s" % ("o", "s")`, for `%s` and `%d` alone.
-fn percent(format: &str, right: &Value) -> Option<Value> {
+fn percent(collector: &mut Collector<'_>, format: &str, right: &Value) -> Option<Value> {
     let single = [right_values(right)];
     let items: &[Values] = match right {
         Value::List(items) => items,
@@ -349,15 +350,15 @@ fn percent(format: &str, right: &Value) -> Option<Value> {
     let mut text = Values::text("");
     let mut rest = format;
     while let Some((before, after)) = rest.split_once('%') {
-        text = append(&text, &Values::text(before));
+        text = collector.append(&text, &Values::text(before));
         text = match after.as_bytes().first()? {
-            b's' | b'd' => append(&text, items.next()?),
-            b'%' => append(&text, &Values::text("%")),
+            b's' | b'd' => collector.append(&text, items.next()?),
+            b'%' => collector.append(&text, &Values::text("%")),
             _ => return None,
         };
         rest = &after[1..];
     }
-    append(&text, &Values::text(rest)).iter().next().cloned()
+    collector.append(&text, &Values::text(rest)).iter().next().cloned()
 }
 
 fn right_values(value: &Value) -> Values {

@@ -244,7 +244,16 @@ fn a_name_with_more_values_than_are_kept_is_no_constant() {
 fn what_is_made_of_texts_has_a_bound() {
     let doubled: String = (1..16).map(|level| format!("x{level} = x{0} + x{0}\n", level - 1)).collect();
     let python = format!("x0 = 'ab'\n{doubled}l = list(x15)\n");
-    for make in ["f'{x15}'", "x15[1:]", "l + l", "[c for c in x15]", "str(x15)", "''.join([x15])", "'%s' % x15"] {
+    for make in [
+        "f'{x15}'",
+        "x15[1:]",
+        "l + l",
+        "[c for c in x15]",
+        "str(x15)",
+        "''.join([x15])",
+        "'%s' % x15",
+        "('%s' * 500) % l",
+    ] {
         let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
         assert!(check(Language::Python, &format!("{python}{many}")).unwrap().truncated, "{make}");
     }
