@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::position::{Lines, excerpt};
 use crate::report::{Finding, Report, Rule};
 use crate::rules::Lists;
+use crate::value::{Values, append, join};
 
 /// Characters of the code in a finding.
 const EXCERPT: usize = 80;
@@ -13,6 +14,9 @@ const STEPS: usize = 1 << 20;
 const STEPS_FOR_BYTE: usize = 32;
 /// Bytes of code in texts that are read, in all.
 const NESTED: usize = 1 << 20;
+
+/// Bytes of texts and lists that folding makes, in all.
+const MADE: usize = 64 << 20;
 
 /// Bytes from where to where.
 pub(crate) type Span = (usize, usize);
@@ -27,6 +31,7 @@ pub(crate) struct Collector<'r> {
     truncated: bool,
     steps: usize,
     nested_bytes: usize,
+    made_bytes: usize,
     /// Where the text stands whose code is read now, and who takes it.
     outer: Option<(Span, String)>,
 }
@@ -49,6 +54,7 @@ impl<'r> Collector<'r> {
             truncated: false,
             steps: STEPS + bytes.saturating_mul(STEPS_FOR_BYTE),
             nested_bytes: NESTED.max(bytes),
+            made_bytes: MADE,
             outer: None,
         }
     }
@@ -77,9 +83,41 @@ impl<'r> Collector<'r> {
         left.is_some()
     }
 
+    /// Takes steps for what folding made, and its bytes of those that may be made in all; it is unknown when either is used up.
+    pub fn made(&mut self, values: Values) -> Values {
+        let (bytes, items) = values.size();
+        let left = self.made_bytes.checked_sub(bytes);
+        self.made_bytes = left.unwrap_or(0);
+        self.truncated |= left.is_none();
+        if self.step(bytes / 16 + items) && left.is_some() { values } else { Values::unknown() }
+    }
+
+    /// Two in one text, charged like all that is made.
+    pub fn append(&mut self, text: &Values, part: &Values) -> Values {
+        // Each is put together with each, even where what comes of it is too long to be kept.
+        let pairs = text.iter().count() * part.iter().count();
+        let bytes = pairs.saturating_mul(text.size().0 + part.size().0) / 8;
+        if self.made_bytes == 0 || !self.step(1 + bytes / 16) {
+            return Values::unknown();
+        }
+        self.made(append(text, part))
+    }
+
+    /// All items with this between them, charged in the same way.
+    pub fn join(&mut self, separator: &str, items: &[Values]) -> Values {
+        // What is on the way to the text is not kept, and takes steps alone.
+        let made_bytes = self.made_bytes;
+        let joined = join(separator, items, |text, part| {
+            self.made_bytes = made_bytes;
+            self.append(text, part)
+        });
+        self.made_bytes = made_bytes;
+        joined
+    }
+
     /// Lets `read` look at code that stands in a text here.
     pub fn nested(&mut self, code: &str, span: Span, taker: &str, read: impl FnOnce(&mut Self)) {
-        let Some(left) = self.nested_bytes.checked_sub(code.len()) else {
+        let Some(left) = self.nested_bytes.checked_sub(code.len().max(1)) else {
             self.truncated = true;
             return;
         };

@@ -59,6 +59,16 @@ impl Scopes {
         (self.current, self.entered) = (0, 1);
     }
 
+    /// How many names there are from here outwards.
+    pub fn count_from_here(&self) -> usize {
+        let (mut count, mut at) = (self.all[0].names.len(), self.current);
+        while at != 0 {
+            count += self.all[at].names.len() + 1;
+            at = self.all[at].parent;
+        }
+        count
+    }
+
     /// The names that code in a text sees, with no other scope.
     pub fn seen_from_here(&self) -> Self {
         let mut names = self.all[0].names.clone();

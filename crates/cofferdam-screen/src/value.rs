@@ -7,13 +7,73 @@ const MOST_VALUES: usize = 8;
 /// Bytes of a text that is put together.
 pub(crate) const MOST_TEXT: usize = 64 << 10;
 
+/// Levels of lists in lists, which are dropped by recursion.
+const MOST_LIST_LEVELS: u8 = 32;
+/// Items of lists, and bytes of a text in them, that are compared.
+const MOST_COMPARED: usize = 64;
+
 /// One thing that an expression may be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Value {
     Text(Rc<str>),
     Number(i64),
-    List(Rc<[Values]>),
+    List(List),
     Thing(Thing),
+}
+
+/// The items of a list, which may themselves be lists.
+#[derive(Debug, Clone)]
+pub(crate) struct List {
+    items: Rc<[Values]>,
+    levels: u8,
+}
+
+impl List {
+    /// Nothing where that would be too many lists in each other.
+    fn new(items: Vec<Values>) -> Option<Self> {
+        let inner = items.iter().flat_map(Values::lists).map(|list| list.levels).max().unwrap_or(0);
+        (inner < MOST_LIST_LEVELS).then(|| Self { items: items.into(), levels: inner + 1 })
+    }
+
+    /// Whether both are known to be the same, without a look into the lists in them: one list may be in another many times
+    /// over, on every level.
+    fn is(&self, other: &Self) -> bool {
+        let same = |left: &Value, right: &Value| match (left, right) {
+            (Value::List(left), Value::List(right)) => Rc::ptr_eq(&left.items, &right.items),
+            (Value::Text(left), Value::Text(right)) => {
+                Rc::ptr_eq(left, right) || (left.len() <= MOST_COMPARED && left == right)
+            }
+            (left, right) => left == right,
+        };
+        Rc::ptr_eq(&self.items, &other.items)
+            || (self.len() <= MOST_COMPARED
+                && self.len() == other.len()
+                && self.iter().zip(other.iter()).all(|(left, right)| {
+                    left.known.len() == right.known.len()
+                        && (left.open, left.dropped) == (right.open, right.dropped)
+                        && left.known.iter().zip(&right.known).all(|(left, right)| same(left, right))
+                }))
+    }
+}
+
+impl std::ops::Deref for List {
+    type Target = [Values];
+
+    fn deref(&self) -> &[Values] {
+        &self.items
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Text(left), Self::Text(right)) => Rc::ptr_eq(left, right) || left == right,
+            (Self::Number(left), Self::Number(right)) => left == right,
+            (Self::List(left), Self::List(right)) => left.is(right),
+            (Self::Thing(left), Self::Thing(right)) => left == right,
+            _ => false,
+        }
+    }
 }
 
 /// A module, a function or an object of the language, by the path that leads to it: `os.system`, `builtins.eval`.
@@ -26,7 +86,13 @@ pub(crate) struct Thing {
 
 /// All that an expression may be. Nothing means that it may be anything.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Values(Vec<Value>);
+pub(crate) struct Values {
+    known: Vec<Value>,
+    /// It may be something else, too, that nobody knows.
+    open: bool,
+    /// It may be something that was known, and is not kept.
+    dropped: bool,
+}
 
 impl Values {
     pub fn unknown() -> Self {
@@ -34,65 +100,106 @@ impl Values {
     }
 
     pub fn text(text: impl Into<Rc<str>>) -> Self {
-        Self(vec![Value::Text(text.into())])
+        Self::one(Value::Text(text.into()))
     }
 
     pub fn number(number: i64) -> Self {
-        Self(vec![Value::Number(number)])
+        Self::one(Value::Number(number))
     }
 
     pub fn list(items: Vec<Values>) -> Self {
-        Self(vec![Value::List(items.into())])
+        List::new(items).map_or_else(Self::unknown, |list| Self::one(Value::List(list)))
     }
 
     pub fn thing(path: impl Into<Rc<str>>) -> Self {
-        Self(vec![Value::Thing(Thing { path: path.into(), open: false })])
+        Self::one(Value::Thing(Thing { path: path.into(), open: false }))
     }
 
     pub fn is_unknown(&self) -> bool {
-        self.0.is_empty()
+        self.known.is_empty()
     }
 
     pub fn add(&mut self, other: &Self) {
-        for value in &other.0 {
-            if self.0.len() < MOST_VALUES && !self.0.contains(value) {
-                self.0.push(value.clone());
+        self.open |= other.open || other.is_unknown();
+        self.dropped |= other.dropped;
+        for value in &other.known {
+            if self.known.contains(value) {
+                continue;
+            }
+            if self.known.len() < MOST_VALUES {
+                self.known.push(value.clone());
+                continue;
+            }
+            self.dropped = true;
+            // What leads somewhere is kept rather than a text.
+            let other = self.known.iter_mut().find(|known| !matches!(known, Value::Thing(_)));
+            if let (Value::Thing(_), Some(other)) = (value, other) {
+                *other = value.clone();
             }
         }
     }
 
+    fn one(value: Value) -> Self {
+        Self { known: vec![value], open: false, dropped: false }
+    }
+
+    /// Whether it may be something that is not among the values.
+    pub fn is_open(&self) -> bool {
+        self.open || self.dropped || self.is_unknown()
+    }
+
+    /// Bytes that its texts and lists take, and items of the lists.
+    pub fn size(&self) -> (usize, usize) {
+        let texts: usize = self.texts().map(|text| text.len()).sum();
+        let items: usize = self.lists().map(|list| list.len()).sum();
+        // Each item has values of its own.
+        (texts + items.saturating_mul(64), items)
+    }
+
+    pub fn has_dropped(&self) -> bool {
+        self.dropped
+    }
+
+    /// May be whatever else the others may be.
+    pub fn open_as(mut self, others: &[&Self]) -> Self {
+        self.open |= others.iter().any(|other| other.open);
+        self.dropped |= others.iter().any(|other| other.dropped);
+        self
+    }
+
     pub fn or(mut self, other: &Self) -> Self {
+        self.open |= self.is_unknown();
         self.add(other);
         self
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Value> {
-        self.0.iter()
+        self.known.iter()
     }
 
     pub fn texts(&self) -> impl Iterator<Item = &Rc<str>> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Text(text) => Some(text),
             _ => None,
         })
     }
 
     pub fn things(&self) -> impl Iterator<Item = &Thing> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Thing(thing) => Some(thing),
             _ => None,
         })
     }
 
-    pub fn lists(&self) -> impl Iterator<Item = &Rc<[Values]>> {
-        self.0.iter().filter_map(|value| match value {
+    pub fn lists(&self) -> impl Iterator<Item = &List> {
+        self.known.iter().filter_map(|value| match value {
             Value::List(list) => Some(list),
             _ => None,
         })
     }
 
     pub fn numbers(&self) -> impl Iterator<Item = i64> {
-        self.0.iter().filter_map(|value| match value {
+        self.known.iter().filter_map(|value| match value {
             Value::Number(number) => Some(*number),
             _ => None,
         })
@@ -105,33 +212,36 @@ impl Values {
     /// What comes of each value.
     pub fn each(&self, mut make: impl FnMut(&Value) -> Self) -> Self {
         let mut made = Self::default();
-        for value in &self.0 {
+        for value in &self.known {
             made.add(&make(value));
         }
-        made
+        made.open_as(&[self])
     }
 
     /// What comes of each pair.
     pub fn with(&self, other: &Self, mut make: impl FnMut(&Value, &Value) -> Option<Value>) -> Self {
         let mut made = Self::default();
-        for left in &self.0 {
-            for right in &other.0 {
-                if let Some(value) = make(left, right) {
-                    made.add(&Self(vec![value]));
-                }
+        for left in &self.known {
+            for right in &other.known {
+                made.add(&make(left, right).map_or_else(Self::unknown, Self::one));
             }
         }
-        made
+        made.open_as(&[self, other])
     }
 }
 
 impl From<Thing> for Values {
     fn from(thing: Thing) -> Self {
-        Self(vec![Value::Thing(thing)])
+        Self::one(Value::Thing(thing))
     }
 }
 
 impl Value {
+    /// Nothing where that would be too many lists in each other.
+    pub fn list(items: Vec<Values>) -> Option<Self> {
+        List::new(items).map(Self::List)
+    }
+
     /// As text, where an expression in a text is shown.
     pub fn shown(&self) -> Option<Rc<str>> {
         match self {
@@ -152,8 +262,8 @@ pub(crate) fn append(text: &Values, part: &Values) -> Values {
     text.with(part, |text, part| joined(&text.shown()?, &part.shown()?))
 }
 
-/// All items with this between them.
-pub(crate) fn join(separator: &str, items: &[Values]) -> Values {
+/// All items with this between them, put together by `append`.
+pub(crate) fn join(separator: &str, items: &[Values], mut append: impl FnMut(&Values, &Values) -> Values) -> Values {
     let mut text = Values::text("");
     for (index, item) in items.iter().enumerate() {
         if index > 0 && !separator.is_empty() {
@@ -214,7 +324,7 @@ mod tests {
         let long = Values::text("x".repeat(MOST_TEXT / 2));
         assert!(!append(&long, &long).is_unknown());
         assert!(append(&append(&long, &long), &Values::number(1)).is_unknown());
-        assert_eq!(join("-", &[Values::text("a"), Values::number(2)]), Values::text("a-2"));
-        assert!(join("", &[Values::text("a"), Values::unknown()]).is_unknown());
+        assert_eq!(join("-", &[Values::text("a"), Values::number(2)], append), Values::text("a-2"));
+        assert!(join("", &[Values::text("a"), Values::unknown()], append).is_unknown());
     }
 }

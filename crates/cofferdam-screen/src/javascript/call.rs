@@ -5,7 +5,8 @@ use oxc_ast::ast::{Argument, CallExpression, Expression};
 use super::fold::{MOST_ITEMS, item};
 use super::object::{Called, MODULE, PROTOTYPE, called, module};
 use super::walk::Walker;
-use crate::value::{MOST_TEXT, Value, Values, append, join, sliced};
+use crate::collect::Collector;
+use crate::value::{MOST_TEXT, Value, Values, sliced};
 
 /// Functions that run their first argument as code.
 const RUNNERS: &[&str] =
@@ -25,7 +26,7 @@ impl Walker<'_, '_> {
             made.add(&known);
         }
         for Use { path, arguments } in self.uses(&call.callee, &call.arguments) {
-            made.add(&result(&path, &arguments));
+            made.add(&result(self.collector, &path, &arguments));
         }
         made
     }
@@ -57,24 +58,30 @@ impl Walker<'_, '_> {
             None => return None,
         };
         let arguments: Vec<Values> = call.arguments.iter().take(4).map(|argument| self.argument(argument)).collect();
-        let length: usize = object.texts().map(|text| text.len()).sum();
+        let length = object.size().0 + arguments.iter().map(|argument| argument.size().0).sum::<usize>();
         if !self.collector.step(length) {
             return None;
         }
         let numbers = [0, 1].map(|place| arguments.get(place).and_then(|values| values.numbers().next()));
         Some(object.each(|value| match value {
-            Value::Text(text) => text_method(text, &name, &arguments, numbers),
-            Value::List(items) => list_method(items, &name, &arguments, numbers),
+            Value::Text(text) => text_method(self.collector, text, &name, &arguments, numbers),
+            Value::List(items) => list_method(self.collector, items, &name, &arguments, numbers),
             _ => Values::unknown(),
         }))
     }
 }
 
-fn list_method(items: &[Values], name: &str, arguments: &[Values], numbers: [Option<i64>; 2]) -> Values {
+fn list_method(
+    collector: &mut Collector<'_>,
+    items: &[Values],
+    name: &str,
+    arguments: &[Values],
+    numbers: [Option<i64>; 2],
+) -> Values {
     let first = arguments.first().cloned().unwrap_or_default();
     match name {
-        "join" if arguments.is_empty() => join(",", items),
-        "join" => first.texts().next().map(|separator| join(separator, items)).unwrap_or_default(),
+        "join" if arguments.is_empty() => collector.join(",", items),
+        "join" => first.texts().next().map(|separator| collector.join(separator, items)).unwrap_or_default(),
         "reverse" | "toReversed" => Values::list(items.iter().rev().cloned().collect()),
         "concat" => {
             let added = first.lists().next().map_or_else(|| vec![first.clone()], |list| list.to_vec());
@@ -90,12 +97,18 @@ fn list_method(items: &[Values], name: &str, arguments: &[Values], numbers: [Opt
     }
 }
 
-fn text_method(text: &str, name: &str, arguments: &[Values], numbers: [Option<i64>; 2]) -> Values {
+fn text_method(
+    collector: &mut Collector<'_>,
+    text: &str,
+    name: &str,
+    arguments: &[Values],
+    numbers: [Option<i64>; 2],
+) -> Values {
     let first = arguments.first().cloned().unwrap_or_default();
     let characters = || -> Vec<char> { text.chars().collect() };
     let part = |start, end| Values::text(sliced(&characters(), start, end, 1).into_iter().collect::<String>());
     match name {
-        "concat" => arguments.iter().fold(Values::text(text), |text, more| append(&text, more)),
+        "concat" => arguments.iter().fold(Values::text(text), |text, more| collector.append(&text, more)),
         "toLowerCase" => Values::text(text.to_lowercase()),
         "toUpperCase" => Values::text(text.to_uppercase()),
         "trim" => Values::text(text.trim()),
@@ -163,7 +176,7 @@ fn used(path: &str, mut arguments: Vec<Values>) -> Use {
     }
 }
 
-fn result(path: &str, arguments: &[Values]) -> Values {
+fn result(collector: &mut Collector<'_>, path: &str, arguments: &[Values]) -> Values {
     let first = arguments.first().cloned().unwrap_or_default();
     match path {
         "require" => first.each(|name| match name {
@@ -175,10 +188,10 @@ fn result(path: &str, arguments: &[Values]) -> Values {
         "Object.getPrototypeOf" | "Reflect.getPrototypeOf" if first.things().next().is_some() => {
             Values::thing(PROTOTYPE)
         }
-        "String" => append(&Values::text(""), &first),
+        "String" => collector.append(&Values::text(""), &first),
         "String.fromCharCode" | "String.fromCodePoint" => {
             let characters: Vec<Values> = arguments.iter().map(character).collect();
-            join("", &characters)
+            collector.join("", &characters)
         }
         _ => match path.strip_suffix(".bind") {
             Some(function) => Values::thing(function),

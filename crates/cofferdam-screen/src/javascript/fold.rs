@@ -1,13 +1,14 @@
 //! What an expression is, as far as that shows without running it.
 
 use oxc_ast::ast::{
-    ArrayExpressionElement, BinaryOperator, ChainElement, Expression, MemberExpression, TemplateLiteral, UnaryOperator,
+    ArrayExpressionElement, BinaryOperator, CallExpression, ChainElement, Expression, MemberExpression,
+    TemplateLiteral, UnaryOperator,
 };
 
 use super::MOST_LEVELS;
 use super::object::{global, module, property};
 use super::walk::Walker;
-use crate::value::{Value, Values, append, joined, sliced};
+use crate::value::{Value, Values, joined, sliced};
 
 /// Items of a list that are told apart.
 pub(super) const MOST_ITEMS: usize = 4096;
@@ -48,7 +49,8 @@ impl Walker<'_, '_> {
                     ArrayExpressionElement::SpreadElement(_) | ArrayExpressionElement::Elision(_) => Values::unknown(),
                     element => element.as_expression().map(|item| self.value(item)).unwrap_or_default(),
                 });
-                Values::list(items.collect())
+                let list = Values::list(items.collect());
+                self.collector.made(list)
             }
             Expression::BinaryExpression(binary) => {
                 let left = self.value(&binary.left);
@@ -83,16 +85,21 @@ impl Walker<'_, '_> {
                 Value::Text(name) => module(name),
                 _ => Values::unknown(),
             }),
-            Expression::CallExpression(call) => self.call(call),
+            Expression::CallExpression(call) => self.charged_call(call),
             Expression::NewExpression(_) => Values::unknown(),
             Expression::ChainExpression(chain) => match &chain.expression {
-                ChainElement::CallExpression(call) => self.call(call),
+                ChainElement::CallExpression(call) => self.charged_call(call),
                 ChainElement::TSNonNullExpression(inner) => self.value(&inner.expression),
                 element => element.as_member_expression().map(|member| self.member(member)).unwrap_or_default(),
             },
             Expression::FunctionExpression(_) | Expression::ArrowFunctionExpression(_) => Values::thing("function"),
             expression => expression.as_member_expression().map(|member| self.member(member)).unwrap_or_default(),
         }
+    }
+
+    fn charged_call(&mut self, call: &CallExpression<'_>) -> Values {
+        let made = self.call(call);
+        self.collector.made(made)
     }
 
     pub(super) fn member(&mut self, member: &MemberExpression<'_>) -> Values {
@@ -113,16 +120,23 @@ impl Walker<'_, '_> {
     /// What a name stands for here.
     pub(super) fn name(&self, name: &str) -> Values {
         let (values, global_too) = self.scopes.look_up(name);
-        if global_too { values.or(&global(name)) } else { values }
+        let mut all = values;
+        if global_too {
+            all.add(&global(name));
+        }
+        all
     }
 
     pub(super) fn template(&mut self, template: &TemplateLiteral<'_>) -> Values {
         let mut text = Values::text("");
         for (index, quasi) in template.quasis.iter().enumerate() {
             let Some(cooked) = &quasi.value.cooked else { return Values::unknown() };
-            text = append(&text, &Values::text(cooked.as_str()));
+            text = self.collector.append(&text, &Values::text(cooked.as_str()));
             if let Some(expression) = template.expressions.get(index) {
-                text = append(&text, &self.value(expression));
+                text = {
+                    let part = self.value(expression);
+                    self.collector.append(&text, &part)
+                };
             }
             if text.is_unknown() {
                 break;
@@ -133,11 +147,13 @@ impl Walker<'_, '_> {
 
     fn binary(&mut self, left: &Values, operator: BinaryOperator, right: &Values) -> Values {
         // The work is that of the texts, not of the tree.
-        let length: usize = left.texts().chain(right.texts()).map(|text| text.len()).sum();
-        if !self.collector.step(length / 16) {
+        let ((left_bytes, left_items), (right_bytes, right_items)) = (left.size(), right.size());
+        let pairs = |bytes: usize, others: &Values| bytes.saturating_mul(others.iter().count());
+        let bytes = pairs(left_bytes, right).saturating_add(pairs(right_bytes, left));
+        if !self.collector.step((bytes / 16).saturating_add(left_items + right_items)) {
             return Values::unknown();
         }
-        left.with(right, |left, right| match (left, operator, right) {
+        let made = left.with(right, |left, right| match (left, operator, right) {
             (Value::Number(left), operator, Value::Number(right)) => match operator {
                 BinaryOperator::Addition => left.checked_add(*right),
                 BinaryOperator::Subtraction => left.checked_sub(*right),
@@ -148,7 +164,8 @@ impl Walker<'_, '_> {
             .map(Value::Number),
             (left, BinaryOperator::Addition, right) => joined(&left.shown()?, &right.shown()?),
             _ => None,
-        })
+        });
+        self.collector.made(made)
     }
 }
 
@@ -175,5 +192,5 @@ pub(super) fn item(object: &Values, key: &Values) -> Values {
             }
         }
     }
-    found
+    found.open_as(&[object, key])
 }

@@ -125,7 +125,11 @@ pub(super) struct Level {
 #[derive(Clone)]
 pub(super) struct Lexer<'a> {
     code: &'a [u8],
+    /// Where the last comment of more lines can end, if one can.
+    last_end: Option<usize>,
     pub(super) at: usize,
+    /// Bytes of comments that were looked through, which no bracket counts.
+    pub(super) skipped: usize,
     pub(super) outer: Vec<Level>,
     pub(super) level: Level,
     /// Operators of all levels in `outer`.
@@ -144,6 +148,8 @@ impl<'a> Lexer<'a> {
     pub(super) fn new(code: &'a str) -> Self {
         let mut lexer = Self {
             code: code.as_bytes(),
+            last_end: code.rfind("*/"),
+            skipped: 0,
             at: 0,
             outer: Vec::new(),
             level: Level::default(),
@@ -385,12 +391,18 @@ impl<'a> Lexer<'a> {
         match self.peek(1) {
             Some(b'/') => self.skip_line(),
             Some(b'*') => {
+                if self.last_end.is_none_or(|end| end < self.at + 2) {
+                    self.dead = true;
+                    self.at = self.code.len();
+                    return;
+                }
                 let rest = &self.code[self.at + 2..];
                 let end = rest.windows(2).position(|pair| pair == b"*/");
                 self.dead |= end.is_none();
                 let length = end.map_or(self.code.len() - self.at, |end| end + 4);
                 self.new_line |= rest[..end.unwrap_or(rest.len())].iter().any(|byte| matches!(byte, b'\n' | b'\r'));
                 self.at += length;
+                self.skipped += length;
             }
             _ if self.before == Before::Operand => self.operator(1),
             _ => {

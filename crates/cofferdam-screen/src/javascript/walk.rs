@@ -23,7 +23,7 @@ use super::{MOST_LEVELS, MOST_NESTED, depth, parse, read};
 use crate::collect::Collector;
 use crate::report::Rule;
 use crate::scope::{Kind, Scopes};
-use crate::value::{Values, append};
+use crate::value::Values;
 
 /// One walk through one tree.
 pub(super) struct Walker<'c, 'r> {
@@ -114,6 +114,11 @@ impl<'c, 'r> Walker<'c, 'r> {
     fn import_of(&mut self, source: &Values, span: Span) {
         if source.texts().next().is_none() {
             self.dynamic(span, "imports a module that only the running program knows");
+        } else if source.is_open() {
+            self.dynamic(span, "imports a module that perhaps only the running program knows");
+        }
+        if source.has_dropped() {
+            self.collector.truncate();
         }
         for name in names(source) {
             self.import(&name, span);
@@ -190,6 +195,9 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn check_calls(&mut self, values: &Values, span: Span) {
+        if values.has_dropped() && values.things().next().is_some() {
+            self.collector.truncate();
+        }
         for thing in values.things() {
             let path = thing.path.strip_prefix(MODULE).unwrap_or(&thing.path);
             if let Some(call) = self.collector.lists.unwanted_call(path) {
@@ -218,6 +226,9 @@ impl<'c, 'r> Walker<'c, 'r> {
             && self.nested < MOST_NESTED
             && let Some((taker, code)) = used.run()
         {
+            if code.has_dropped() {
+                self.collector.truncate();
+            }
             for text in names(&code) {
                 self.read_text(&text, span, taker);
             }
@@ -226,6 +237,10 @@ impl<'c, 'r> Walker<'c, 'r> {
 
     /// Screens the code in a text. One that is no code does nothing when it runs, either.
     fn read_text(&mut self, text: &str, span: Span, taker: &str) {
+        // Each name that is seen from the text is copied for it.
+        if text.trim().is_empty() || !self.collector.step(self.scopes.count_from_here() + 64) {
+            return;
+        }
         let (level, nested) = (self.level + 1, self.nested + 1);
         let scopes = self.scopes.seen_from_here();
         let mut deep = false;
@@ -341,6 +356,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         }
         // `Reflect.get(globalThis, "eval")`
         let given = self.call(it);
+        let given = self.collector.made(given);
         let from = self.first_module(it);
         self.check_thing(&given, &from, it.span);
         walk::walk_call_expression(self, it);
@@ -406,7 +422,10 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         let added = self.value(&it.right);
         if let AssignmentTarget::AssignmentTargetIdentifier(name) = &it.left {
             let values = match it.operator {
-                AssignmentOperator::Addition => append(&self.name(&name.name), &added),
+                AssignmentOperator::Addition => {
+                    let before = self.name(&name.name);
+                    self.collector.append(&before, &added)
+                }
                 _ => added,
             };
             self.scopes.assign(&name.name, &values);

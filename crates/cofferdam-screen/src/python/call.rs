@@ -4,7 +4,7 @@ use ruff_python_ast::{Expr, ExprCall};
 
 use super::fold::{NAMESPACE, spread};
 use super::walk::Walker;
-use crate::value::{MOST_TEXT, Value, Values, append, join};
+use crate::value::{MOST_TEXT, Value, Values};
 
 /// Functions that import the module whose name is their first argument.
 const IMPORTERS: &[&str] = &[
@@ -33,8 +33,12 @@ const GETTERS: &[&str] = &["operator.attrgetter", "operator.methodcaller"];
 /// What a call has to do with modules.
 pub(super) enum Imported {
     Nothing,
-    /// It imports these.
-    Modules(Vec<String>),
+    /// It imports one of these, or perhaps something else: that, and whether a name is not kept.
+    Modules {
+        names: Vec<String>,
+        open: bool,
+        dropped: bool,
+    },
     /// It imports something that only the running program knows.
     Something,
 }
@@ -87,7 +91,7 @@ impl Walker<'_, '_> {
                 }
                 _ => Values::unknown(),
             }),
-            "builtins.str" | "builtins.compile" => append(&Values::text(""), &first),
+            "builtins.str" | "builtins.compile" => self.collector.append(&Values::text(""), &first),
             "builtins.list" | "builtins.tuple" | "builtins.iter" => {
                 spread(&first).map_or_else(Values::unknown, Values::list)
             }
@@ -97,7 +101,7 @@ impl Walker<'_, '_> {
             }),
             "builtins.bytes" | "builtins.bytearray" => spread(&first).map_or_else(Values::unknown, |items| {
                 let items: Vec<Values> = items.iter().map(characters).collect();
-                join("", &items)
+                self.collector.join("", &items)
             }),
             "builtins.bytes.fromhex" => first.each(|value| match value {
                 Value::Text(text) => from_hex(text).map_or_else(Values::unknown, Values::text),
@@ -154,14 +158,16 @@ impl Walker<'_, '_> {
         }
         let first = self.argument(call, 0, "").unwrap_or_default();
         let second = self.argument(call, 1, "").unwrap_or_default();
-        let length: usize = object.texts().map(|text| text.len()).sum();
+        // Each text is put together with each item.
+        let items = first.size();
+        let length = (object.size().0 + items.0).saturating_mul(object.iter().count());
         if !self.collector.step(length) {
             return Values::unknown();
         }
         object.each(|text| {
             let Value::Text(text) = text else { return Values::unknown() };
             match method {
-                "join" => spread(&first).map_or_else(Values::unknown, |items| join(text, &items)),
+                "join" => spread(&first).map_or_else(Values::unknown, |items| self.collector.join(text, &items)),
                 "lower" | "casefold" => Values::text(text.to_lowercase()),
                 "upper" => Values::text(text.to_uppercase()),
                 "strip" if call.arguments.is_empty() => Values::text(text.trim()),
@@ -185,7 +191,7 @@ impl Walker<'_, '_> {
         let mut rest = format;
         let mut next = 0;
         while let Some((before, after)) = rest.split_once('{') {
-            text = append(&text, &Values::text(before));
+            text = self.collector.append(&text, &Values::text(before));
             let Some((place, after)) = after.split_once('}') else { return Values::unknown() };
             let argument = if place.is_empty() {
                 next += 1;
@@ -194,13 +200,13 @@ impl Walker<'_, '_> {
                 let number = place.parse().unwrap_or(usize::MAX);
                 self.argument(call, number, place)
             };
-            text = append(&text, &argument.unwrap_or_default());
+            text = self.collector.append(&text, &argument.unwrap_or_default());
             rest = after;
             if text.is_unknown() {
                 return text;
             }
         }
-        append(&text, &Values::text(rest))
+        self.collector.append(&text, &Values::text(rest))
     }
 
     /// What the call imports.
@@ -215,9 +221,10 @@ impl Walker<'_, '_> {
             return Imported::Nothing;
         }
         let names = self.argument(call, 0, "name").unwrap_or_default();
+        let (open, dropped) = (known && names.is_open(), names.has_dropped());
         let names: Vec<String> = names.texts().map(|name| name.replace(':', ".")).collect();
         match names.is_empty() {
-            false => Imported::Modules(names),
+            false => Imported::Modules { names, open, dropped },
             true if known => Imported::Something,
             true => Imported::Nothing,
         }
@@ -229,6 +236,9 @@ impl Walker<'_, '_> {
         let path = function.things().find(|thing| RUNNERS.contains(&&*thing.path))?.path.clone();
         let code = self.argument(call, 0, if path.starts_with("timeit") { "stmt" } else { "source" })?;
         let name = path.strip_prefix("builtins.").unwrap_or(&path).to_owned();
+        if code.has_dropped() {
+            self.collector.truncate();
+        }
         Some((name, code.texts().cloned().collect()))
     }
 
@@ -249,6 +259,9 @@ impl Walker<'_, '_> {
         let mut got = Vec::new();
         for argument in arguments {
             let texts = self.value(argument);
+            if texts.has_dropped() {
+                self.collector.truncate();
+            }
             got.extend(texts.texts().flat_map(|text| text.split('.')).map(|name| (argument, name.into())));
         }
         got

@@ -4,7 +4,8 @@ use ruff_python_ast::{Expr, ExprCall, FStringPart, InterpolatedStringElement, Nu
 
 use super::MOST_LEVELS;
 use super::walk::Walker;
-use crate::value::{Thing, Value, Values, append, joined, sliced};
+use crate::collect::Collector;
+use crate::value::{Thing, Value, Values, joined, sliced};
 
 /// Items of a list that are told apart.
 const MOST_ITEMS: usize = 4096;
@@ -67,10 +68,15 @@ impl Walker<'_, '_> {
                 let object = self.value(&subscript.value);
                 self.item(&object, &subscript.slice)
             }
-            Expr::Call(call) => self.call(call),
+            Expr::Call(call) => {
+                let made = self.call(call);
+                self.collector.made(made)
+            }
             Expr::If(choice) => self.value(&choice.body).or(&self.value(&choice.orelse)),
             Expr::BoolOp(choice) => {
-                choice.values.iter().fold(Values::unknown(), |values, each| values.or(&self.value(each)))
+                let mut values = Values::unknown();
+                choice.values.iter().for_each(|each| values.add(&self.value(each)));
+                values
             }
             Expr::Named(named) => self.value(&named.value),
             Expr::ListComp(each) => self.folded_comprehension(&each.elt, &each.generators),
@@ -85,7 +91,7 @@ impl Walker<'_, '_> {
         for part in string.value.iter() {
             let FStringPart::FString(part) = part else {
                 if let FStringPart::Literal(literal) = part {
-                    text = append(&text, &Values::text(literal.as_str()));
+                    text = self.collector.append(&text, &Values::text(literal.as_str()));
                 }
                 continue;
             };
@@ -99,7 +105,7 @@ impl Walker<'_, '_> {
                     }
                     InterpolatedStringElement::Interpolation(_) => Values::unknown(),
                 };
-                text = append(&text, &piece);
+                text = self.collector.append(&text, &piece);
             }
         }
         text
@@ -107,15 +113,17 @@ impl Walker<'_, '_> {
 
     fn binary(&mut self, left: &Values, operator: Operator, right: &Values) -> Values {
         // The work is that of the texts, not of the tree.
-        let length: usize = left.texts().chain(right.texts()).map(|text| text.len()).sum();
-        if !self.collector.step(length / 16) {
+        let ((left_bytes, left_items), (right_bytes, right_items)) = (left.size(), right.size());
+        let pairs = |bytes: usize, others: &Values| bytes.saturating_mul(others.iter().count());
+        let bytes = pairs(left_bytes, right).saturating_add(pairs(right_bytes, left));
+        if !self.collector.step((bytes / 16).saturating_add(left_items + right_items)) {
             return Values::unknown();
         }
-        left.with(right, |left, right| match (left, operator, right) {
+        let made = left.with(right, |left, right| match (left, operator, right) {
             (Value::Text(left), Operator::Add, Value::Text(right)) => joined(left, right),
             (Value::List(left), Operator::Add, Value::List(right)) => {
                 let both: Vec<Values> = left.iter().chain(right.iter()).take(MOST_ITEMS).cloned().collect();
-                Some(Value::List(both.into()))
+                Value::list(both)
             }
             (Value::Text(text), Operator::Mult, Value::Number(times))
             | (Value::Number(times), Operator::Mult, Value::Text(text)) => {
@@ -123,7 +131,7 @@ impl Walker<'_, '_> {
                 let fits = text.len().saturating_mul(times) <= 1024;
                 fits.then(|| Value::Text(text.repeat(times).into()))
             }
-            (Value::Text(format), Operator::Mod, right) => percent(format, right),
+            (Value::Text(format), Operator::Mod, right) => percent(self.collector, format, right),
             (Value::Number(left), operator, Value::Number(right)) => {
                 let number = match operator {
                     Operator::Add => left.checked_add(*right),
@@ -135,7 +143,8 @@ impl Walker<'_, '_> {
                 number.map(Value::Number)
             }
             _ => None,
-        })
+        });
+        self.collector.made(made)
     }
 
     pub(super) fn items(&mut self, items: &[Expr]) -> Values {
@@ -147,7 +156,7 @@ impl Walker<'_, '_> {
             item => self.value(item),
         });
         let items = items.collect();
-        Values::list(items)
+        self.collector.made(Values::list(items))
     }
 
     /// What a name stands for here.
@@ -156,7 +165,11 @@ impl Walker<'_, '_> {
             return values.clone();
         }
         let (values, builtin_too) = self.scopes.look_up(name);
-        if builtin_too { values.or(&builtin(name)) } else { values }
+        let mut all = values;
+        if builtin_too {
+            all.add(&builtin(name));
+        }
+        all
     }
 
     /// An attribute of a thing.
@@ -206,7 +219,13 @@ impl Walker<'_, '_> {
             else {
                 return Values::unknown();
             };
-            return object.each(|value| slice_of(value, start, end, step.unwrap_or(1)));
+            // A text is taken apart first.
+            let (bytes, items) = object.size();
+            if !self.collector.step(bytes / 16 + items) {
+                return Values::unknown();
+            }
+            let part = object.each(|value| slice_of(value, start, end, step.unwrap_or(1)));
+            return self.collector.made(part);
         }
         let key = self.value(key);
         self.item_of(object, &key)
@@ -238,7 +257,7 @@ impl Walker<'_, '_> {
                 }
             }
         }
-        found
+        found.open_as(&[object, key])
     }
 
     fn global(&self, name: &str) -> Values {
@@ -259,6 +278,10 @@ impl Walker<'_, '_> {
             return Values::unknown();
         };
         let items = self.value(&generator.iter);
+        let (bytes, _) = items.size();
+        if !self.collector.step(bytes) {
+            return Values::unknown();
+        }
         let Some(items) = spread(&items) else { return Values::unknown() };
         let mut made = Vec::new();
         for item in items {
@@ -266,7 +289,7 @@ impl Walker<'_, '_> {
             made.push(self.value(element));
             self.temporary.pop();
         }
-        Values::list(made)
+        self.collector.made(Values::list(made))
     }
 
     /// The first argument, by place or by one of its names.
@@ -281,9 +304,16 @@ impl Walker<'_, '_> {
 
 /// The items of a list, or the characters of a text.
 pub(super) fn spread(values: &Values) -> Option<Vec<Values>> {
+    // Of more values than one, only the first is gone through.
+    let mut rest = values.clone();
+    if values.iter().nth(1).is_some() {
+        rest.add(&Values::unknown());
+    }
     match values.iter().next()? {
-        Value::List(items) => Some(items.to_vec()),
-        Value::Text(text) => Some(text.chars().take(MOST_ITEMS).map(|c| Values::text(c.to_string())).collect()),
+        Value::List(items) => Some(items.iter().map(|item| item.clone().open_as(&[&rest])).collect()),
+        Value::Text(text) => {
+            Some(text.chars().take(MOST_ITEMS).map(|c| Values::text(c.to_string()).open_as(&[&rest])).collect())
+        }
         _ => None,
     }
 }
@@ -310,8 +340,8 @@ fn slice_of(value: &Value, start: Option<i64>, end: Option<i64>, step: i64) -> V
 }
 
 /// `"%s%s" % ("o", "s")`, for `%s` and `%d` alone.
-fn percent(format: &str, right: &Value) -> Option<Value> {
-    let single = [Values::unknown().or(&right_values(right))];
+fn percent(collector: &mut Collector<'_>, format: &str, right: &Value) -> Option<Value> {
+    let single = [right_values(right)];
     let items: &[Values] = match right {
         Value::List(items) => items,
         _ => &single,
@@ -320,15 +350,15 @@ fn percent(format: &str, right: &Value) -> Option<Value> {
     let mut text = Values::text("");
     let mut rest = format;
     while let Some((before, after)) = rest.split_once('%') {
-        text = append(&text, &Values::text(before));
+        text = collector.append(&text, &Values::text(before));
         text = match after.as_bytes().first()? {
-            b's' | b'd' => append(&text, items.next()?),
-            b'%' => append(&text, &Values::text("%")),
+            b's' | b'd' => collector.append(&text, items.next()?),
+            b'%' => collector.append(&text, &Values::text("%")),
             _ => return None,
         };
         rest = &after[1..];
     }
-    append(&text, &Values::text(rest)).iter().next().cloned()
+    collector.append(&text, &Values::text(rest)).iter().next().cloned()
 }
 
 fn right_values(value: &Value) -> Values {

@@ -266,8 +266,15 @@ impl<'c, 'r> Walker<'c, 'r> {
         }
         match self.imported(call) {
             Imported::Nothing => {}
-            Imported::Modules(modules) => {
-                for module in modules.iter().filter(|module| !module.starts_with('.')) {
+            Imported::Modules { names, open, dropped } => {
+                if dropped {
+                    self.collector.truncate();
+                }
+                if open && self.collector.lists.dynamic_imports {
+                    let why = "imports a module that perhaps only the running program knows";
+                    self.report(Rule::DynamicImport, expression.range(), why);
+                }
+                for module in names.iter().filter(|module| !module.starts_with('.')) {
                     if let Some(entry) = self.unwanted(module) {
                         self.report(Rule::Import(entry), expression.range(), format!("imports {module}"));
                     }
@@ -311,6 +318,9 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn check_calls(&mut self, values: &Values, range: TextRange) {
+        if values.has_dropped() && values.things().next().is_some() {
+            self.collector.truncate();
+        }
         for thing in values.things() {
             let name = thing.path.strip_prefix("builtins.").unwrap_or(&thing.path);
             if let Some(call) = self.collector.lists.unwanted_call(name) {
@@ -327,6 +337,10 @@ impl<'c, 'r> Walker<'c, 'r> {
 
     /// Screens the code in a text. One that is no code does nothing when it runs, either.
     fn read_text(&mut self, text: &str, span: Span, taker: &str) {
+        // Each name that is seen from the text is copied for it.
+        if text.trim().is_empty() || !self.collector.step(self.scopes.count_from_here() + 64) {
+            return;
+        }
         let (level, nested) = (self.level + 1, self.nested + 1);
         let scopes = self.scopes.seen_from_here();
         let code = text.trim_start_matches([' ', '\t']);
@@ -422,7 +436,7 @@ impl Walker<'_, '_> {
                 walk_stmt(self, statement);
                 if let Expr::Name(name) = &*assign.target {
                     let (before, added) = (self.name(&name.id), self.value(&assign.value));
-                    let values = crate::value::append(&before, &added);
+                    let values = self.collector.append(&before, &added);
                     self.bind(&name.id, &values);
                 }
             }

@@ -181,6 +181,90 @@ fn texts_that_grow_do_not() {
 }
 
 #[test]
+fn lists_in_lists_are_not_gone_through() {
+    let (mut python, mut javascript) = ("x0 = [1, 1]\n".to_owned(), "var x0 = [1, 1];\n".to_owned());
+    for level in 1..46 {
+        let before = level - 1;
+        python += &format!("x{level} = [x{before}, x{before}]\n");
+        javascript += &format!("var x{level} = [x{before}, x{before}];\n");
+    }
+    for again in ["", "again"] {
+        check(Language::Python, &format!("{python}{}", python.replace('x', &format!("{again}x")))).unwrap();
+        check(Language::JavaScript, &format!("{javascript}{}", javascript.replace('x', &format!("{again}x")))).unwrap();
+    }
+    // Lists that are dropped one in another.
+    let chain: String = (1..40_000).map(|level| format!("x{level} = [x{}]\n", level - 1)).collect();
+    check(Language::Python, &format!("x0 = [1]\n{chain}")).unwrap();
+}
+
+#[test]
+fn texts_without_code_cost_what_their_names_cost() {
+    let names: String = (0..10_000).map(|name| format!("n{name} = 1\n")).collect();
+    for call in ["eval('')\n", "eval('1')\n"] {
+        let calls = call.repeat(10_000);
+        check(Language::Python, &format!("{names}{calls}")).unwrap();
+        check(Language::JavaScript, &format!("{names}{calls}")).unwrap();
+    }
+    let report = check(Language::Python, &format!("{names}{}", "eval('1')\n".repeat(10_000))).unwrap();
+    assert!(report.truncated);
+}
+
+#[test]
+fn comments_without_an_end_are_looked_for_once() {
+    check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
+    check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();
+}
+
+#[test]
+fn a_name_with_more_values_than_are_kept_is_no_constant() {
+    let nine: String = (0..8).map(|name| format!("n = 'm{name}'\n")).chain(["n = 'os'\n".to_owned()]).collect();
+    let either = "n = 'json'\nn = unknown()\n";
+    let dynamic = |language, code: &str| {
+        let report = check(language, code).unwrap();
+        let found = report.findings.iter().any(|found| found.rule.to_string() == "dynamic-import");
+        (found, report.truncated)
+    };
+    for import in ["import importlib\nimportlib.import_module(n)", "__import__(n)", "m = [n]\n__import__(m[0])"] {
+        assert_eq!(dynamic(Language::Python, &format!("{nine}{import}")), (true, true), "{import}");
+        assert_eq!(dynamic(Language::Python, &format!("{either}{import}")), (true, false), "{import}");
+        assert_eq!(dynamic(Language::Python, &format!("n = 'json'\nn = 're'\n{import}")), (false, false), "{import}");
+    }
+    for import in ["require(n)", "import(n)", "require(`${n}`)"] {
+        assert_eq!(dynamic(Language::JavaScript, &format!("let n\n{nine}{import}")), (true, true), "{import}");
+        assert_eq!(dynamic(Language::JavaScript, &format!("var {either}{import}")), (true, false), "{import}");
+        assert_eq!(
+            dynamic(Language::JavaScript, &format!("var n = 'a'\nn = 'b'\n{import}")),
+            (false, false),
+            "{import}"
+        );
+    }
+}
+
+#[test]
+fn what_is_made_of_texts_has_a_bound() {
+    let doubled: String = (1..16).map(|level| format!("x{level} = x{0} + x{0}\n", level - 1)).collect();
+    let python = format!("x0 = 'ab'\n{doubled}l = list(x15)\n");
+    for make in [
+        "f'{x15}'",
+        "x15[1:]",
+        "l + l",
+        "[c for c in x15]",
+        "str(x15)",
+        "''.join([x15])",
+        "'%s' % x15",
+        "('%s' * 500) % l",
+    ] {
+        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
+        assert!(check(Language::Python, &format!("{python}{many}")).unwrap().truncated, "{make}");
+    }
+    let javascript = format!("x0 = 'ab'\n{doubled}l = x15.split('')\n");
+    for make in ["`${x15}`", "x15.slice(1)", "l.concat(l)", "String(x15)", "[x15].join('')", "x15 + 'a'.slice(1)"] {
+        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
+        assert!(check(Language::JavaScript, &format!("{javascript}{many}")).unwrap().truncated, "{make}");
+    }
+}
+
+#[test]
 fn findings_and_size_have_a_bound() {
     let report = check(Language::Python, &"eval(x)\n".repeat(5000)).unwrap();
     assert_eq!((report.findings.len(), report.truncated), (100, true));
