@@ -46,6 +46,18 @@ impl Lease {
         Ok(())
     }
 
+    /// Gives back what is more than so much.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes -= less;
+        self.budget.fetch_add(less, Ordering::AcqRel);
+    }
+
+    /// How much it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self { budget: Arc::default(), bytes: 0 }

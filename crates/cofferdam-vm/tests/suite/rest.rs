@@ -351,3 +351,20 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
     drop(backend);
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
+
+/// A clone reads and fills memory that its source never touched: it has each page twice then, and stays within its bounds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clone_may_fill_all_of_its_memory() {
+    let Some(backend) = support::backend("a_clone_may_fill_all_of_its_memory") else { return };
+    let before = support::census();
+    let spec = Spec::default();
+    let source = create(&backend).await;
+    let snapshot = promptly(source.snapshot()).await.unwrap();
+    promptly(source.close()).await.unwrap();
+    let clone = promptly(backend.restore(snapshot, spec)).await.unwrap();
+    let fill = "python3 -c 'x = bytearray(b\"x\") * (440 << 20); print(len(x) >> 20, x[-1])'";
+    assert_eq!(run(&clone, fill).await, "440 120");
+    promptly(clone.close()).await.unwrap();
+    drop((source, clone, backend));
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
