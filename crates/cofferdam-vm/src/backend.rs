@@ -107,6 +107,7 @@ impl Backend for VmBackend {
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let snapshot = VmSnapshot::of(&snapshot)
             .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
+        snapshot.lease_all().map_err(|error| error.into_error("restore"))?;
         Ok(Arc::new(VmSandbox::restore(&self.host, spec, snapshot).await?))
     }
 

@@ -19,6 +19,7 @@ use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
+use crate::qemu::MOST_DEVICES;
 use crate::ready::Ready;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
@@ -103,7 +104,7 @@ impl Host {
 
     /// What a state takes of the memory that snapshots may take.
     pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
-        self.budget.take(sparse::allocated(state.memory()).map_err(io("look at", "a snapshot"))?)
+        self.budget.take(state.allocated()?)
     }
 
     /// What a state takes that is not there yet: nothing so far.
@@ -221,10 +222,14 @@ impl Raw {
             let copy = |disk: Arc<File>| sparse::copy_disk(&disk, &directory).map_err(io("copy a disk in", &directory));
             workspace.map(copy).transpose()
         });
-        let most = ByteSize::from_bytes(self.host.budget.left());
+        // Taken before anything is copied: whoever copies at the same time has the rest.
+        let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MOST_DEVICES));
+        let most = ByteSize::from_bytes(lease.bytes());
         let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
         let (state, disk): (MachineState, Option<File>) = (state?, disk?);
-        let lease = self.host.lease(&state)?;
+        let taken = state.allocated()?;
+        lease.grow(taken)?;
+        lease.shrink(taken);
         let origin = self.host.vmm.origin().await?;
         let manifest =
             SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);

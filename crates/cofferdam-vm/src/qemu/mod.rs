@@ -46,6 +46,7 @@ use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
+pub(crate) use state::MOST as MOST_DEVICES;
 use vm::QemuVm;
 
 /// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.
