@@ -236,6 +236,12 @@ impl Raw {
         VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
     }
 
+    /// From here on it is somebody's, with these limits; nothing of the machine was built from what differs in them.
+    pub(crate) fn claimed(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
     /// Holds it against a spec: the posture, or an error and nothing left.
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
         let Self { evidence, plan, host, runs, .. } = self;

@@ -103,6 +103,7 @@ impl Warm for VmWarm {
             Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
         };
         let raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
+        let raw = raw.claimed(spec.limits().clone());
         Ok(Arc::new(VmSandbox::of(raw, spec).await?))
     }
 

@@ -340,6 +340,9 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
         println!("turn {turn}: answered after {:?}", begun.elapsed());
         assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), turn.to_string());
         assert_eq!(sandbox.spec(), &spec);
+        let snapshot = promptly(sandbox.snapshot()).await.unwrap();
+        assert_eq!(VmSnapshot::of(&snapshot).unwrap().manifest().limits(), spec.limits());
+        drop(snapshot);
         assert!(run(&sandbox, "ls /workspace /tmp").await.lines().all(|line| line.starts_with('/') || line.is_empty()));
         looks.push(look(&sandbox).await);
         run(&sandbox, "echo x > /workspace/mine").await;
