@@ -63,7 +63,7 @@ impl VmBackend {
     /// Refuses a snapshot that cannot go on here: another monitor, version, machine, processor or accelerator; another image
     /// than that of a spec with this root.
     pub async fn check_snapshot(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<()> {
-        self.host.check(manifest, spec).await.map_err(|error| error.into_error("restore"))
+        self.host.check(manifest, spec).await.map(drop).map_err(|error| error.into_error("restore"))
     }
 
     /// Which version of its monitor is there.

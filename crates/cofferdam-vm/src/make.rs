@@ -132,14 +132,15 @@ impl Host {
         }
     }
 
-    /// Refuses a snapshot that cannot go on here.
-    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<(), VmError> {
+    /// Refuses a snapshot that cannot go on here; gives the image that it goes on with, which was looked up just once.
+    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<Image, VmError> {
         manifest.check_origin(&self.vmm.origin().await?)?;
-        let here = self.image_of(spec).await?.key;
-        if here == manifest.image() {
-            return Ok(());
+        let image = self.image_of(spec).await?;
+        if image.key == manifest.image() {
+            return Ok(image);
         }
-        Err(VmError::Elsewhere { what: "the image", found: crate::error::shown(manifest.image()), here })
+        let found = crate::error::shown(manifest.image());
+        Err(VmError::Elsewhere { what: "the image", found, here: image.key })
     }
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {
@@ -363,8 +364,7 @@ async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<
     {
         return Ok(Arc::clone(file));
     }
-    host.check(snapshot.manifest(), spec).await?;
-    let image = host.image_of(spec).await?;
+    let image = host.check(snapshot.manifest(), spec).await?;
     File::open(&image.root).map(Arc::new).map_err(io("open", &image.root))
 }
 
