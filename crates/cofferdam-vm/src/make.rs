@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -370,7 +371,11 @@ async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<
 
 fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     let copy = |file: &File| file.try_clone().map(Contents::Own).map_err(io("copy a descriptor of", "a disk"));
-    let mut all = vec![Disk { name: ROOT, contents: copy(&disks.root)?, access: Access::ReadOnly }];
+    // Of a disk that many machines have, each has a description of its own: no monitor moves another's position in it, or
+    // changes its flags.
+    let root = File::open(format!("/proc/self/fd/{}", disks.root.as_raw_fd()));
+    let root = Contents::Own(root.map_err(io("open again", "the disk of a root file system"))?);
+    let mut all = vec![Disk { name: ROOT, contents: root, access: Access::ReadOnly }];
     if let Some(workspace) = &disks.workspace {
         all.push(Disk { name: WORKSPACE, contents: copy(workspace)?, access: Access::ReadWrite });
     }
@@ -428,4 +433,27 @@ fn reason(vm: &Arc<dyn Vm>) -> Reason {
             Some(Ending { remedy: Some("make another sandbox".to_owned()), ..Ending::new(why) })
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek};
+
+    use super::*;
+
+    #[test]
+    fn no_machine_shares_its_position_in_the_root_disk_with_another() {
+        let root = sparse::blank(4096).unwrap();
+        let plan = Plan::of(&Spec::default(), &VmConfig::new("/x")).unwrap();
+        let disks = Disks { root: Arc::new(root), workspace: None };
+        let opened = || match hardware(&plan, &disks).unwrap().disks.remove(0).contents {
+            Contents::Own(file) => file,
+            Contents::Shared(path) => panic!("{}", path.display()),
+        };
+        let (mut one, mut other) = (opened(), opened());
+        one.read_exact(&mut [0; 100]).unwrap();
+        assert_eq!((one.stream_position().unwrap(), other.stream_position().unwrap()), (100, 0));
+        assert_eq!((&*disks.root).stream_position().unwrap(), 0);
+        assert!(std::io::Write::write_all(&mut other, b"x").is_err(), "it could be written to");
+    }
 }
