@@ -181,33 +181,37 @@ pub(crate) fn load<R: Read>(
     meter: &mut Meter<'_>,
 ) -> Result<Digest> {
     let pages = part.size.div_ceil(PAGE_BYTES);
-    let mut decoder = Decoder { part, file, base, transcript: Sha256::new(), chunk: vec![0; BLOCK] };
-    let (mut at, mut told) = (0, 0);
+    let chunk = vec![0; BLOCK];
+    let mut decoder =
+        Decoder { part, file, base, transcript: Sha256::new(), chunk, meter, told: 0, read: blocks.read() };
+    let mut at = 0;
     while at < pages {
         at = decoder.record(at, blocks)?;
-        let done = bytes_between(told, at, part.size);
-        if done >= BLOCK as u64 || at == pages {
-            meter.advance(done, blocks.read())?;
-            told = at;
-        }
+        decoder.tell(at)?;
     }
     Ok(Digest::finish(decoder.transcript))
 }
 
 /// Does what records say.
-struct Decoder<'a> {
+struct Decoder<'a, 'm> {
     part: &'a Part,
     file: Option<&'a File>,
     base: Option<&'a Base>,
     transcript: Sha256,
     chunk: Vec<u8>,
+    meter: &'a mut Meter<'m>,
+    /// Pages that the meter knows of.
+    told: u64,
+    /// Bytes of the archive so far.
+    read: u64,
 }
 
-impl Decoder<'_> {
+impl Decoder<'_, '_> {
     /// Reads the record of the pages from `at` on; gives where it ends.
     fn record<R: Read>(&mut self, at: u64, blocks: &mut BlockReader<'_, R>) -> Result<u64> {
         let mut bytes = [0; RECORD];
         blocks.read_exact(&mut bytes)?;
+        self.read = blocks.read();
         let bad = |reason| ArchiveError::BadExtent { part: self.part.name.to_string(), reason };
         let record = Record::decode(&bytes).ok_or_else(|| bad("bytes that are no record"))?;
         if let Some(reason) = record.fault(at, self.part.size, self.part.base.is_some()) {
@@ -227,6 +231,17 @@ impl Decoder<'_> {
         Ok(end)
     }
 
+    /// Tells the meter that all is done before a page, after each MiB and at the end. One record can be all of a part, so
+    /// this is asked within records too.
+    fn tell(&mut self, page: u64) -> Result<()> {
+        let done = bytes_between(self.told, page, self.part.size);
+        if done >= BLOCK as u64 || (done > 0 && page == self.part.size.div_ceil(PAGE_BYTES)) {
+            self.meter.advance(done, self.read)?;
+            self.told = page;
+        }
+        Ok(())
+    }
+
     /// Has the chunk filled group by group, and writes it.
     fn groups(&mut self, at: u64, end: u64, mut fill: impl FnMut(&mut Self, usize, u64) -> Result<()>) -> Result<()> {
         let mut group = at;
@@ -235,6 +250,7 @@ impl Decoder<'_> {
             let length = bytes_between(group, next, self.part.size) as usize;
             fill(self, length, group)?;
             self.write(length, group)?;
+            self.tell(next)?;
             group = next;
         }
         Ok(())
@@ -248,6 +264,7 @@ impl Decoder<'_> {
     fn data<R: Read>(&mut self, length: usize, blocks: &mut BlockReader<'_, R>) -> Result<()> {
         let chunk = &mut self.chunk[..length];
         blocks.read_exact(chunk)?;
+        self.read = blocks.read();
         chunk.chunks(PAGE).for_each(|page| self.transcript.update(Digest::of(page).as_bytes()));
         Ok(())
     }
@@ -273,6 +290,7 @@ impl Decoder<'_> {
                 let length = bytes_between(page, next, self.part.size) as usize;
                 base.read_at(&mut self.chunk[..length], page * PAGE_BYTES).map_err(io("read the base of", name))?;
                 self.write(length, page)?;
+                self.tell(next)?;
             }
             page = page.max(next);
         }

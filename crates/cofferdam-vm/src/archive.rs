@@ -28,6 +28,7 @@ use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
 use crate::make::{Host, blocking};
 use crate::plan::Plan;
+use crate::qemu::MOST_DEVICES;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
 use crate::vmm::MachineState;
@@ -113,6 +114,9 @@ impl Travelled {
         for (part, (name, kind, size)) in parts.iter().zip(wanted) {
             if part.name.as_str() != name || part.kind != kind || part.base.is_some() {
                 return bad(format!("its archive has '{}' ({}) where '{name}' ({kind}) belongs", part.name, part.kind));
+            }
+            if kind == Kind::State && part.size > MOST_DEVICES {
+                return bad(format!("'{name}' has {} bytes, and at most {MOST_DEVICES} are taken", part.size));
             }
             if let Some(size) = size.filter(|size| *size != part.size) {
                 return bad(format!("'{name}' has {} bytes, and its machine has {size}", part.size));
@@ -239,21 +243,20 @@ fn files<R: Read>(
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(MachineState, Option<File>, Lease)> {
     let (mut lease, mut refused) = (host.open_lease()?, None);
-    let memory: RefCell<Option<File>> = RefCell::new(None);
+    // Of the host's memory.
+    let taken: RefCell<Vec<File>> = RefCell::default();
     let mut places = |part: &Part| {
         if part.kind == Kind::Disk {
             return blank_disk(&host.config.disks);
         }
         let file = sparse::blank(0)?;
-        if part.kind == Kind::Memory {
-            *memory.borrow_mut() = Some(file.try_clone()?);
-        }
+        taken.borrow_mut().push(file.try_clone()?);
         Ok(file)
     };
     // Looked at after each MiB, so that no archive takes more of the host's memory than snapshots may.
     let mut paid = |progress: Progress| {
-        let taken = memory.borrow().as_ref().map_or(Ok(0), sparse::allocated);
-        match taken.map_err(io("look at", "a snapshot")).and_then(|taken| lease.grow(taken)) {
+        let bytes: std::io::Result<u64> = taken.borrow().iter().map(sparse::allocated).sum();
+        match bytes.map_err(io("look at", "a snapshot")).and_then(|bytes| lease.grow(bytes)) {
             Ok(()) => watch(progress),
             Err(error) => {
                 refused = Some(error);
@@ -336,10 +339,12 @@ mod tests {
             parts
         };
         let base = Part { base: Some(Digest::from_bytes([1; 32])), ..disk.clone() };
+        travelled(Some(8192)).check_parts(&changed(1, part(DEVICES, Kind::State, MOST_DEVICES))).unwrap();
         for (bad, why) in [
             (parts(), "too few"),
             (with_disk.iter().cloned().chain([part("more", Kind::State, 1)]).collect(), "too many"),
             (changed(1, part(DEVICES, Kind::Memory, 9)), "kind"),
+            (changed(1, part(DEVICES, Kind::State, MOST_DEVICES + 1)), "devices' size"),
             (changed(1, part("devicez", Kind::State, 9)), "name"),
             (changed(2, part(MEMORY, Kind::Memory, 4096)), "memory's size"),
             (changed(3, part(WORKSPACE, Kind::Disk, 4096)), "disk's size"),

@@ -63,7 +63,7 @@ impl VmBackend {
     /// Refuses a snapshot that cannot go on here: another monitor, version, machine, processor or accelerator; another image
     /// than that of a spec with this root.
     pub async fn check_snapshot(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<()> {
-        self.host.check(manifest, spec).await.map_err(|error| error.into_error("restore"))
+        self.host.check(manifest, spec).await.map(drop).map_err(|error| error.into_error("restore"))
     }
 
     /// Which version of its monitor is there.
@@ -107,6 +107,7 @@ impl Backend for VmBackend {
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let snapshot = VmSnapshot::of(&snapshot)
             .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
+        snapshot.lease_all().map_err(|error| error.into_error("restore"))?;
         Ok(Arc::new(VmSandbox::restore(&self.host, spec, snapshot).await?))
     }
 

@@ -12,6 +12,7 @@ use cofferdam_linux::cgroup::{Bounds, Group, Owner, Share, Stats, Version};
 use cofferdam_linux::process::Resource;
 use rustix::fs::fstatfs;
 
+use crate::qemu::Sharing;
 use crate::vmm::{Contents, Disk, Hardware};
 
 const MEBIBYTE: u64 = 1 << 20;
@@ -44,7 +45,10 @@ pub(crate) struct Allowance {
 
 impl Allowance {
     /// For a machine as it is described.
-    pub(crate) fn of(machine: &Hardware) -> Self {
+    ///
+    /// One that came from a state has its memory twice at worst: the first touch of a hole fills the state's file, for which
+    /// the monitor's group pays, and the first write makes a page of its own besides.
+    pub(crate) fn of(machine: &Hardware, sharing: Sharing) -> Self {
         let own = |disk: &Disk| match &disk.contents {
             // What cannot be written to takes nothing.
             Contents::Own(file) if disk.access == Access::ReadWrite => Some((length(file), in_memory(file))),
@@ -53,9 +57,13 @@ impl Allowance {
         let disks: Vec<(u64, bool)> = machine.disks.iter().filter_map(own).collect();
         let stored: u64 = disks.iter().filter(|(_, in_memory)| *in_memory).map(|(bytes, _)| bytes).sum();
         let guest = machine.memory.as_bytes();
+        let held = match sharing {
+            Sharing::Own => guest,
+            Sharing::State => guest.saturating_mul(2),
+        };
         let allowed = TRANSLATED + STRUCTURES + guest / TABLES_SHARE;
         Self {
-            memory: guest.saturating_add(allowed).saturating_add(stored).next_multiple_of(MEBIBYTE),
+            memory: held.saturating_add(allowed).saturating_add(stored).next_multiple_of(MEBIBYTE),
             // Memory is a file as well, where a monitor keeps it in one.
             file: disks.iter().map(|(bytes, _)| *bytes).fold(guest, u64::max).saturating_add(64 * MEBIBYTE),
             cpu_millis: u64::from(machine.processors) * 1000,
@@ -226,11 +234,18 @@ mod tests {
         file.set_len(512 * MEBIBYTE).unwrap();
         let stored = if in_memory(&file) { 512 } else { 0 };
         let disk = Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite };
-        let found = Allowance::of(&machine(vec![disk]));
+        let found = Allowance::of(&machine(vec![disk]), Sharing::Own);
         assert_eq!(found.memory, (256 + 128 + 192 + 4 + stored) * MEBIBYTE);
         assert_eq!((found.file, found.cpu_millis, found.tasks), (576 * MEBIBYTE, 2000, 98));
         let names = |grouped, alone| found.limits(grouped, alone).len();
         assert_eq!((names(true, true), names(false, false), names(false, true)), (2, 3, 4));
+    }
+
+    #[test]
+    fn a_machine_from_a_state_may_have_each_page_twice() {
+        let [own, state] = [Sharing::Own, Sharing::State].map(|sharing| Allowance::of(&machine(Vec::new()), sharing));
+        assert_eq!(state.memory, own.memory + 256 * MEBIBYTE);
+        assert_eq!((state.file, state.cpu_millis, state.tasks), (own.file, own.cpu_millis, own.tasks));
     }
 
     /// Whether the owner is there just while somebody needs it; other tests of this process may.
@@ -241,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_group_is_there_as_long_as_its_monitor_and_its_owner_as_long_as_any() {
-        let allowance = Allowance::of(&machine(Vec::new()));
+        let allowance = Allowance::of(&machine(Vec::new()), Sharing::Own);
         let first = Enclosure::make(&allowance, true);
         if first.group.is_none() {
             println!("SKIP a_group_is_there_as_long_as_its_monitor: {}", first.shown);

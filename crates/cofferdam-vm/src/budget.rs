@@ -24,6 +24,7 @@ impl Budget {
     }
 
     /// What nobody has taken.
+    #[cfg(test)]
     pub(crate) fn left(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
@@ -33,6 +34,13 @@ impl Budget {
         let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes));
         taken.map_err(|most| VmError::NoRoom { most })?;
         Ok(Lease { budget: Arc::clone(&self.0), bytes })
+    }
+
+    /// Takes so much, or what is there of it.
+    pub(crate) fn take_most(&self, bytes: u64) -> Lease {
+        let take = |left: u64| Some(left.saturating_sub(bytes));
+        let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+        Lease { budget: Arc::clone(&self.0), bytes: taken.unwrap_or_default().min(bytes) }
     }
 }
 
@@ -46,9 +54,16 @@ impl Lease {
         Ok(())
     }
 
-    #[cfg(test)]
-    pub(crate) fn none() -> Self {
-        Self { budget: Arc::default(), bytes: 0 }
+    /// Gives back what is more than so much.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes -= less;
+        self.budget.fetch_add(less, Ordering::AcqRel);
+    }
+
+    /// How much it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -69,6 +84,19 @@ mod tests {
         assert!(matches!(budget.take(4), Err(VmError::NoRoom { most: 3 })));
         drop(lease);
         drop(budget.take(10).unwrap());
+        assert_eq!(budget.left(), 10);
+    }
+
+    #[test]
+    fn what_is_taken_ahead_is_nobody_elses_until_it_is_given_back() {
+        let budget = Budget::new(ByteSize::from_bytes(10));
+        let mut first = budget.take_most(8);
+        let second = budget.take_most(8);
+        assert_eq!((first.bytes(), second.bytes(), budget.left()), (8, 2, 0));
+        first.shrink(3);
+        first.shrink(5);
+        assert_eq!((first.bytes(), budget.left()), (3, 5));
+        drop((first, second));
         assert_eq!(budget.left(), 10);
     }
 }

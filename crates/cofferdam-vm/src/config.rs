@@ -67,7 +67,8 @@ pub struct VmConfig {
     /// Processors of a machine whose spec asks for no share of them.
     pub processors: u32,
     /// What all snapshots together may take of the host's memory, those included that warm machines come from, until the last
-    /// machine that was made from one is closed. Default 4 GiB.
+    /// machine that was made from one is closed: what was in use of it, and all of its memory once it is restored.
+    /// Default 4 GiB.
     pub snapshots: ByteSize,
     /// How many snapshots are kept ready for warm machines, one for each kind that was asked for.
     pub ready: usize,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,6 +20,7 @@ use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
+use crate::qemu::MOST_DEVICES;
 use crate::ready::Ready;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
@@ -103,7 +105,7 @@ impl Host {
 
     /// What a state takes of the memory that snapshots may take.
     pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
-        self.budget.take(sparse::allocated(state.memory()).map_err(io("look at", "a snapshot"))?)
+        self.budget.take(state.allocated()?)
     }
 
     /// What a state takes that is not there yet: nothing so far.
@@ -131,14 +133,15 @@ impl Host {
         }
     }
 
-    /// Refuses a snapshot that cannot go on here.
-    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<(), VmError> {
+    /// Refuses a snapshot that cannot go on here; gives the image that it goes on with, which was looked up just once.
+    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<Image, VmError> {
         manifest.check_origin(&self.vmm.origin().await?)?;
-        let here = self.image_of(spec).await?.key;
-        if here == manifest.image() {
-            return Ok(());
+        let image = self.image_of(spec).await?;
+        if image.key == manifest.image() {
+            return Ok(image);
         }
-        Err(VmError::Elsewhere { what: "the image", found: crate::error::shown(manifest.image()), here })
+        let found = crate::error::shown(manifest.image());
+        Err(VmError::Elsewhere { what: "the image", found, here: image.key })
     }
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {
@@ -221,14 +224,24 @@ impl Raw {
             let copy = |disk: Arc<File>| sparse::copy_disk(&disk, &directory).map_err(io("copy a disk in", &directory));
             workspace.map(copy).transpose()
         });
-        let most = ByteSize::from_bytes(self.host.budget.left());
+        // Taken before anything is copied: whoever copies at the same time has the rest.
+        let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MOST_DEVICES));
+        let most = ByteSize::from_bytes(lease.bytes());
         let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
         let (state, disk): (MachineState, Option<File>) = (state?, disk?);
-        let lease = self.host.lease(&state)?;
+        let taken = state.allocated()?;
+        lease.grow(taken)?;
+        lease.shrink(taken);
         let origin = self.host.vmm.origin().await?;
         let manifest =
             SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
         VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
+    }
+
+    /// From here on it is somebody's, with these limits; nothing of the machine was built from what differs in them.
+    pub(crate) fn claimed(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Holds it against a spec: the posture, or an error and nothing left.
@@ -352,14 +365,17 @@ async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<
     {
         return Ok(Arc::clone(file));
     }
-    host.check(snapshot.manifest(), spec).await?;
-    let image = host.image_of(spec).await?;
+    let image = host.check(snapshot.manifest(), spec).await?;
     File::open(&image.root).map(Arc::new).map_err(io("open", &image.root))
 }
 
 fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     let copy = |file: &File| file.try_clone().map(Contents::Own).map_err(io("copy a descriptor of", "a disk"));
-    let mut all = vec![Disk { name: ROOT, contents: copy(&disks.root)?, access: Access::ReadOnly }];
+    // Of a disk that many machines have, each has a description of its own: no monitor moves another's position in it, or
+    // changes its flags.
+    let root = File::open(format!("/proc/self/fd/{}", disks.root.as_raw_fd()));
+    let root = Contents::Own(root.map_err(io("open again", "the disk of a root file system"))?);
+    let mut all = vec![Disk { name: ROOT, contents: root, access: Access::ReadOnly }];
     if let Some(workspace) = &disks.workspace {
         all.push(Disk { name: WORKSPACE, contents: copy(workspace)?, access: Access::ReadWrite });
     }
@@ -430,4 +446,27 @@ fn reason(vm: &Arc<dyn Vm>) -> Reason {
             Some(Ending { remedy: Some("make another sandbox".to_owned()), ..Ending::new(why) })
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek};
+
+    use super::*;
+
+    #[test]
+    fn no_machine_shares_its_position_in_the_root_disk_with_another() {
+        let root = sparse::blank(4096).unwrap();
+        let plan = Plan::of(&Spec::default(), &VmConfig::new("/x")).unwrap();
+        let disks = Disks { root: Arc::new(root), workspace: None };
+        let opened = || match hardware(&plan, &disks).unwrap().disks.remove(0).contents {
+            Contents::Own(file) => file,
+            Contents::Shared(path) => panic!("{}", path.display()),
+        };
+        let (mut one, mut other) = (opened(), opened());
+        one.read_exact(&mut [0; 100]).unwrap();
+        assert_eq!((one.stream_position().unwrap(), other.stream_position().unwrap()), (100, 0));
+        assert_eq!((&*disks.root).stream_position().unwrap(), 0);
+        assert!(std::io::Write::write_all(&mut other, b"x").is_err(), "it could be written to");
+    }
 }

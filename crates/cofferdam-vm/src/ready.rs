@@ -49,11 +49,11 @@ impl Ready {
     /// The snapshot for a kind: what is kept, or what is made now and kept then. Whoever asks meanwhile waits for the same.
     pub(crate) async fn get(&self, kind: Kind, make: impl Future<Output = Result<VmSnapshot>>) -> Result<VmSnapshot> {
         let (cell, begun) = self.cell(kind, Instant::now());
-        let made = cell.get_or_try_init(|| make).await.cloned();
         if begun {
+            // Before anybody waits: whoever stops waiting leaves nothing that is never swept.
             tokio::spawn(sweep(Arc::downgrade(&self.kept), self.idle));
         }
-        made
+        cell.get_or_try_init(|| make).await.cloned()
     }
 
     /// The kind's cell, and whether nothing was kept before.
@@ -119,5 +119,17 @@ mod tests {
         drop(cell);
         tokio::time::timeout(Duration::from_secs(60), sweep(Arc::downgrade(&ready.kept), ready.idle)).await.unwrap();
         assert!(dropped.upgrade().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waited_for_is_dropped_too() {
+        let ready = Ready::new(2, Duration::from_millis(20));
+        let first = ready.get(kind(1), std::future::pending());
+        assert!(tokio::time::timeout(Duration::from_millis(1), first).await.is_err());
+        let begun = Instant::now();
+        while !lock(&ready.kept).is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is never swept");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

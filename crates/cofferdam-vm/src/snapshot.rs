@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cofferdam_contract::{Access, ByteSize, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
 use cofferdam_guest::Record;
@@ -151,7 +151,7 @@ pub(crate) struct Frozen {
     /// The root file system that it had, where it did not travel.
     pub root: Option<(RootFs, Arc<File>)>,
     /// What it takes of the memory that snapshots may take.
-    _lease: Lease,
+    lease: Mutex<Lease>,
 }
 
 /// A machine at rest. Cheap to clone; any number of sandboxes can be made from it.
@@ -186,7 +186,16 @@ impl VmSnapshot {
         if disk.as_ref().map(length).transpose()? != manifest.plan.shares.disk {
             return bad("its disk is not as large as its manifest says");
         }
-        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, _lease: lease })))
+        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, lease: Mutex::new(lease) })))
+    }
+
+    /// Counts all of its memory: machines that are made from it fill its holes by no more than reading them, and what they
+    /// filled stays when they end. A fork's snapshot is nobody's but its one machine's, ends with it, and is filled at the
+    /// cost of that machine's own bounds: it needs none of this.
+    pub(crate) fn lease_all(&self) -> Result<()> {
+        let devices = sparse::allocated(self.state().devices()).map_err(io("look at", "a snapshot"))?;
+        let all = self.manifest().memory().as_bytes().saturating_add(devices);
+        self.0.lease.lock().unwrap_or_else(PoisonError::into_inner).grow(all)
     }
 
     /// What a snapshot of this backend holds.
@@ -245,6 +254,7 @@ impl fmt::Debug for VmSnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use crate::config::VmConfig;
     use crate::vmm::Accelerator;
 
@@ -327,14 +337,37 @@ mod tests {
     fn files_that_are_not_the_manifests_are_refused() {
         let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
         let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
+        let lease = || Budget::new(ByteSize::from_bytes(0)).take_most(0);
         let of = |manifest: &SnapshotManifest, memory: u64, disk: Option<File>| {
             let state = MachineState::new(sparse::blank(memory).unwrap(), sparse::blank(1).unwrap()).unwrap();
-            VmSnapshot::new(manifest.clone(), state, disk, None, Lease::none())
+            VmSnapshot::new(manifest.clone(), state, disk, None, lease())
         };
         let memory = manifest.memory().as_bytes();
         assert!(of(&manifest, memory, None).is_ok());
         assert!(of(&manifest, memory - 4096, None).is_err());
         assert!(of(&manifest, memory, Some(sparse::blank(9).unwrap())).is_err());
         assert!(of(&SnapshotManifest { format: 2, ..manifest }, memory, None).is_err());
+    }
+
+    #[test]
+    fn what_machines_come_from_is_counted_whole_and_once() {
+        let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
+        let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
+        let memory = manifest.memory().as_bytes();
+        for (room, fits) in [(memory + 4096, true), (memory, false)] {
+            let budget = Budget::new(ByteSize::from_bytes(room));
+            let devices = sparse::blank(0).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&devices, b"x", 0).unwrap();
+            let state = MachineState::new(sparse::blank(memory).unwrap(), devices).unwrap();
+            let lease = budget.take(state.allocated().unwrap()).unwrap();
+            let snapshot = VmSnapshot::new(manifest.clone(), state, None, None, lease).unwrap();
+            assert_eq!(budget.left(), room - 4096);
+            for _ in 0..10 {
+                assert_eq!(snapshot.clone().lease_all().is_ok(), fits);
+            }
+            assert_eq!(budget.left() == 0, fits);
+            drop(snapshot);
+            assert_eq!(budget.left(), room);
+        }
     }
 }

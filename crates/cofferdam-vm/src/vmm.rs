@@ -156,6 +156,12 @@ impl MachineState {
     pub fn devices(&self) -> &File {
         &self.devices
     }
+
+    /// What it takes of the host's memory, without holes.
+    pub(crate) fn allocated(&self) -> Result<u64> {
+        let of = |file: &File| sparse::allocated(file).map_err(io("look at", "a snapshot"));
+        Ok(of(&self.memory)?.saturating_add(of(&self.devices)?))
+    }
 }
 
 /// What a state depends on besides the machine's parts: who made it, and for which processors.

@@ -39,7 +39,11 @@ impl VmWarm {
         let raw = match template.root() {
             RootFs::Default => {
                 let kind = Kind::new(plan, template.workspace().access());
-                match host.ready.get(kind, first(host, &template)).await {
+                let kept = host.ready.get(kind, first(host, &template)).await.and_then(|snapshot| {
+                    snapshot.lease_all().map_err(|error| error.into_error("warm"))?;
+                    Ok(snapshot)
+                });
+                match kept {
                     Ok(snapshot) => Raw::restore(host, &template, &snapshot).await?,
                     // Where no more snapshots fit, machines are booted ahead.
                     Err(error) if error.kind() == ErrorKind::ResourceExhausted => Raw::make(host, &template).await?,
@@ -99,6 +103,7 @@ impl Warm for VmWarm {
             Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
         };
         let raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
+        let raw = raw.claimed(spec.limits().clone());
         Ok(Arc::new(VmSandbox::of(raw, spec).await?))
     }
 

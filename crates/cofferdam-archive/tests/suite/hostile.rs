@@ -1,10 +1,13 @@
 //! Archives as a hostile program would make them: every hash fits, and what they say is wrong.
 
+use std::io::Cursor;
+use std::ops::ControlFlow;
+
 use cofferdam_archive::forge::{Forged, ForgedPart, block, packed, record};
 use cofferdam_archive::{ArchiveError, Limits, PAGE, ReadOptions, Reader, inspect};
 use proptest::prelude::*;
 
-use crate::common::{blank, contents, key, on, page, pages, restore, verify};
+use crate::common::{blank, contents, key, on, page, pages, restore, stored, verify};
 
 const JSON: u8 = 1;
 const STATE: u8 = 2;
@@ -47,6 +50,41 @@ fn forged_archives_are_read_where_they_are_right() {
     let (restored, _) = restore(&forged.bytes(None).unwrap(), None, &[]);
     assert_eq!(contents(&restored.unwrap().files[0].1), pages(&[0, 0, 1, 2, 2, 0]));
     verify(&forged.bytes(Some(&key())).unwrap(), Some(&key())).unwrap();
+}
+
+#[test]
+fn one_record_of_everything_is_stopped_within_it() {
+    const MIB: u64 = 1 << 20;
+    let (size, most) = (64 * MIB, 4 * MIB);
+    let all = (size / SIZE) as u32;
+    let data = [record(3, all, 0), page(7).repeat(all as usize)].concat();
+    // One MiB of data, which all the rest are copies of, in one record.
+    let few = (MIB / SIZE) as u32;
+    let [before, half] = [few, all / 2];
+    let start = [record(3, before, 0), page(7).repeat(before as usize)].concat();
+    let mut copies = start;
+    let mut at = before;
+    while at < half {
+        copies.extend(record(4, at, 0));
+        at *= 2;
+    }
+    copies.extend(record(4, half, 0));
+    for (what, contents) in [("data", data), ("copies", copies)] {
+        let bytes = one(part(MEMORY, size, contents)).bytes(None).unwrap();
+        verify(&bytes, None).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(bytes.len() < 1 << 20, "{what}: {} bytes", bytes.len());
+        let given = blank();
+        let mut place = Some(given.try_clone().unwrap());
+        let reader = Reader::open(Cursor::new(&bytes), &ReadOptions::default()).unwrap();
+        let mut most_seen = 0;
+        let mut stop = |_| {
+            most_seen = most_seen.max(stored(&given));
+            if stored(&given) >= most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let restored = reader.restore(&[], &mut |_| Ok(place.take().unwrap()), &mut stop);
+        assert!(matches!(restored, Err(ArchiveError::Cancelled)), "{what}");
+        assert!((most..most + 2 * MIB).contains(&most_seen), "{what}: {most_seen} bytes were written");
+    }
 }
 
 #[test]

@@ -44,6 +44,10 @@ impl Memory {
         Ok(Self { file, sharing: Sharing::State, length })
     }
 
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

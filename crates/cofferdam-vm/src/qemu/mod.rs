@@ -43,8 +43,10 @@ use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineSt
 use crate::words::Words;
 use arguments::{Beginning, Descriptors, MACHINE, arguments, memory_size};
 use memory::Memory;
+pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
+pub(crate) use state::MOST as MOST_DEVICES;
 use vm::QemuVm;
 
 /// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.
@@ -257,7 +259,7 @@ impl Qemu {
                 std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
                 _ => io("confine", self.program())(error),
             })?;
-        let (user, allowance) = (self.user(), Allowance::of(hardware));
+        let (user, allowance) = (self.user(), Allowance::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
             let enclosure = Enclosure::make(&allowance, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());

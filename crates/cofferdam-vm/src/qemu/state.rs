@@ -16,7 +16,7 @@ use crate::error::{Result, io};
 use crate::sparse;
 
 /// The largest state of devices that is taken. What they have is some tens of kilobytes.
-const MOST: u64 = 16 << 20;
+pub(crate) const MOST: u64 = 16 << 20;
 /// The set of descriptors that a state is written to; disks have the first numbers.
 const SET: u64 = 1000;
 const NAME: &str = "state";

@@ -340,6 +340,9 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
         println!("turn {turn}: answered after {:?}", begun.elapsed());
         assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), turn.to_string());
         assert_eq!(sandbox.spec(), &spec);
+        let snapshot = promptly(sandbox.snapshot()).await.unwrap();
+        assert_eq!(VmSnapshot::of(&snapshot).unwrap().manifest().limits(), spec.limits());
+        drop(snapshot);
         assert!(run(&sandbox, "ls /workspace /tmp").await.lines().all(|line| line.starts_with('/') || line.is_empty()));
         looks.push(look(&sandbox).await);
         run(&sandbox, "echo x > /workspace/mine").await;
@@ -349,5 +352,22 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
         assert_eq!(looks.iter().map(|look| &look[at]).collect::<BTreeSet<_>>().len(), 3, "{looks:?}");
     }
     drop(backend);
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+}
+
+/// A clone reads and fills memory that its source never touched: it has each page twice then, and stays within its bounds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clone_may_fill_all_of_its_memory() {
+    let Some(backend) = support::backend("a_clone_may_fill_all_of_its_memory") else { return };
+    let before = support::census();
+    let spec = Spec::default();
+    let source = create(&backend).await;
+    let snapshot = promptly(source.snapshot()).await.unwrap();
+    promptly(source.close()).await.unwrap();
+    let clone = promptly(backend.restore(snapshot, spec)).await.unwrap();
+    let fill = "python3 -c 'x = bytearray(b\"x\") * (440 << 20); print(len(x) >> 20, x[-1])'";
+    assert_eq!(run(&clone, fill).await, "440 120");
+    promptly(clone.close()).await.unwrap();
+    drop((source, clone, backend));
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
