@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{ErrorKind, ExecRequest, Limits, OutputEvent, SandboxPath, Stdin, collect};
+use cofferdam_contract::{ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, SandboxPath, Stdin, collect};
 use cofferdam_guest::{Guest, Record, Renewal, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -24,8 +24,10 @@ async fn promptly<T>(work: impl Future<Output = T>) -> T {
 async fn twenty_times_held_and_released_no_byte_is_lost() {
     let (_enclosure, guest) = guest().await;
     let writes = "i=0; while [ ! -e stop ]; do n=0; while [ $n -lt 40 ]; do echo line $i; \
-                  i=$((i+1)); n=$((n+1)); done; sleep 0.002; done";
-    let writer = start(&guest, ExecRequest::shell(writes).build().unwrap()).await;
+                  i=$((i+1)); n=$((n+1)); done; sleep 0.01; done";
+    // However long it takes here, none of it is too much.
+    let request = ExecRequest::shell(writes).max_output(ByteSize::from_mebibytes(64)).build().unwrap();
+    let writer = start(&guest, request).await;
     let mut output = writer.output();
     let reading = tokio::spawn(async move {
         let mut seen = Vec::new();
