@@ -85,6 +85,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let put = |bytes: &[u8], mode| {
+            // One that was made read-only is not written to again.
+            let _ = fs::remove_file(&path);
             fs::write(&path, bytes).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             Key::read(&path)

@@ -43,6 +43,11 @@ impl Failed {
         }
     }
 
+    /// Whether the answer has something in it that the API does not know, as Podman's state `stopped`, which lasts a moment.
+    pub(crate) fn is_unknown(&self) -> bool {
+        matches!(self, Self::Answered(Answer::JsonDataError { .. }))
+    }
+
     /// The engine's own words.
     pub(crate) fn message(&self) -> String {
         match self {

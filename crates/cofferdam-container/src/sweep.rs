@@ -4,12 +4,18 @@
 //! do. What is left is what was created and never started, and what an engine forgot that ended at the same time.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bollard::query_parameters::{ListContainersOptionsBuilder, RemoveContainerOptionsBuilder};
 use cofferdam_contract::Result;
+use tokio::time::{Instant, sleep};
 
 use crate::engine::Engine;
 use crate::labels::{self, Owner, Standing};
+
+/// Time that a container has to be in a state that the API knows.
+const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Removes leftovers; gives how many. What cannot be removed now is found by the next sweep.
 pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
@@ -26,7 +32,13 @@ pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
 async fn leftovers(engine: &Engine, us: &Owner) -> Result<Vec<String>> {
     let filters = HashMap::from([("label".to_owned(), vec![labels::MARK.to_owned()])]);
     let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-    let all = engine.ask(engine.docker.list_containers(Some(options))).await;
+    let begun = Instant::now();
+    let all = loop {
+        match engine.ask(engine.docker.list_containers(Some(options.clone()))).await {
+            Err(failed) if failed.is_unknown() && begun.elapsed() < UNKNOWN_LIMIT => sleep(LOOK).await,
+            answered => break answered,
+        }
+    };
     let all = all.map_err(|failed| engine.error("create", "list the containers of earlier runs", failed))?;
     let dead = all.into_iter().filter(|container| {
         let names = container.names.as_deref().unwrap_or_default();

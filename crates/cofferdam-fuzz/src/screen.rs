@@ -25,7 +25,7 @@ const SAMPLES: &[&str] = &[
     "try:\n    match x:\n        case {'a': [1, *b], **c} if d: getattr(__builtins__, 'ev' + 'al')\nexcept* E as e:\n    raise e from None\n",
     "type X[T] = list[T]\nwhile (n := ''.join(chr(c) for c in [111, 115])[::-1]): __import__('%s' % n)\n",
     "import a, { b as c } from 'fs'\nexport * from 'net'\nconst { d = 1, ...e } = require(`f${'s'}`)\nfor await (const [f] of g) {}\n",
-    "class A extends B { #c = (0, eval)('1'); static { x?.y?.[z] ??= /[/(]/g } get [k]() { return a => ({ a }) } }\n",
+    "class A extends B { #c = (0, eval)('1'); static { x.y[z] ??= w?.[/[/(]/g] } get [k]() { return a => ({ a }) } }\n",
     "label: for (;;) { if (a) break label; else if (b) do c(); while (d) }\nnew Function('a', 'return require(\"fs\")')()\n",
     "enum E { A = 1 }\nimport fs = require('fs')\nfunction f<T extends keyof U>(x: T): x is V { return <any>x as W }\n",
 ];

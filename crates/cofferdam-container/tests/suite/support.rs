@@ -43,7 +43,15 @@ impl TestEngine {
     pub(crate) async fn census(&self) -> BTreeSet<String> {
         let docker = self.negotiated().await;
         let options = ListContainersOptionsBuilder::default().all(true).build();
-        let containers = docker.list_containers(Some(options)).await.expect("containers are listed");
+        let begun = std::time::Instant::now();
+        let containers = loop {
+            match docker.list_containers(Some(options.clone())).await {
+                Ok(containers) => break containers,
+                // For a moment Podman has a state that the API does not know.
+                Err(error) => assert!(begun.elapsed().as_secs() < 20, "containers are listed: {error}"),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        };
         let containers = containers
             .into_iter()
             .map(|container| format!("container {} {:?}", container.id.unwrap_or_default(), container.names));
