@@ -85,10 +85,13 @@ impl RootSource {
     ///
     /// # Errors
     ///
-    /// Those of the operating system.
+    /// Those of the operating system, and [`VmError::BadSource`] for a device or a pipe, which may have no end.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let found = fs::metadata(&path).map_err(io("look at", &path))?;
+        if !found.is_dir() && !found.is_file() {
+            return Err(VmError::BadSource { what: format!("{path:?} is neither a directory nor a plain file") });
+        }
         Ok(match (oci::is_layout(&path), found.is_dir()) {
             (true, _) => Self::Oci(path),
             (false, true) => Self::Directory(path),

@@ -396,3 +396,9 @@ fn links_do_not_lead_deeper_than_paths_do() {
         fs::remove_dir_all(place.path()).unwrap();
     }
 }
+
+#[test]
+fn a_device_without_an_end_is_no_image() {
+    let error = crate::image::RootSource::at("/dev/zero").unwrap_err().to_string();
+    assert!(error.contains("neither a directory nor a plain file"), "{error}");
+}
