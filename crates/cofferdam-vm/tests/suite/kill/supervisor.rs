@@ -106,16 +106,19 @@ struct Moment {
 
 enum For {
     Step,
+    /// The step, with nothing known of this host, which then is looked at again.
+    Finding,
     Monitor,
 }
 
 fn steps() -> Vec<(Moment, usize)> {
     let moment = |stay, step, within| Moment { stay, step, wait: For::Step, within };
+    let finding = |within| Moment { stay: "", step: "create", wait: For::Finding, within };
     let boot = |within| Moment { stay: "", step: "create", wait: For::Monitor, within };
     vec![
         (moment("", "create", 1), 1),
         // While the host is looked at, and the image; then while the machine boots.
-        (moment("", "create", 400), RANDOM),
+        (finding(500), RANDOM),
         (boot(1), 1),
         (boot(700), RANDOM),
         (moment("", "exec", 20), 1),
@@ -154,7 +157,9 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
     let place = Place::new();
     for (moment, times) in steps() {
         for _ in 0..times {
-            place.forget();
+            if let For::Finding = moment.wait {
+                place.forget();
+            }
             let mut supervisor = Supervisor::start(TEST, PART, place.path(), moment.stay);
             supervisor.reach(moment.step);
             if let For::Monitor = moment.wait {
