@@ -158,7 +158,8 @@ fn remove_unlocked(directory: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Re
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, name, flags, Mode::empty())?;
     let found = rustix::fs::fstat(&file)?;
-    let is_ours = FileType::from_raw_mode(found.st_mode).is_file() && found.st_uid == rustix::process::geteuid().as_raw();
+    let is_ours =
+        FileType::from_raw_mode(found.st_mode).is_file() && found.st_uid == rustix::process::geteuid().as_raw();
     if is_ours && rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
         rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
     }

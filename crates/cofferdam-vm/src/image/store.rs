@@ -224,7 +224,9 @@ impl Store {
         }
         // It is there: whoever left something had made it.
         let mut options = OpenOptions::new();
-        let Ok(file) = options.read(true).write(true).custom_flags(nofollow()).open(self.root.join("lock")) else { return };
+        let Ok(file) = options.read(true).write(true).custom_flags(nofollow()).open(self.root.join("lock")) else {
+            return;
+        };
         if file.try_lock().is_ok() {
             Lock { root: self.root.clone(), _file: file }.sweep();
         }

@@ -203,8 +203,7 @@ impl Keeper {
         let mut cut_off = 0;
         for after in self.moments(200).into_iter().chain([5, 20, 50].map(Duration::from_millis)) {
             let before = monitors();
-            let restored =
-                killed(Whose::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
+            let restored = killed(Whose::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
             if let Ok(sandbox) = &restored {
                 prompt(sandbox.close()).await.unwrap();
             }

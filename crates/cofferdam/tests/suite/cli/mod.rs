@@ -3,6 +3,8 @@
 mod configuration;
 mod containers;
 mod forms;
+#[cfg(feature = "vm")]
+mod kills;
 mod machines;
 mod modules;
 mod run;
