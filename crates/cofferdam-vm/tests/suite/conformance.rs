@@ -5,6 +5,7 @@
 //! that was made ahead, have booted ones; on demand all have.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use crate::support;
 
 /// Machines are translated: what takes a second elsewhere takes many here.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Groups of cases that are about the beginning of a sandbox, or compare a claim with a create.
-const BOOTED: [&str; 4] = ["exit/", "posture/", "sandbox/", "warm/"];
+/// Groups of cases that compare a claim with a create, or measure what a boot has built.
+const BOOTED: [&str; 2] = ["posture/", "warm/"];
 
 /// The backend as a pool uses it: what a machine made ahead can become is claimed, all else is created.
 #[derive(Debug)]
@@ -67,22 +68,28 @@ fn groups() -> BTreeSet<String> {
     }
 }
 
-async fn run_all(backend: VmBackend, root: &std::path::Path, all_booted: bool) -> Vec<Report> {
-    let backend = Arc::new(backend);
-    let booted: Arc<dyn Backend> = Arc::clone(&backend) as _;
-    let claiming: Arc<dyn Backend> = Arc::new(Claiming(backend));
+/// Runs groups of cases one after the other, two cases at a time.
+async fn run_groups(backend: Arc<dyn Backend>, groups: &BTreeSet<String>, root: &Path) -> Vec<Report> {
+    let target = Target::new(backend, UnixPrograms::default()).with_root(root);
     let mut reports = Vec::new();
-    for group in groups() {
-        let is_booted = all_booted || BOOTED.iter().any(|name| group.starts_with(name));
-        let backend = Arc::clone(if is_booted { &booted } else { &claiming });
-        let target = Target::new(backend, UnixPrograms::default()).with_root(root);
+    for group in groups {
         let progress: Progress = Arc::new(|case| println!("{case}"));
-        let large_file = ByteSize::from_mebibytes(64);
-        let filter = Some(group);
+        let (filter, large_file) = (Some(group.clone()), ByteSize::from_mebibytes(64));
         let options = Options { parallelism: 2, filter, deadline: DEADLINE, large_file, progress: Some(progress) };
         reports.push(run(&target, &options).await);
     }
     reports
+}
+
+/// Runs all, those with booted machines beside the others: there are not many that take long.
+async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Report> {
+    let backend = Arc::new(backend);
+    let is_booted = |group: &String| all_booted || BOOTED.iter().any(|name| group.starts_with(name));
+    let (booted, claimed) = groups().into_iter().partition(is_booted);
+    let claiming = Arc::new(Claiming(Arc::clone(&backend)));
+    let (mut first, second) = tokio::join!(run_groups(backend, &booted, root), run_groups(claiming, &claimed, root));
+    first.extend(second);
+    first
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
