@@ -34,6 +34,8 @@ const MOST_PROCESSORS: u32 = 32;
 const OLDEST_TEXT: &str = "1.16.2";
 /// Time to say which version it is.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
+/// Time to open its socket, however short it has for answers.
+const LEAST_READY: Duration = Duration::from_secs(20);
 /// Each machine has a vsock of its own, so all have the same address.
 const ADDRESS: u32 = 3;
 /// Names in a machine's directory.
@@ -116,7 +118,7 @@ impl FirecrackerVmm {
         let (raised, id) = raised.await?;
         let patience = self.config.patience;
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
-        let launch = Launch { program, ready: patience, deadlines };
+        let launch = Launch { program, ready: patience.max(LEAST_READY), deadlines };
         let process = launch.start_behind(raised, &id).await?;
         let watched = process.watch()?;
         let boots = sharing == Sharing::Own;

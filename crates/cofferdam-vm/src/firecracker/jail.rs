@@ -21,7 +21,7 @@ use cofferdam_linux::child::Start;
 
 use super::ids::InstanceId;
 use super::owner::Owner;
-use super::process::{API_SOCKET, Firecracker, Launch, Remains, Tie, View, os};
+use super::process::{API_SOCKET, Firecracker, Launch, Remains, Running, Tie, View, os};
 use super::version;
 
 /// Which interface of control groups the jailer uses.
@@ -89,7 +89,7 @@ impl Jail {
         let mut command = Command::new(&self.jailer);
         command.args(self.arguments(&program, &id)).current_dir("/");
         let view = View { outside: layout.root, inside: "/".into(), owner: Some((self.user, self.group)) };
-        launch.begin((command, Start::default()), Tie::Namespace, view, remains, &id).await
+        launch.begin((command, Start::default()), Tie::Namespace, view, Running::new(remains), &id).await
     }
 
     /// Removes the jails of owners that are gone, and says how many there were. What they ran died with them.

@@ -84,18 +84,17 @@ impl Launch {
         let mut command = Command::new(&self.program);
         command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
         let view = View { outside: directory.clone(), inside: directory, owner: None };
-        self.begin((command, Start::default()), Tie::Own, view, remains, id).await
+        self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
     }
 
     /// Starts it in a directory that is there, which becomes its own, and behind walls that stand. Names in requests begin
     /// in that directory.
     pub(super) async fn start_behind(&self, raised: Raised, id: &InstanceId) -> Result<Firecracker> {
-        let Raised { directory, start, enclosure, owner } = raised;
+        let Raised { directory, start, running, owner } = raised;
         let mut command = Command::new(&self.program);
         command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
-        let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: Some(enclosure) };
         let view = View { outside: directory, inside: PathBuf::new(), owner };
-        self.begin((command, start), Tie::Own, view, remains, id).await
+        self.begin((command, start), Tie::Own, view, running, id).await
     }
 
     pub(super) async fn begin(
@@ -103,12 +102,10 @@ impl Launch {
         (mut command, start): (Command, Start),
         tie: Tie,
         view: View,
-        remains: Remains,
+        running: Running,
         id: &InstanceId,
     ) -> Result<Firecracker> {
-        // From here on, whatever is dropped kills the process and removes its files.
         let walled = start.seclusion == Seclusion::Apart;
-        let running = Running { child: None, remains: Some(remains) };
         let (console, writer) = Console::new().map_err(|error| os("make a pipe", &view.outside, error))?;
         let second = writer.try_clone().map_err(|error| os("make a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
@@ -187,12 +184,17 @@ impl Remains {
 
 /// A process that is killed when it is dropped, and its files removed.
 #[derive(Debug)]
-struct Running {
+pub(super) struct Running {
     child: Option<Child>,
     remains: Option<Remains>,
 }
 
 impl Running {
+    /// Not started yet. From here on, what is dropped kills the process and removes what it leaves.
+    pub(super) fn new(remains: Remains) -> Self {
+        Self { child: None, remains: Some(remains) }
+    }
+
     fn start(mut self, command: Command, tie: Tie, start: Start) -> io::Result<Self> {
         let begin = match tie {
             Tie::Own => child::start,
@@ -261,7 +263,7 @@ pub(super) struct Watched {
 pub(super) struct Raised {
     pub directory: PathBuf,
     pub start: Start,
-    pub enclosure: Enclosure,
+    pub running: Running,
     pub owner: Option<(u32, u32)>,
 }
 

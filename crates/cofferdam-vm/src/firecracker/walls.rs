@@ -13,7 +13,7 @@ use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
 use super::owner::Owner;
-use super::process::{Raised, Remains};
+use super::process::{Raised, Remains, Running};
 use crate::bounds::{Allowance, Enclosure};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
@@ -56,23 +56,20 @@ pub(super) fn place(base: &Path) -> Result<InstanceId> {
 pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &Allowance) -> Result<Raised> {
     let directory = base.join(id.as_str());
     DirBuilder::new().mode(0o700).create(&directory).map_err(io("make", &directory))?;
-    let raised = raise_in(&directory, program, all, may);
-    if raised.is_err() {
-        let _ = fs::remove_dir_all(&directory);
-    }
-    raised
-}
-
-fn raise_in(directory: &Path, program: &Path, all: Vec<Shown>, may: &Allowance) -> Result<Raised> {
-    let failed = || io("set up", directory);
     let user = qemu::user(Accelerator::Kvm);
+    let enclosure = Enclosure::make(may, user.is_some());
+    let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
+    let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: Some(enclosure) };
+    // Removed when anything fails, or nobody waits for it any more.
+    let running = Running::new(remains);
+    let failed = || io("set up", &directory);
     for Shown { name, file, access } in &all {
         if let Some(user) = user {
             give(file, *access, user).map_err(io("give to the machine's monitor", PathBuf::from(name)))?;
         }
         symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), directory.join(name)).map_err(failed())?;
     }
-    let place = File::open(directory).map_err(failed())?;
+    let place = File::open(&directory).map_err(failed())?;
     if let Some((uid, gid)) = user {
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
         fchown(&place, uid, gid).map_err(|error| failed()(error.into()))?;
@@ -82,17 +79,16 @@ fn raise_in(directory: &Path, program: &Path, all: Vec<Shown>, may: &Allowance) 
         (with(Access::ReadOnly).collect(), with(Access::ReadWrite).collect());
     let opened = Opened { read: &read, written: &written, sockets: Some(&place) };
     let rules = rules::of(program, Accelerator::Kvm, &opened).map_err(|error| qemu::no_rules(program, error))?;
-    let enclosure = Enclosure::make(may, user.is_some());
     let start = Start {
         keep: all.into_iter().map(|shown| OwnedFd::from(shown.file)).collect(),
         user,
         rules: Some(rules),
         seclusion: Seclusion::Apart,
-        groups: enclosure.entrances().map_err(failed())?,
-        limits: enclosure.limits.clone(),
+        groups: groups.map_err(failed())?,
+        limits,
         pages: Pages::Small,
     };
-    Ok(Raised { directory: directory.to_owned(), start, enclosure, owner: user })
+    Ok(Raised { directory, start, running, owner: user })
 }
 
 /// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others

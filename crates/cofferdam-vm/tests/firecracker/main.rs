@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod contract;
+mod driver;
 mod fake;
 mod faults;
 mod jail;
+mod machine;
 mod process;
 mod real;
 mod support;
