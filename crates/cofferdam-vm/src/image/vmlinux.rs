@@ -203,6 +203,28 @@ mod tests {
         assert!(kernel_of(&image(&many)).unwrap_err().contains("unpacks to more"));
     }
 
+    /// The kernel that machines have by default, where machines are tested.
+    #[test]
+    fn the_usual_kernel_is_unpacked() {
+        let variable = |name: &str| std::env::var_os(name).map(std::path::PathBuf::from);
+        if variable("COFFERDAM_TEST_MACHINES").is_none() {
+            println!("SKIP the_usual_kernel_is_unpacked: COFFERDAM_TEST_MACHINES=1 has an image made");
+            return;
+        }
+        let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().unwrap().join("cofferdam"));
+        let images = super::super::Images::new(cache.join("vm"), cofferdam_debian::Cache::new(cache.join("debian")));
+        let root = super::super::RootSource::Debian(cofferdam_debian::Recipe::tiny());
+        let source = super::super::Source { root, ..super::super::Source::default() };
+        let image = images.find(&source, crate::MakePolicy::Missing, &mut |_| ()).expect("an image");
+        let kernel = unpacked(&image.kernel).unwrap();
+        let length = kernel.metadata().unwrap().len();
+        let mut head = [0; 20];
+        kernel.read_exact_at(&mut head, 0).unwrap();
+        // An executable for this kind of processor.
+        assert!(length > 10 << 20 && head[..4] == *ELF && head[16..20] == [2, 0, 62, 0], "{length} {head:?}");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_a_kernel_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..600), whole in any::<bool>()) {

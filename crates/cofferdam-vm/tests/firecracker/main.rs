@@ -5,6 +5,7 @@ mod contract;
 mod driver;
 mod fake;
 mod faults;
+mod guest;
 mod jail;
 mod machine;
 mod process;
