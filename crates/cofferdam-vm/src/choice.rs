@@ -96,6 +96,21 @@ impl Chooser {
         }
     }
 
+    /// Refuses what is asked for and is not to be had here. Starts no machine.
+    pub(crate) async fn check(&self) -> Result<()> {
+        if self.chosen.get().is_some() {
+            return Ok(());
+        }
+        self.asked().await?;
+        if self.driver == Driver::Firecracker || self.wish == Acceleration::Kvm {
+            let verdict = self.verdict().await;
+            if !verdict.is_usable() {
+                self.without(verdict.to_string(), verdict.remedy())?;
+            }
+        }
+        Ok(())
+    }
+
     async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
         self.chosen.get_or_try_init(|| self.find(machine)).await
     }
@@ -410,7 +425,8 @@ mod tests {
         ] {
             let asked = with_driver(Driver::Firecracker, acceleration, program);
             assert_eq!(asked.name(), "firecracker");
-            for error in [asked.choose(&machine()).await.unwrap_err(), asked.origin().await.unwrap_err()] {
+            let errors = [asked.choose(&machine()).await.unwrap_err(), asked.origin().await.unwrap_err()];
+            for error in errors.into_iter().chain([asked.check().await.unwrap_err()]) {
                 let error = error.into_error("create");
                 assert_eq!(error.kind(), kind, "{error}");
                 assert!(error.to_string().contains(says) && error.remedy().is_some(), "{error}");
@@ -422,7 +438,9 @@ mod tests {
         assert!(asked.decide(&usable, &machine()).await.unwrap_err().to_string().contains("not installed"));
         // QEMU is there whatever becomes of Firecracker.
         let auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
+        auto.check().await.unwrap();
         assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
+        assert!(with_driver(Driver::Qemu, Acceleration::Kvm, None).check().await.is_err());
     }
 
     /// A machine of the image that the test suite has made, where machines are tested.

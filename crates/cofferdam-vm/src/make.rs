@@ -38,7 +38,7 @@ pub type MakeProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 /// What all sandboxes of a backend share.
 pub(crate) struct Host {
     pub config: VmConfig,
-    vmm: Box<dyn Vmm>,
+    vmm: Chooser,
     images: Images,
     /// What machines start from, once it was found or made.
     image: OnceCell<Image>,
@@ -60,12 +60,12 @@ impl Host {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
         let (budget, ready) = (Budget::new(config.snapshots), Ready::new(config.ready, config.ready_idle));
-        let (vmm, image) = (Box::new(vmm), OnceCell::new());
+        let image = OnceCell::new();
         Ok(Arc::new(Self { config, vmm, images, image, boots, budget, ready, progress, boot }))
     }
 
     pub(crate) fn vmm(&self) -> &dyn Vmm {
-        &*self.vmm
+        &self.vmm
     }
 
     /// Makes the default image anew, where packages are newer than it.
@@ -277,6 +277,8 @@ pub(crate) async fn apart<T: Send + 'static>(
 
 async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     let failed = |error: VmError| error.into_error("create");
+    // What is asked for and not to be had is told before an image is looked for, or made.
+    host.vmm.check().await.map_err(failed)?;
     let image = host.image_of(spec).await.map_err(failed)?;
     let directory = host.config.disks.clone();
     let workspace = match plan.shares.disk {
