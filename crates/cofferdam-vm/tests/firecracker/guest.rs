@@ -22,7 +22,9 @@ use tokio::sync::mpsc;
 /// Machines are translated, and others use the processors as well.
 const NO_HANG: Duration = Duration::from_secs(240);
 const TRY: Duration = Duration::from_secs(2);
-const WORDS: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off no_timer_check tsc=reliable cofferdam.root=vda \
+const WORDS: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off no_timer_check tsc=reliable";
+/// What the init is told.
+pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
                      cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 cofferdam.shm=1048576:256 \
                      cofferdam.user=4711:4712 cofferdam.port=vsock:1024 cofferdam.memory=134217728 cofferdam.tasks=65";
 
@@ -59,7 +61,11 @@ impl Machine {
         qemu.args("-nodefaults -no-user-config -no-reboot -display none -cpu Nehalem-v1 -m 256M -accel tcg".split(' '));
         qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=memory"]);
         qemu.args(["-object", "memory-backend-memfd,id=memory,size=256M,share=on"]);
-        qemu.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs).args(["-append", WORDS]);
+        qemu.arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", &format!("{WORDS} {OPTIONS}")]);
         qemu.args(["-serial", &format!("file:{}", path("console"))]);
         let root = image.root.display();
         qemu.args(["-drive", &format!("file={root},if=none,id=root,format=raw,read-only=on,file.locking=off")]);
@@ -89,20 +95,30 @@ impl Machine {
     }
 }
 
-/// The image and the device, or a line that says what is skipped.
-fn parts(test: &str) -> Option<(Image, PathBuf)> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let (Some(device), Some(_)) = (variable("VHOST_DEVICE_VSOCK_BIN"), variable("COFFERDAM_TEST_MACHINES")) else {
-        println!(
-            "SKIP {test}: needs COFFERDAM_TEST_MACHINES=1 and VHOST_DEVICE_VSOCK_BIN (cargo install vhost-device-vsock)"
-        );
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// The image that tests use, or a line that says what is skipped.
+pub(crate) fn image(test: &str) -> Option<Image> {
+    if variable("COFFERDAM_TEST_MACHINES").is_none() {
+        println!("SKIP {test}: COFFERDAM_TEST_MACHINES=1 has an image made, and machines tested");
         return None;
-    };
+    }
     let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
     let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().expect("a home").join("cofferdam"));
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
-    Some((images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"), device))
+    Some(images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"))
+}
+
+/// The image and the device, or a line that says what is skipped.
+fn parts(test: &str) -> Option<(Image, PathBuf)> {
+    let Some(device) = variable("VHOST_DEVICE_VSOCK_BIN") else {
+        println!("SKIP {test}: VHOST_DEVICE_VSOCK_BIN names no device (cargo install vhost-device-vsock)");
+        return None;
+    };
+    Some((image(test)?, device))
 }
 
 /// Moves bytes between the host's streams and the connection that it was given last.
@@ -123,7 +139,7 @@ async fn pump(mut streams: tokio::io::DuplexStream, mut connections: mpsc::Recei
     }
 }
 
-async fn said(guest: &Guest, line: &str) -> String {
+pub(crate) async fn said(guest: &Guest, line: &str) -> String {
     let request = ExecRequest::shell(line).build().unwrap();
     let handle = guest.start(&request, &Limits::default()).await.unwrap();
     let collected = tokio::time::timeout(NO_HANG, collect(handle)).await.expect("no hang").unwrap();
