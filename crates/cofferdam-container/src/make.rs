@@ -26,8 +26,8 @@ use crate::volume::AgentVolume;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Time an agent has to end by itself before its container is killed.
 const END_ALONE: Duration = Duration::from_millis(500);
-/// How often a container is made anew because its agent was not what it should be.
-const ATTEMPTS: usize = 2;
+/// How often a container is made because its agent was not what it should be: others may be filling the volume.
+const ATTEMPTS: usize = 3;
 
 /// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
 pub(crate) struct Raw {
@@ -206,7 +206,12 @@ impl Maker<'_> {
 
     async fn bring_up(&self, id: SandboxId, container: &Arc<Container>) -> Result<Raw, Failure> {
         let engine = &self.found.engine;
-        let Attached { reader, writer, words } = container.attach().await?;
+        let believed = self.found.has_agent.load(Ordering::Acquire);
+        let Attached { reader, writer, words } = match container.attach().await {
+            Ok(attached) => attached,
+            // Podman has its runtime prepare the container here, Docker at the start.
+            Err(error) => return Err(self.not_started(container, error, believed).await),
+        };
         let ready_by = Instant::now() + self.host.config.deadlines.change + READY_LIMIT;
         let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
         // The agent answers some time before the engine tells that it runs.
@@ -219,9 +224,7 @@ impl Maker<'_> {
             }
         };
         if let Err(error) = started {
-            // Some engines tell here that there is no program which they can execute.
-            let whole = self.volume.is_in(engine, &container.id).await.unwrap_or(true);
-            return Err(if whole { Failure::Other(error) } else { Failure::Agent(error) });
+            return Err(self.not_started(container, error, believed).await);
         }
         let connected = match early {
             Some(connected) => connected,
@@ -236,6 +239,16 @@ impl Maker<'_> {
         let kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
         let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
         Ok(Raw { id, container: Arc::clone(container), guest, evidence, kept, user: self.user, ours })
+    }
+
+    /// The engine did not start the container: perhaps because it has no agent that it can execute.
+    async fn not_started(&self, container: &Container, error: Error, believed: bool) -> Failure {
+        // Another process may have filled the volume since, for which this container came too early.
+        let early = !believed && error.kind() == ErrorKind::Unavailable;
+        match self.volume.is_in(&self.found.engine, &container.id).await {
+            Ok(whole) if early || !whole => Failure::Agent(error),
+            Ok(_) | Err(_) => Failure::Other(error),
+        }
     }
 
     /// The agent did not come up.

@@ -30,6 +30,10 @@ use user::User;
 /// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has the whole conformance
 /// kit run on them, too.
 const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
+/// How many failed tests of one program are run again by themselves: where more fail, something is broken.
+const AGAIN: usize = 3;
+/// How many tests may fail beside others and pass by themselves. Each is told, and is a defect to be mended.
+const UNSTEADY: usize = 2;
 /// What one test program may take.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
@@ -83,6 +87,9 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     if filter.is_some() && all.passed + all.failed() == 0 {
         bail!("no test's name contains '{}'", filter.unwrap_or_default());
     }
+    if all.unsteady.len() > UNSTEADY {
+        bail!("{} tests passed only by themselves; {UNSTEADY} may", all.unsteady.len());
+    }
     if all.failed() > 0 || !left.is_empty() {
         bail!("{} tests failed, {} things were left behind", all.failed(), left.len());
     }
@@ -95,6 +102,9 @@ fn summarise(totals: &[(String, Outcome)], took: Duration) {
         println!("as {name}: {}", total.line());
         for failure in &total.failures {
             println!("   FAILED {failure}");
+        }
+        for test in &total.unsteady {
+            println!("   UNSTEADY {test}: it failed beside others, above, and passed by itself");
         }
     }
     let sum = |count: fn(&Outcome) -> usize| totals.iter().map(|(_, total)| count(total)).sum::<usize>();
@@ -114,10 +124,28 @@ fn run_program(
     user: &User,
     filter: Option<&str>,
 ) -> Result<Outcome> {
+    let command = |arguments: &[&str]| {
+        let mut command = program_command(program, built, sources, engines, user);
+        command.args(arguments);
+        command
+    };
+    let mut outcome = finish(command(filter.as_slice()), &program.name, user, Printed::ByOne)?;
+    let failed: Vec<String> =
+        outcome.failed_tests(&program.name).unwrap_or_default().into_iter().map(str::to_owned).collect();
+    if (1..=AGAIN).contains(&failed.len()) {
+        for test in failed {
+            println!("   again, by itself: {test}");
+            let again = finish(command(&["--exact", &test]), &program.name, user, Printed::ByOne)?;
+            outcome.again(&format!("{}: {test}", program.name), &again);
+        }
+    }
+    Ok(outcome)
+}
+
+fn program_command(program: &Program, built: &Built, sources: &Repository, engines: &Engines, user: &User) -> Command {
     let mut command = user.command(&program.path);
     command
         .args(["--show-output", "--color", "never"])
-        .args(filter)
         .current_dir(&program.directory)
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .env("INSTA_WORKSPACE_ROOT", sources.root())
@@ -129,7 +157,7 @@ fn run_program(
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);
     }
-    finish(command, &program.name, user, Printed::ByOne)
+    command
 }
 
 /// Tests in documentation are compiled by rustdoc, and so run only as the user who may do that.

@@ -11,6 +11,8 @@ pub struct Outcome {
     pub passed: usize,
     /// One line a failure.
     pub failures: Vec<String>,
+    /// One line a test that failed beside others and passed by itself.
+    pub unsteady: Vec<String>,
     /// One line a skip, with its reason.
     pub skips: Vec<String>,
 }
@@ -54,6 +56,20 @@ impl Outcome {
         }
     }
 
+    /// The names of the tests of the program `name` that failed; nothing if something else went wrong as well.
+    pub fn failed_tests(&self, name: &str) -> Option<Vec<&str>> {
+        self.failures.iter().map(|line| line.strip_prefix(name)?.strip_prefix(": ")).collect()
+    }
+
+    /// Takes in what became of a failed test that was run again by itself.
+    pub fn again(&mut self, test: &str, again: &Self) {
+        let passed = again.failures.is_empty() && again.passed == 1;
+        if let Some(at) = self.failures.iter().position(|line| line == test).filter(|_| passed) {
+            self.unsteady.push(self.failures.remove(at));
+            self.passed += 1;
+        }
+    }
+
     /// How many failed.
     pub fn failed(&self) -> usize {
         self.failures.len()
@@ -80,6 +96,7 @@ impl Outcome {
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failures.extend(other.failures);
+        self.unsteady.extend(other.unsteady);
         self.skips.extend(other.skips);
     }
 
@@ -135,11 +152,30 @@ test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
+    fn what_passes_by_itself_is_unsteady_and_what_fails_again_has_failed() {
+        let text = "test a ... FAILED\ntest b ... FAILED\ntest result: FAILED. 5 passed; 2 failed\n";
+        let mut outcome = Outcome::parse("demo", text, Printed::ByOne);
+        assert_eq!(outcome.failed_tests("demo"), Some(vec!["a", "b"]));
+        let ended = |text: &str| Outcome::parse("demo", text, Printed::ByOne);
+        outcome.again("demo: a", &ended("test a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n"));
+        outcome.again("demo: a", &ended("killed before it said anything\n"));
+        assert_eq!((outcome.failures.len(), outcome.passed), (2, 5));
+        outcome.again("demo: b", &ended("test b ... ok\ntest result: ok. 1 passed; 0 failed\n"));
+        assert_eq!(
+            (outcome.failures.as_slice(), outcome.unsteady.as_slice()),
+            (&["demo: a".into()][..], &["demo: b".into()][..])
+        );
+        assert_eq!(outcome.passed, 6);
+        outcome.failures.push("ended with signal 9".into());
+        assert_eq!(outcome.failed_tests("demo"), None);
+    }
+
+    #[test]
     fn results_add_up() {
         let result = "test result: ok. 1 passed; 0 failed; 0 ignored\n";
         let mut total = Outcome::parse("a", &result.repeat(2), Printed::BySeveral);
         assert!(!Outcome::default().ran());
-        total.add(Outcome { passed: 3, failures: vec!["x".into()], skips: Vec::new() });
+        total.add(Outcome { passed: 3, failures: vec!["x".into()], ..Outcome::default() });
         total.skips = vec!["SKIP b".into(), "SKIP c".into(), "SKIP b".into()];
         assert_eq!(total.line(), "5 passed, 1 failed, 3 skipped");
         assert_eq!(total.distinct_skips(), [("SKIP b", 2), ("SKIP c", 1)]);

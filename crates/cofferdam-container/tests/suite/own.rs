@@ -14,15 +14,21 @@ use crate::support::{self, TestEngine};
 
 /// Process 1 of its pid namespace: starts the engine again whenever told to, and ends with the test.
 const PROCESS_ONE: &str = r#"
-place=$1 size=$2
+place=$1 size=$2 kind=$3
 mount --make-rprivate / && ip link set lo up || exit 1
 mount -t tmpfs tmpfs /run && mkdir -p "$place/data" && mount -t tmpfs -o size="$size" tmpfs "$place/data" || exit 1
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 while :; do
   rm -f "$place/engine.sock" "$place/engine.pid"
+  if [ "$kind" = podman ]; then
+    cd "$place/data" && podman --cgroup-manager=cgroupfs --events-backend=file --log-level=warn --root "$place/data/root" \
+      --runroot "$place/data/run" --tmpdir "$place/data/tmp" system service --time=0 "unix://$place/engine.sock" \
+      >>"$place/log" 2>&1
+  else
   dockerd --host "unix://$place/engine.sock" --data-root "$place/data" --exec-root "$place/exec" \
     --pidfile "$place/engine.pid" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
     --ip-masq=false --log-level=warn --cgroup-parent=/cofferdam-test-own >>"$place/log" 2>&1
+  fi
   while [ ! -e "$place/again" ]; do sleep 0.1; done
   rm -f "$place/again"
 done
@@ -36,15 +42,25 @@ pub(crate) struct OwnEngine {
 }
 
 impl OwnEngine {
-    /// With this much room for images and containers. `None`, and a line that says why, where it cannot be had.
+    /// A Docker with this much room for images and containers. `None`, and a line that says why, where it cannot be had.
     pub(crate) async fn start(test: &str, size: &str) -> Option<Self> {
+        let donor = support::docker(test)?;
+        Self::start_as("docker", "dockerd", donor, test, size).await
+    }
+
+    /// The same with Podman. It cannot be killed by `signal`.
+    pub(crate) async fn start_podman(test: &str, size: &str) -> Option<Self> {
+        let donor = support::podman(test)?;
+        Self::start_as("podman", "podman", donor, test, size).await
+    }
+
+    async fn start_as(kind: &'static str, program: &str, donor: TestEngine, test: &str, size: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIP {test}: only root can start an engine");
             return None;
         }
-        let donor = support::docker(test)?;
-        if Command::new("dockerd").arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("SKIP {test}: no dockerd here");
+        if Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
+            println!("SKIP {test}: no {program} here");
             return None;
         }
         // A short path: that of a socket is.
@@ -54,10 +70,11 @@ impl OwnEngine {
             .args(["sh", "-c", PROCESS_ONE, "sh"])
             .arg(place.path())
             .arg(size)
+            .arg(kind)
             .stdin(Stdio::null())
             .spawn()
             .expect("unshare starts");
-        let engine = TestEngine { name: "own docker", socket: place.path().join("engine.sock"), runtime: None };
+        let engine = TestEngine { name: kind, socket: place.path().join("engine.sock"), runtime: None };
         let own = Self { engine, place, child };
         own.wait().await;
         own.take_image(&donor).await;

@@ -100,3 +100,32 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains(&volume)), "{error:?}");
 }
+
+/// Each process finds a volume that another has made and not filled yet: Podman says so when it is attached to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox() {
+    let test = "many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox";
+    let Some(own) = OwnEngine::start_podman(test, "2g").await else { return };
+    let docker = own.engine.negotiated().await;
+    for _ in 0..3 {
+        let all: Vec<_> = (0..4)
+            .map(|_| {
+                let engine = own.engine.clone();
+                tokio::spawn(async move { works(&engine).await })
+            })
+            .collect();
+        for one in all {
+            one.await.expect("each works");
+        }
+        let volume = name(&own.engine).await;
+        docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
+    }
+    // One that was made, and whose filler was killed.
+    works(&own.engine).await;
+    let volume = name(&own.engine).await;
+    let labels = docker.inspect_volume(&volume).await.unwrap().labels;
+    docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
+    let empty = VolumeCreateRequest { name: Some(volume), labels: Some(labels), ..VolumeCreateRequest::default() };
+    docker.create_volume(empty).await.unwrap();
+    works(&own.engine).await;
+}
