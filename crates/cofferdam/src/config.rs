@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use cofferdam::registry::Pull;
-use cofferdam::registry::machines::{Acceleration, Build};
+use cofferdam::registry::machines::{Acceleration, Build, Driver};
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
@@ -64,6 +64,11 @@ pub struct ConfigMachines {
     pub memory: Option<Human<ByteSize>>,
     /// Processors of a machine without a share of them.
     pub processors: Option<u32>,
+    /// Which monitor makes machines.
+    #[serde(deserialize_with = "parsed")]
+    pub driver: Option<Driver>,
+    /// Firecracker's program.
+    pub firecracker: Option<PathBuf>,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// What runs a machine's instructions.
