@@ -11,6 +11,7 @@ use cofferdam_audit::{
 use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Sandbox};
 use serde::{Deserialize, Serialize};
 
+use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Place, Touched, error};
 
 /// When lines are made to survive a power cut.
@@ -247,7 +248,7 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
         exit: Exit {
             code: exit.signal.is_none().then_some(exit.code).filter(|_| !exit.timed_out),
             signal: exit.signal,
-            killed_by: exit.killed_by.map(|limit| Text::new(serde_word(&limit))),
+            killed_by: exit.killed_by.map(|limit| Text::new(limit_name(limit))),
             timed_out: exit.timed_out,
             cancelled: exit.cancelled,
             truncated: exit.truncated,
@@ -264,11 +265,6 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
         denials: Listed::default(),
         artifact: None,
     }
-}
-
-/// The word that a value is in JSON.
-fn serde_word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn micros(duration: Duration) -> u64 {
