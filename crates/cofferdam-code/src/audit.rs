@@ -8,7 +8,7 @@ use cofferdam_audit::{
     Artifact, Change, Config, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome, Program,
     Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
 };
-use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Sandbox};
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
@@ -94,20 +94,21 @@ impl Audit {
         &self,
         id: &str,
         place: &Place,
-        sandbox: &dyn Sandbox,
+        spec: &Spec,
         request: &CodeRequest,
+        program: Program,
         version: Option<&str>,
     ) -> Result<Entry> {
-        let limits = sandbox.spec().limits();
+        let limits = spec.limits();
         let subject = Subject {
             id: ExecutionId::new(id).map_err(|problem| refused("execute", problem))?,
-            tenant: Some(Text::new(sandbox.spec().tenant().as_str())),
+            tenant: Some(Text::new(spec.tenant().as_str())),
             start: Timestamp::now(),
             backend: Text::new(&place.backend),
             level: Text::new(place.level.as_str()),
-            runtime: Some(Text::new(&request.language)),
+            runtime: Some(&request.language).filter(|name| !name.is_empty()).map(Text::new),
             version: version.map(Text::new),
-            program: Program::code(request.code.as_bytes()),
+            program,
             limits: Limits {
                 wall_us: Some(micros(request.timeout.unwrap_or(limits.wall_time))),
                 cpu_us: limits.cpu_time.map(micros),

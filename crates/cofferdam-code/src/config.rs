@@ -5,7 +5,7 @@ use cofferdam_contract::Result;
 use crate::{AuditConfig, Bounds, Languages, ScreeningConfig, SessionBounds};
 
 /// How code runs. It comes from configuration; no call can widen it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CodeConfig {
     /// The languages that may run.
     pub languages: Languages,

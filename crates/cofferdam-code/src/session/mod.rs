@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use cofferdam_audit::Program;
 use cofferdam_contract::{Capability, Error, ErrorKind, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -209,10 +210,12 @@ impl CodeSession {
             return Err(self.why_gone());
         }
         let id = random_id()?;
-        let mut entry = executor.entry(&id, &self.place, sandbox, &request, self.version.as_deref()).await?;
+        let what = Program::code(request.code.as_bytes());
+        let version = self.version.as_deref();
+        let mut entry = executor.entry(&id, &self.place, sandbox.spec(), &request, what, version).await?;
         let screened = executor.screen(&mut entry, language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes => Channel::choose(&self.place, sandbox)?,
+            Want::Yes => Channel::choose(&self.place, sandbox.spec())?,
             Want::No => None,
         };
         let before = match request.files {
