@@ -74,6 +74,14 @@ impl Allowance {
         }
     }
 
+    /// The same for a monitor that translates nothing, and writes a machine's memory into a file of the host's memory when
+    /// it writes down a state.
+    pub(crate) fn of_firecracker(machine: &Hardware, sharing: Sharing) -> Self {
+        let of = Self::of(machine, sharing);
+        let memory = of.memory.saturating_sub(TRANSLATED).saturating_add(machine.memory.as_bytes());
+        Self { memory: memory.next_multiple_of(MEBIBYTE), ..of }
+    }
+
     /// As resource limits, which hold for one process each. `alone` says that no other process has its user.
     fn limits(&self, grouped: bool, alone: bool) -> Vec<(Resource, u64)> {
         let mut limits = vec![(Resource::FILE_SIZE, self.file), (Resource::OPEN_FILES, DESCRIPTORS)];
@@ -253,6 +261,8 @@ mod tests {
         // Nobody is told another thing of a claimed machine than of one that was created.
         assert_eq!(state.beside, own.beside);
         assert_eq!((state.file, state.cpu_millis, state.tasks), (own.file, own.cpu_millis, own.tasks));
+        let dumping = Allowance::of_firecracker(&machine(Vec::new()), Sharing::Own);
+        assert_eq!(dumping.memory, (256 + 256 + 192 + 4) * MEBIBYTE);
     }
 
     /// Whether the owner is there just while somebody needs it; other tests of this process may.

@@ -17,6 +17,7 @@ mod names;
 mod oci;
 mod root;
 mod store;
+pub(crate) mod vmlinux;
 
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Seek, SeekFrom, Write};

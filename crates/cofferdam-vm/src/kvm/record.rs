@@ -16,7 +16,7 @@ const FORMAT: u32 = 1;
 /// The verdict of the tiny guest.
 const FILE: &str = "kvm.json";
 /// How a whole kernel fared.
-const KERNEL_FILE: &str = "kvm-kernel.json";
+const KERNEL_FILE: &str = "kvm-kernel";
 /// No record is longer.
 const LONGEST: u64 = 4096;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -100,14 +100,14 @@ impl Place {
         self.write_to(FILE, found)
     }
 
-    /// How a whole kernel fared on this boot.
-    pub(crate) fn kernel_trial(&self) -> Option<KernelTrial> {
-        self.read_from(KERNEL_FILE)
+    /// How a whole kernel fared with a monitor on this boot.
+    pub(crate) fn kernel_trial(&self, monitor: &str) -> Option<KernelTrial> {
+        self.read_from(&kernel_file(monitor))
     }
 
     /// Puts that on record.
-    pub(crate) fn keep_kernel_trial(&self, trial: KernelTrial) -> io::Result<()> {
-        self.write_to(KERNEL_FILE, trial)
+    pub(crate) fn keep_kernel_trial(&self, monitor: &str, trial: KernelTrial) -> io::Result<()> {
+        self.write_to(&kernel_file(monitor), trial)
     }
 
     fn read_from<T: DeserializeOwned>(&self, file: &str) -> Option<T> {
@@ -139,6 +139,11 @@ fn sole(path: &Path) -> io::Result<Option<File>> {
     let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
     let is_there = there.is_ok_and(|there| (ours.dev(), ours.ino()) == (there.dev(), there.ino()));
     Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
+}
+
+/// `monitor` is a name without its version.
+fn kernel_file(monitor: &str) -> String {
+    format!("{KERNEL_FILE}-{monitor}.json")
 }
 
 /// The content of a short plain file that belongs to this user and that nobody else may write to.
@@ -210,15 +215,16 @@ mod tests {
     fn how_a_kernel_fared_is_another_record() {
         let directory = tempfile::tempdir().unwrap();
         let place = place(directory.path());
-        assert_eq!(place.kernel_trial(), None);
+        assert_eq!(place.kernel_trial("qemu"), None);
         for outcome in [Ok(700), Err("silence".to_owned())] {
             let trial = KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
-            place.keep_kernel_trial(trial.clone()).unwrap();
-            assert_eq!((place.kernel_trial(), place.read()), (Some(trial), None));
+            place.keep_kernel_trial("qemu", trial.clone()).unwrap();
+            assert_eq!((place.kernel_trial("qemu"), place.read()), (Some(trial), None));
+            assert_eq!(place.kernel_trial("firecracker"), None);
         }
         place.write(&Verdict::Hung).unwrap();
-        fs::copy(directory.path().join(FILE), directory.path().join(KERNEL_FILE)).unwrap();
-        assert_eq!(place.kernel_trial(), None);
+        fs::copy(directory.path().join(FILE), directory.path().join(kernel_file("qemu"))).unwrap();
+        assert_eq!(place.kernel_trial("qemu"), None);
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Supervisor {
 #[tokio::test]
 async fn next() {
     let Some(place) = place_of("next") else { return };
-    doctor(&config(&place), None).await;
+    doctor(&config(&place)).await;
 }
 
 /// Another supervisor of the same directories, which does no more than to start.

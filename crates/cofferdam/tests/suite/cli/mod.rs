@@ -1,5 +1,6 @@
 //! The command line, driven as a person or a script drives it.
 
+mod code;
 mod configuration;
 mod containers;
 mod forms;
