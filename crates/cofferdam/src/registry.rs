@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub use cofferdam_code::MODULE_INTERPRETER;
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
 use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
@@ -25,9 +26,6 @@ pub const DEFAULT_BACKEND: &str = "process";
 
 /// The backend that runs WebAssembly modules.
 pub const MODULE_BACKEND: &str = "wasm";
-
-/// What a script names as its interpreter whose contents are a WebAssembly module.
-pub const MODULE_INTERPRETER: &str = "wasm";
 
 /// The backend that makes containers.
 pub const CONTAINER_BACKEND: &str = "docker";

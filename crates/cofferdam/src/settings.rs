@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE};
 use cofferdam::registry::machines::{Build, Driver, Machines};
 use cofferdam::registry::{self, BackendInfo, Containers, Setup};
 use cofferdam::{
@@ -18,7 +19,6 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::{Bound, Human};
 use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
-use crate::languages::{Languages, MODULE};
 use crate::resident::DaemonUse;
 
 /// What the environment says.
@@ -117,8 +117,10 @@ pub struct Settings {
     pub allow_weaker: BTreeSet<Protection>,
     /// Time between SIGTERM and SIGKILL.
     pub cancel_grace: Duration,
-    /// The languages that may run.
-    pub languages: Languages,
+    /// How code runs: which languages, how it is screened and logged, and within which bounds.
+    pub code: CodeConfig,
+    /// Whether whatever runs has to be screened or logged, even if nobody asks for the whole result.
+    pub watched: bool,
     /// Whether a daemon runs it.
     pub daemon: DaemonUse,
     /// How containers and machines are made.
@@ -152,10 +154,23 @@ impl Settings {
             tenant,
             allow_weaker: weaker.iter().copied().collect(),
             cancel_grace: flags.limits.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
-            languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
+            code: code(flags, file)?,
+            watched: file.screening.is_some() || file.audit.is_some(),
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
     }
+}
+
+/// How code runs. What the caller's own options allow is a bound like that of the file; nothing else widens it.
+fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
+    let output = flags.limits.max_output.or(file.max_output.map(|size| size.0));
+    Ok(CodeConfig {
+        languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
+        bounds: Bounds { max_output: output.unwrap_or(file.code.max_output), ..file.code.clone() },
+        screening: file.screening.clone().unwrap_or_default(),
+        audit: file.audit.clone(),
+        sessions: file.sessions.clone(),
+    })
 }
 
 /// Refuses an option that only one backend knows, where another one was chosen: it would do nothing.

@@ -1,6 +1,6 @@
 //! What was found about a device, in a file that holds for one boot of one kernel.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -117,12 +117,28 @@ impl Place {
 
     fn write_to<T: Serialize>(&self, name: &str, found: T) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        // Nobody else may read or write it.
-        let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
+        let making = self.directory.join(format!("{name}.making"));
+        let Some(mut file) = sole(&making)? else { return Ok(()) };
+        file.set_len(0)?;
         file.write_all(&serde_json::to_vec(&Record { subject: self.subject.clone(), found })?)?;
-        file.persist(self.directory.join(name))?;
-        Ok(())
+        fs::rename(&making, self.directory.join(name))
     }
+}
+
+/// A file to be written, always under the same name, so that a writer who is killed leaves no more than the next one takes over.
+/// `None` where another one writes at this moment, who found out the same. Nobody else may read or write it.
+fn sole(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    // It may have got its name meanwhile from whoever had the lock before.
+    let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
+    let is_there = there.is_ok_and(|there| (ours.dev(), ours.ino()) == (there.dev(), there.ino()));
+    Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
 }
 
 /// `monitor` is a name without its version.
@@ -165,6 +181,24 @@ mod tests {
             assert_eq!(place.read(), Some(verdict));
         }
         assert_eq!(fs::read_dir(directory.path().join("a/b")).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_taken_over_and_what_a_living_one_has_is_not_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = place(directory.path());
+        let making = directory.path().join("kvm.json.making");
+        let living = sole(&making).unwrap().unwrap();
+        (&living).write_all(&[b'x'; 3000]).unwrap();
+        place.write(&Verdict::Hung).unwrap();
+        assert_eq!((place.read(), fs::read(&making).unwrap().len()), (None, 3000));
+        // It is killed.
+        drop(living);
+        place.write(&Verdict::Hung).unwrap();
+        assert_eq!(place.read(), Some(Verdict::Hung));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something is left");
+        std::os::unix::fs::symlink("elsewhere", &making).unwrap();
+        assert!(place.write(&Verdict::Hung).is_err() && !directory.path().join("elsewhere").exists());
     }
 
     #[test]
