@@ -119,8 +119,8 @@ struct Agent {
 
 impl Agent {
     fn begin() -> Res<Self> {
+        let line = Line::find();
         let partner = Partner::find();
-        let line = Line::find(partner.as_ref());
         let children = sys::child_signal()?;
         // Opened while this process still owns its files in `/proc`.
         let score = open_score();
