@@ -88,7 +88,7 @@ async fn ids(guest: &Guest) -> Ids {
 async fn adopt(streams: Streams, record: Record, renewal: &Renewal) -> (Guest, Evidence, JoinHandle<Streams>) {
     let (reader, writer, splicing) = splice(streams);
     let by = Instant::now() + NO_HANG;
-    let (guest, evidence) = Guest::adopt(reader, writer, settings(), record, renewal.clone(), by).await.unwrap();
+    let (guest, evidence) = Guest::adopt(reader, writer, settings(), (record, None), renewal.clone(), by).await.unwrap();
     (guest, evidence, splicing)
 }
 
