@@ -359,7 +359,9 @@ mod tests {
             VmSnapshot::new(manifest.clone(), state, disk, None, lease())
         };
         let memory = manifest.memory().as_bytes();
-        assert!(of(&manifest, memory, None).is_ok());
+        let travelled = of(&manifest, memory, None).unwrap();
+        assert!(travelled.evidence().is_none(), "somebody else measured it, if anybody");
+        assert_eq!(travelled.measured(Evidence::default()).evidence(), Some(&Evidence::default()));
         assert!(of(&manifest, memory - 4096, None).is_err());
         assert!(of(&manifest, memory, Some(sparse::blank(9).unwrap())).is_err());
         assert!(of(&SnapshotManifest { format: 2, ..manifest }, memory, None).is_err());
