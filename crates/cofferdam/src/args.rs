@@ -1,9 +1,11 @@
 //! The command line's words, as clap parses them. What they mean together is decided in `plan` and `settings`.
 
+mod audit;
 #[cfg(feature = "container")]
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
 
@@ -15,10 +17,12 @@ use cofferdam::registry::Pull;
 use cofferdam::registry::machines::Build;
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
 
+pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
+pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
@@ -54,6 +58,10 @@ defaults.";
 pub enum Command {
     /// Run a file, a piece of code or a command in a new sandbox
     Run(Box<RunArgs>),
+    /// Talk to an interpreter in a sandbox, a line at a time
+    Repl(Box<ReplArgs>),
+    /// Verify the audit log, and find lines in it
+    Audit(AuditArgs),
     /// Keep sandboxes and interpreters warm for the runs to come, until told to end
     Daemon(DaemonArgs),
     /// Tell what each backend can enforce on this host, what is missing and how to get it

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod audit;
 mod backends;
 mod completions;
 mod conformance;
@@ -9,6 +10,7 @@ mod doctor;
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+mod repl;
 mod run;
 mod schema;
 #[cfg(feature = "wasm")]
@@ -27,6 +29,8 @@ use crate::args::{Cli, Command};
 pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
         Command::Run(args) => run::main(&args, cli.config, launcher),
+        Command::Repl(args) => repl::main(*args, cli.config),
+        Command::Audit(args) => audit::main(&args, cli.config),
         Command::Daemon(args) => daemon::main(&args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         #[cfg(feature = "wasm")]
