@@ -181,7 +181,7 @@ impl Agent {
     }
 
     fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
-        if !self.configured || self.still != Still::Nothing {
+        if !self.configured || self.still != Still::Nothing || self.stage != Stage::Open {
             let errno = if self.configured { EBUSY } else { EPROTO };
             return Err(NotStarted { step: Step::Prepare, errno });
         }

@@ -192,7 +192,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     other.send(Some(machine.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let renewal = Renewal::new("another-machine").unwrap();
-    let adopting = Guest::adopt(reader, writer, settings(), record, renewal, Instant::now() + NO_HANG);
+    let adopting = Guest::adopt(reader, writer, settings(), (record, None), renewal, Instant::now() + NO_HANG);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
     // The end of its host is the end of the machine, which this kind has by a restart.
