@@ -51,6 +51,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-contract", "cofferdam-interpreter"],
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
+    layer("cofferdam-mcp", &["cofferdam-contract"], &["cofferdam-process", "cofferdam-simulated"]),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
     layer(
         "cofferdam-fuzz",
