@@ -53,6 +53,7 @@ const LAYERS: &[Layer] = &[
     ),
     layer("cofferdam-mcp", &["cofferdam-contract"], &["cofferdam-process", "cofferdam-simulated"]),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
+    layer("cofferdam-code", &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen"], &["cofferdam-process"]),
     layer(
         "cofferdam-fuzz",
         &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-screen", "cofferdam-wasm"],

@@ -1,0 +1,284 @@
+//! A line in the audit log for each execution: begun before anything is started, ended whatever becomes of the caller.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_audit::{
+    Artifact, Change, Config, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome, Program,
+    Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
+};
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Sandbox};
+use serde::{Deserialize, Serialize};
+
+use crate::{CodeRequest, CodeResult, Place, Touched, error};
+
+/// When lines are made to survive a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditSync {
+    /// When the kernel sees fit.
+    Never,
+    /// Each line, before the call goes on.
+    #[default]
+    Each,
+}
+
+/// How the audit log is kept: the table `[audit]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditConfig {
+    /// The log's own directory.
+    pub directory: PathBuf,
+    /// Whether nothing runs that cannot be logged. Default true.
+    #[serde(default = "mandatory")]
+    pub mandatory: bool,
+    /// When lines are made to survive a power cut.
+    #[serde(default)]
+    pub sync: AuditSync,
+    /// The file of a key that signs each line.
+    #[serde(default)]
+    pub key: Option<PathBuf>,
+    /// Bytes of a segment.
+    #[serde(default)]
+    pub segment_bytes: Option<u64>,
+    /// Closed segments that are kept; all where nothing is said.
+    #[serde(default)]
+    pub keep_segments: Option<u32>,
+    /// Whether code and result are kept, and up to how many bytes an execution. Default: they are not.
+    #[serde(default)]
+    pub artifact_bytes: Option<u64>,
+}
+
+fn mandatory() -> bool {
+    true
+}
+
+impl AuditConfig {
+    fn log(&self) -> Config {
+        let base = Config::new(&self.directory);
+        Config {
+            sync: match self.sync {
+                AuditSync::Never => Sync::Never,
+                AuditSync::Each => Sync::Each,
+            },
+            segment_bytes: self.segment_bytes.unwrap_or(base.segment_bytes),
+            keep_segments: self.keep_segments,
+            key: self.key.clone(),
+            mandatory: if self.mandatory { Mandatory::Yes } else { Mandatory::No },
+            artifact_bytes: self.artifact_bytes,
+            ..base
+        }
+    }
+}
+
+/// The log, opened.
+#[derive(Clone)]
+pub struct Audit(Arc<Log>);
+
+impl std::fmt::Debug for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Audit")
+    }
+}
+
+impl Audit {
+    /// Opens the log.
+    pub fn open(config: &AuditConfig) -> Result<Self> {
+        Log::open(config.log()).map(|log| Self(Arc::new(log))).map_err(|problem| refused("open the audit log", problem))
+    }
+
+    /// Says that code is about to run.
+    pub async fn begin(
+        &self,
+        id: &str,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        request: &CodeRequest,
+        version: Option<&str>,
+    ) -> Result<Entry> {
+        let limits = sandbox.spec().limits();
+        let subject = Subject {
+            id: ExecutionId::new(id).map_err(|problem| refused("execute", problem))?,
+            tenant: Some(Text::new(sandbox.spec().tenant().as_str())),
+            start: Timestamp::now(),
+            backend: Text::new(&place.backend),
+            level: Text::new(place.level.as_str()),
+            runtime: Some(Text::new(&request.language)),
+            version: version.map(Text::new),
+            program: Program::code(request.code.as_bytes()),
+            limits: Limits {
+                wall_us: Some(micros(request.timeout.unwrap_or(limits.wall_time))),
+                cpu_us: limits.cpu_time.map(micros),
+                memory_bytes: limits.memory.map(|size| size.as_bytes()),
+                disk_bytes: limits.disk.map(|size| size.as_bytes()),
+                processes: limits.processes.map(u64::from),
+                output_bytes: request.max_output.map(|size| size.as_bytes()),
+            },
+        };
+        let redactor = redactor(request)?;
+        let log = Arc::clone(&self.0);
+        let reserved = tokio::task::spawn_blocking(move || log.reserve(subject)).await;
+        let reservation = reserved
+            .map_err(|_| error::task("audit"))?
+            .map_err(|problem| refused("execute", problem).with_context("because", "the audit log is mandatory"))?;
+        Ok(Entry(Some(Open { reservation, redactor, code: request.code.clone() })))
+    }
+}
+
+/// What must not stand in an artifact. Values that are too short to be looked for are refused, and not left in.
+fn redactor(request: &CodeRequest) -> Result<Redactor> {
+    if request.secrets.is_empty() {
+        return Ok(Redactor::none());
+    }
+    Redactor::new(request.secrets.iter().map(|(name, secret)| (name, secret.reveal().as_bytes())))
+        .map_err(|problem| Error::invalid("execute", format!("a secret cannot be taken out of artifacts: {problem}")))
+}
+
+struct Open {
+    reservation: Reservation,
+    redactor: Redactor,
+    code: String,
+}
+
+/// An execution that the log waits for. Dropped, it ends as cancelled.
+pub struct Entry(Option<Open>);
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Entry")
+    }
+}
+
+impl Entry {
+    /// Writes that it was never started. The reason must name nothing of the code.
+    pub async fn never_started(mut self, reason: String) -> Result<()> {
+        let Some(open) = self.0.take() else { return Ok(()) };
+        let cancelled = tokio::task::spawn_blocking(move || open.reservation.cancel(&reason)).await;
+        cancelled.map_err(|_| error::task("audit"))?.map_err(|problem| refused("audit", problem))
+    }
+
+    /// Writes how it ended, and keeps code and result if they are to be kept.
+    pub async fn ended(mut self, result: &CodeResult) -> Result<()> {
+        let Some(open) = self.0.take() else { return Ok(()) };
+        let outcome = outcome(result, &open.redactor);
+        let result = result.clone();
+        let done = tokio::task::spawn_blocking(move || commit(open, outcome, Some(&result))).await;
+        done.map_err(|_| error::task("audit"))?.map_err(|problem| refused("audit", problem))
+    }
+
+    /// Writes that the sandbox failed. The reason is a kind of error: what an error says may hold anything.
+    pub async fn failed(mut self, kind: ErrorKind) {
+        let Some(open) = self.0.take() else { return };
+        let outcome = unknown(Exit { failed: Some(Text::new(kind.as_str())), ..Exit::default() });
+        // What it was is told by the error that the caller gets.
+        let _ = tokio::task::spawn_blocking(move || commit(open, outcome, None)).await;
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let Some(open) = self.0.take() else { return };
+        let outcome = unknown(Exit { cancelled: true, ..Exit::default() });
+        let work = move || {
+            let _ = commit(open, outcome, None);
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(work)),
+            Err(_) => work(),
+        }
+    }
+}
+
+fn commit(mut open: Open, mut outcome: Outcome, result: Option<&CodeResult>) -> cofferdam_audit::Result<()> {
+    outcome.artifact = store(&open, result);
+    open.reservation.commit(outcome).map(drop)
+}
+
+/// Keeps code and result. What cannot be kept is lost, and the log says so.
+fn store(open: &Open, result: Option<&CodeResult>) -> Option<Artifact> {
+    let lost = |problem: cofferdam_audit::Error| Artifact::Lost { reason: Text::new(problem.to_string()) };
+    let mut writer = match open.reservation.artifact(&open.redactor) {
+        Ok(writer) => writer?,
+        Err(problem) => return Some(lost(problem)),
+    };
+    let mut write = || {
+        writer.section("code")?;
+        writer.add(open.code.as_bytes())?;
+        let Some(result) = result else { return Ok(()) };
+        writer.section("stdout")?;
+        writer.add(result.stdout.bytes())?;
+        writer.section("stderr")?;
+        writer.add(result.stderr.bytes())?;
+        writer.section("results")?;
+        writer.add(serde_json::to_string(&result.results).unwrap_or_default().as_bytes())
+    };
+    Some(write().and_then(|()| writer.finish()).unwrap_or_else(lost))
+}
+
+fn unknown(exit: Exit) -> Outcome {
+    Outcome {
+        exit,
+        duration_us: 0,
+        usage: Usage::default(),
+        posture: None,
+        files: Listed::default(),
+        denials: Listed::default(),
+        artifact: None,
+    }
+}
+
+fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
+    let exit = result.exit();
+    let touched = result.files.changes.iter().map(|change| FileTouched {
+        // A name is the code's, and may be made of a secret.
+        name: Text::new(redactor.redact(change.name.as_bytes())),
+        change: match change.change {
+            Touched::Created => Change::Created,
+            Touched::Changed => Change::Changed,
+            Touched::Removed => Change::Removed,
+        },
+        bytes: change.size,
+        sha256: change.sha256.as_ref().and_then(|hash| hash.parse::<Digest>().ok()),
+    });
+    let mut files: Listed<_, { cofferdam_audit::MAX_FILES }> = touched.collect();
+    files.add_unnamed(result.files.total.saturating_sub(result.files.changes.len() as u64));
+    Outcome {
+        exit: Exit {
+            code: exit.signal.is_none().then_some(exit.code).filter(|_| !exit.timed_out),
+            signal: exit.signal,
+            killed_by: exit.killed_by.map(|limit| Text::new(serde_word(&limit))),
+            timed_out: exit.timed_out,
+            cancelled: exit.cancelled,
+            truncated: exit.truncated,
+            failed: None,
+        },
+        duration_us: micros(exit.duration),
+        usage: Usage {
+            cpu_us: micros(Duration::try_from_secs_f64(exit.usage.cpu_seconds).unwrap_or_default()),
+            peak_memory_bytes: exit.usage.peak_memory_bytes,
+            output_bytes: exit.usage.output_bytes,
+        },
+        posture: result.meta.posture.parse::<Digest>().ok(),
+        files,
+        denials: Listed::default(),
+        artifact: None,
+    }
+}
+
+/// The word that a value is in JSON.
+fn serde_word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn refused(operation: &'static str, problem: cofferdam_audit::Error) -> Error {
+    let retry = if problem.may_pass() { Retry::MayHelp } else { Retry::Never };
+    Error::new(ErrorKind::Unavailable, operation, format!("the audit log cannot be written: {problem}"))
+        .with_fault(Fault::Host)
+        .with_retry(retry)
+        .with_remedy("mend what the message names; [audit] in the configuration says where the log is and whether it is mandatory")
+}

@@ -1,0 +1,251 @@
+// Runs code the way Node runs a script, and keeps what a person would see besides the output: the value of the last
+// expression. Nothing here is a wall: all of it is on the code's side, and the host believes none of it. In a session it
+// serves one piece of code after the other in the same world.
+(function cofferdam(source, name, place, most, session, typescript) {
+  "use strict";
+  const real = typeof process === "object" && process.versions && process.versions.v8 !== undefined;
+  const load = require;
+  const fs = load("fs");
+  let records = [];
+  let room = 0;
+  let value;
+  let known = false;
+
+  function add(kind, data) {
+    const line = JSON.stringify({ kind, data }) + "\n";
+    const length = real ? Buffer.byteLength(line) : line.length * 3;
+    if (length > room || records.length > 64) return;
+    room -= length;
+    records.push(line);
+  }
+
+  function begin() {
+    [records, room, value, known] = [[], most, undefined, false];
+    const version = real ? process.versions.node : undefined;
+    if (version) add("runtime", { version });
+  }
+
+  function keep(result) {
+    [value, known] = [result, true];
+    // What a promise comes to is its value, if it comes in time. Who rejects is told of it as ever.
+    if (result instanceof Promise) result.then((settled) => { value = settled; });
+  }
+
+  function show() {
+    if (!known || value === undefined) return;
+    const data = {};
+    try {
+      const text = real ? load("util").inspect(value, { depth: 4, maxStringLength: 65536, maxArrayLength: 1000 }) : plain(value);
+      data["text/plain"] = text.length > 65536 ? `${text.slice(0, 65536)}… (${text.length - 65536} characters more)` : text;
+    } catch (error) {
+      data["text/plain"] = "<it cannot be shown>";
+    }
+    try {
+      if (typeof value === "object" || typeof value === "number" || typeof value === "boolean") {
+        const text = JSON.stringify(value);
+        if (text !== undefined && text.length < room / 2) data["application/json"] = text;
+      }
+    } catch (error) {
+      // Not everything is JSON.
+    }
+    add("value", data);
+  }
+
+  function plain(shown) {
+    if (typeof shown === "string") return JSON.stringify(shown);
+    if (typeof shown === "function" || typeof shown === "symbol") return String(shown);
+    if (typeof shown === "bigint") return `${shown}n`;
+    if (typeof shown !== "object" || shown === null || shown instanceof Error) return String(shown);
+    const text = JSON.stringify(shown);
+    return text === undefined ? String(shown) : text;
+  }
+
+  function finish(where) {
+    if (!where) return;
+    try {
+      show();
+      fs.writeFileSync(where, records.join(""), { flag: "wx", mode: 0o644 });
+    } catch (error) {
+      // Then there is no result beside the output.
+    }
+  }
+
+  if (!real) {
+    // Without V8 there is no module `vm`. What is no script is a module, which has no value.
+    begin();
+    try {
+      keep((0, eval)(`${source}\n//# sourceURL=${name}`));
+    } finally {
+      finish(place);
+    }
+    return;
+  }
+
+  const path = load("path");
+  const vm = load("vm");
+  const Module = load("module");
+  const file = path.join(__dirname, name);
+  const dynamic = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+
+  function without(error) {
+    if (error && typeof error === "object" && typeof error.stack === "string") {
+      try {
+        error.stack = error.stack.split("\n").filter((line) => !line.includes(__filename)).join("\n");
+      } catch (refused) {
+        // Frozen.
+      }
+    }
+    return error;
+  }
+
+  function strip(text) {
+    if (!typescript) return text;
+    if (!Module.stripTypeScriptTypes) return null;
+    const warn = process.emitWarning;
+    process.emitWarning = () => {};
+    try {
+      return Module.stripTypeScriptTypes(text);
+    } finally {
+      process.emitWarning = warn;
+    }
+  }
+
+  function once() {
+    process.argv[1] = file;
+    Object.assign(globalThis, { require: Module.createRequire(path.join(process.cwd(), name)), __filename: file, __dirname: process.cwd() });
+    globalThis.module = { exports: {}, id: ".", filename: file, loaded: false, children: [], paths: [] };
+    globalThis.exports = globalThis.module.exports;
+    globalThis.require.main = globalThis.module;
+    process.on("exit", () => finish(place));
+    begin();
+    const text = strip(source);
+    let script;
+    let first;
+    try {
+      if (text === null) throw new SyntaxError("not read as a script");
+      script = new vm.Script(text, { filename: file, importModuleDynamically: dynamic });
+    } catch (error) {
+      first = error;
+    }
+    if (script) {
+      try {
+        keep(script.runInThisContext({ displayErrors: true }));
+      } catch (error) {
+        throw without(error);
+      }
+      return;
+    }
+    module_(text === null ? source : text, text === null ? ".mts" : ".mjs", first);
+  }
+
+  // Code with `await`, `return` or `import` at its top.
+  function module_(text, extension, first) {
+    const Asynchronous = (async () => {}).constructor;
+    let body;
+    try {
+      if (extension === ".mts") throw first;
+      body = new Asynchronous("require", "module", "exports", "__filename", "__dirname", text);
+    } catch (error) {
+      body = undefined;
+    }
+    if (body) {
+      body(globalThis.require, globalThis.module, globalThis.exports, file, process.cwd()).then(keep);
+      return;
+    }
+    if (!/\b(import|export|await)\b/.test(text)) throw without(first);
+    // Its imports are looked for from where it lies.
+    const place = tryDirectory(process.cwd()) || tryDirectory(load("os").tmpdir());
+    if (!place) throw without(first);
+    const target = path.join(place, `main${extension}`);
+    fs.writeFileSync(target, text);
+    const remove = () => fs.rmSync(place, { recursive: true, force: true });
+    process.on("exit", remove);
+    import(load("url").pathToFileURL(target)).then(remove, (error) => {
+      remove();
+      process.nextTick(() => { throw error; });
+    });
+  }
+
+  function tryDirectory(base) {
+    try {
+      return fs.mkdtempSync(path.join(base, ".cofferdam-"));
+    } catch (error) {
+      return null;
+    }
+  }
+
+  function serve() {
+    const { PassThrough } = load("stream");
+    const sink = new PassThrough();
+    sink.resume();
+    const world = load("repl").start({ prompt: "", input: new PassThrough(), output: sink, terminal: false, useGlobal: true, useColors: false });
+    const evaluate = world.eval.bind(world);
+    // What goes wrong after a call has ended is told, and ends nobody.
+    const tell = (error) => { try { console.error("Uncaught", error); } catch (refused) { /* Nothing can be shown. */ } };
+    process.on("uncaughtException", tell);
+    process.on("unhandledRejection", tell);
+    const [read, write] = [fs.readSync, fs.writeSync];
+    const input = process.stdin;
+    let data = Buffer.alloc(0);
+    let busy = false;
+    const say = (fd, text) => {
+      for (let rest = Buffer.from(text); rest.length > 0; ) {
+        try {
+          rest = rest.subarray(write(fd, rest));
+        } catch (error) {
+          if (error.code !== "EAGAIN") return;
+        }
+      }
+    };
+    const next = () => {
+      const end = data.indexOf(10);
+      if (busy || end < 0) return;
+      const length = Number(data.subarray(0, end));
+      if (data.length < end + 1 + length) return;
+      const body = data.subarray(end + 1, end + 1 + length);
+      data = data.subarray(end + 1 + length);
+      const [one, two] = [body.indexOf(0), body.indexOf(0, body.indexOf(0) + 1)];
+      const [mark, where] = [body.toString("utf8", 0, one), body.toString("utf8", one + 1, two)];
+      busy = true;
+      begin();
+      const done = (error, result) => {
+        let word = "ok 0";
+        if (error) {
+          word = "error 1";
+          const inner = error.err === undefined ? error : error.err;
+          tell(inner instanceof Error ? without(inner) : inner);
+        } else {
+          keep(result);
+        }
+        setImmediate(() => {
+          finish(where);
+          say(2, `\x1e${mark}\n`);
+          say(1, `\x1e${mark} ${word}\n`);
+          busy = false;
+          next();
+        });
+      };
+      const exiting = (status) => {
+        finish(where);
+        say(2, `\x1e${mark}\n`);
+        say(1, `\x1e${mark} exit ${status & 255}\n`);
+      };
+      process.removeAllListeners("exit");
+      process.once("exit", (status) => { if (busy) exiting(status); });
+      let text;
+      try {
+        text = strip(body.toString("utf8", two + 1));
+        if (text === null) throw new Error("this Node cannot take types away; a session in TypeScript needs Node 22.13");
+      } catch (error) {
+        done(error);
+        return;
+      }
+      evaluate(text + "\n", world.context, name, done);
+    };
+    input.on("data", (piece) => { data = Buffer.concat([data, piece]); next(); });
+    input.on("end", () => process.exit(0));
+  }
+
+  if (session) serve();
+  else once();
+})

@@ -1,0 +1,465 @@
+//! Runs code: screened, said in the audit log, started, collected, compared with what was there before.
+//!
+//! ```text
+//! begin: bounds -> audit line -> screening -> look at the workspace -> request for the backend
+//! start: Sandbox::start, the caller's or `execute`'s
+//! finish: results from inside -> look again -> audit line -> CodeResult
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use cofferdam_contract::{
+    Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
+    ExecRequest, Exit, Level, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
+};
+
+use crate::audit::{Audit, Entry};
+use crate::bootstrap::{self, Told};
+use crate::files::{self, Look, OWN};
+use crate::result::{posture_digest, random_id, weaker};
+use crate::runtime::{self, Versions};
+use crate::screening::{self, Verdict};
+use crate::{
+    CodeConfig, CodeRequest, CodeResult, Contents, Files, Language, Meta, Results, Screened, SessionState, Want, error,
+    rich,
+};
+
+/// Real time for bringing results out.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where a sandbox comes from, as far as results say so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The backend's name.
+    pub backend: String,
+    /// How thick its wall is.
+    pub level: Level,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}
+
+impl Place {
+    /// The place of a backend's sandboxes.
+    pub fn of(backend: &dyn Backend) -> Self {
+        Self { backend: backend.name().to_owned(), level: backend.level(), capabilities: backend.capabilities() }
+    }
+}
+
+/// Told of output as it comes.
+pub type OnOutput<'a> = &'a (dyn Fn(&Chunk) + Send + Sync);
+
+/// Runs code as configuration allows. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Executor(pub(crate) Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) config: CodeConfig,
+    pub(crate) audit: Option<Audit>,
+    pub(crate) versions: Versions,
+}
+
+impl Executor {
+    /// Opens the audit log, if there is to be one.
+    pub fn new(config: CodeConfig) -> Result<Self> {
+        config.validate()?;
+        let audit = config.audit.as_ref().map(Audit::open).transpose()?;
+        Ok(Self(Arc::new(Inner { config, audit, versions: Versions::default() })))
+    }
+
+    /// What is configured.
+    pub fn config(&self) -> &CodeConfig {
+        &self.0.config
+    }
+
+    /// Runs code in a sandbox that is there.
+    ///
+    /// # Behavior
+    /// - Fails before anything is started where the language is not allowed (`Denied`), screening refuses the code, the
+    ///   interpreter is missing (`NotFound`), the call asks for more than is configured, or a mandatory audit log cannot
+    ///   be written.
+    /// - What the code does, a time-out included, is a result and not an error.
+    /// - Dropping the future kills the code, and ends its line in the audit log.
+    pub async fn execute(&self, place: &Place, sandbox: &dyn Sandbox, request: CodeRequest) -> Result<CodeResult> {
+        self.execute_live(place, sandbox, request, &|_| {}).await
+    }
+
+    /// As [`Self::execute`], and tells of output as it comes.
+    pub async fn execute_live(
+        &self,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        request: CodeRequest,
+        on_output: OnOutput<'_>,
+    ) -> Result<CodeResult> {
+        let call = self.begin(place, sandbox, request).await?;
+        let handle = match sandbox.start(call.request().clone()).await {
+            Ok(handle) => handle,
+            Err(error) => return Err(call.not_started(error).await),
+        };
+        match collect(handle, on_output).await {
+            Ok(completed) => call.finish(sandbox, completed).await,
+            Err(error) => Err(call.failed(error).await),
+        }
+    }
+
+    /// Makes a sandbox, runs code in it, closes it.
+    pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
+        let sandbox = backend.create(spec).await?;
+        let result = self.execute(&Place::of(backend), &*sandbox, request).await;
+        sandbox.close().await?;
+        result
+    }
+
+    /// The version of a language's interpreter in a sandbox. It is asked once for each backend and root; ask before any
+    /// code that nobody vouches for has run there.
+    ///
+    /// # Errors
+    /// `NotFound` if it is missing, `Unavailable` if it is too old; both say what to do.
+    pub async fn detect(&self, place: &Place, sandbox: &dyn Sandbox, language: &str) -> Result<Option<String>> {
+        let known = self.0.config.languages.by_name(language)?;
+        let version = self.0.versions.ask(place, sandbox, language, known).await?;
+        Ok(version.map(|version| version.to_string()))
+    }
+
+    /// Does all that comes before the start, for callers who start and follow the exec themselves.
+    pub async fn begin(&self, place: &Place, sandbox: &dyn Sandbox, mut request: CodeRequest) -> Result<Call> {
+        let Inner { config, .. } = &*self.0;
+        let language = config.languages.by_name(&request.language)?.clone();
+        config.bounds.code(&request.code)?;
+        let timeout = config.bounds.timeout(request.timeout, sandbox.spec().limits().wall_time)?;
+        let max_output = config.bounds.output(request.max_output)?;
+        (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
+        let version = self.version(place, sandbox, &request.language, &language).await?;
+        let id = random_id()?;
+        let mut entry = self.entry(&id, place, sandbox, &request, version.as_deref()).await?;
+        let screened = self.screen(&mut entry, &language, &request.code).await?;
+        let channel = match request.results {
+            Want::Yes if language.results != Results::None => Channel::choose(place, sandbox)?,
+            _ => None,
+        };
+        let exec = exec_request(&language, &request, channel.as_ref(), config.bounds.max_results)?;
+        let before = match request.files {
+            Want::Yes => files::look(sandbox, &config.bounds).await,
+            Want::No => None,
+        };
+        let meta = meta(place, sandbox, &language, version, timeout, max_output);
+        Ok(Call {
+            executor: self.clone(),
+            id,
+            language: request.language,
+            contents: request.contents,
+            exec,
+            entry,
+            screened,
+            channel,
+            before,
+            meta,
+        })
+    }
+
+    /// The version, where it is known or the interpreter does not tell it itself.
+    pub(crate) async fn version(
+        &self,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        name: &str,
+        language: &Language,
+    ) -> Result<Option<String>> {
+        let versions = &self.0.versions;
+        let tells = language.results != Results::None && language.least_version.is_none();
+        let version = match tells || place.level == Level::Wasm {
+            true => versions.known(place, sandbox, name),
+            false => versions.ask(place, sandbox, name, language).await?,
+        };
+        Ok(version.map(|version| version.to_string()))
+    }
+
+    pub(crate) async fn entry(
+        &self,
+        id: &str,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        request: &CodeRequest,
+        version: Option<&str>,
+    ) -> Result<Option<Entry>> {
+        match &self.0.audit {
+            Some(audit) => audit.begin(id, place, sandbox, request, version).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Screens code; one that is refused ends its line in the audit log.
+    pub(crate) async fn screen(
+        &self,
+        entry: &mut Option<Entry>,
+        language: &Language,
+        code: &str,
+    ) -> Result<Option<Screened>> {
+        match screening::screen(&self.0.config.screening, language.results, code).await? {
+            Verdict::Runs(screened) => Ok(screened),
+            Verdict::Refused { error, reason } => {
+                if let Some(entry) = entry.take() {
+                    entry.never_started(reason).await?;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Code that may be started now. Dropped, it ends its line in the audit log as cancelled.
+pub struct Call {
+    executor: Executor,
+    id: String,
+    language: String,
+    contents: Contents,
+    exec: ExecRequest,
+    entry: Option<Entry>,
+    screened: Option<Screened>,
+    channel: Option<Channel>,
+    before: Option<Look>,
+    meta: Meta,
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("id", &self.id).field("language", &self.language).finish_non_exhaustive()
+    }
+}
+
+impl Call {
+    /// What to start. Its time-out, output and input may be changed; its command is the call's.
+    pub fn request(&self) -> &ExecRequest {
+        &self.exec
+    }
+
+    /// The execution's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// It could not be started; gives the error to answer with.
+    pub async fn not_started(mut self, error: Error) -> Error {
+        if let Some(entry) = self.entry.take()
+            && let Err(problem) = entry.never_started(format!("not started: {}", error.kind().as_str())).await
+        {
+            return problem;
+        }
+        error::not_started(error, &self.language, &self.meta.runtime.interpreter)
+    }
+
+    /// The sandbox failed while it ran; gives the error to answer with.
+    pub async fn failed(mut self, error: Error) -> Error {
+        if let Some(entry) = self.entry.take() {
+            entry.failed(error.kind()).await;
+        }
+        error
+    }
+
+    /// It has ended: takes what came of it.
+    pub async fn finish(mut self, sandbox: &dyn Sandbox, completed: Completed) -> Result<CodeResult> {
+        let bounds = &self.executor.0.config.bounds;
+        let Completed { exit, stdout, stderr } = completed;
+        let taken = match &self.channel {
+            Some(channel) => channel.take(sandbox, bounds.max_results).await,
+            None => rich::Taken::default(),
+        };
+        let files = match (&self.channel, self.before.take()) {
+            (_, None) => Files { changes: Vec::new(), total: 0, complete: true },
+            (_, before) => files::compare(sandbox, bounds, before, self.contents).await,
+        };
+        let version = self.meta.runtime.version.take();
+        self.meta.runtime.version = version.or(taken.version);
+        let result = CodeResult {
+            id: self.id.clone(),
+            language: self.language.clone(),
+            results: taken.results,
+            results_dropped: taken.dropped,
+            files,
+            screening: self.screened.take(),
+            ..result(exit, stdout, stderr, self.meta.clone())
+        };
+        record(self.entry.take(), self.executor.0.config.audit.as_ref().is_some_and(|audit| audit.mandatory), &result)
+            .await?;
+        Ok(result)
+    }
+}
+
+/// Ends a line in the audit log. Where that is not mandatory, a failure is nobody's.
+pub(crate) async fn record(entry: Option<Entry>, mandatory: bool, result: &CodeResult) -> Result<()> {
+    match entry {
+        None => Ok(()),
+        Some(entry) => match entry.ended(result).await {
+            Err(error) if mandatory => Err(error),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// A result of which only the exit and the output are known.
+pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> CodeResult {
+    CodeResult {
+        id: String::new(),
+        language: String::new(),
+        stdout: stdout.into(),
+        stderr: stderr.into(),
+        exit_code: exit.code,
+        signal: exit.signal,
+        duration: exit.duration,
+        truncated: exit.truncated,
+        timed_out: exit.timed_out,
+        cancelled: exit.cancelled,
+        killed_by: exit.killed_by,
+        limits_hit: exit.limits_hit,
+        usage: Some(exit.usage),
+        results: Vec::new(),
+        results_dropped: 0,
+        files: Files { changes: Vec::new(), total: 0, complete: true },
+        screening: None,
+        meta,
+        session: None::<SessionState>,
+    }
+}
+
+pub(crate) fn meta(
+    place: &Place,
+    sandbox: &dyn Sandbox,
+    language: &Language,
+    version: Option<String>,
+    timeout: Duration,
+    max_output: ByteSize,
+) -> Meta {
+    Meta {
+        backend: place.backend.clone(),
+        level: place.level,
+        sandbox: sandbox.id().clone(),
+        tenant: sandbox.spec().tenant().clone(),
+        runtime: runtime::told(language, version),
+        limits: sandbox.spec().limits().clone(),
+        timeout,
+        max_output,
+        posture: posture_digest(sandbox.posture()),
+        weaker: weaker(sandbox.posture()),
+    }
+}
+
+fn exec_request(
+    language: &Language,
+    request: &CodeRequest,
+    channel: Option<&Channel>,
+    most: ByteSize,
+) -> Result<ExecRequest> {
+    let name = language.file_name();
+    let place = channel.map(Channel::inside);
+    let told =
+        Told { code: &request.code, name: &name, place: place.as_deref(), most: most.as_bytes(), session: false };
+    // Who wants no results gets the program as it is.
+    let around = if channel.is_some() { bootstrap::around(language.results, told) } else { None };
+    let (contents, name) = match around {
+        Some((text, name)) => (text.into_bytes().into(), name.to_owned()),
+        None => (Bytes::from(request.code.clone().into_bytes()), name),
+    };
+    let script = Script { interpreter: language.command(), name, contents, args: request.args.clone() };
+    let mut builder = ExecRequest::builder(Command::Script(script)).working_dir(request.working_dir.clone());
+    if let Some(timeout) = request.timeout {
+        builder = builder.timeout(timeout);
+    }
+    if let Some(size) = request.max_output {
+        builder = builder.max_output(size).output_buffer(size);
+    }
+    if !request.stdin.is_empty() {
+        builder = builder.stdin(Stdin::Bytes(request.stdin.clone()));
+    }
+    for (key, value) in &request.env {
+        builder = builder.env(key, value);
+    }
+    for (key, secret) in &request.secrets {
+        builder = builder.env(key, secret.reveal());
+    }
+    builder.build()
+}
+
+/// Collects output without loss up to what the request allows, and tells of it.
+async fn collect(handle: ExecHandle, on_output: OnOutput<'_>) -> Result<Completed> {
+    let mut output = handle.output();
+    let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
+    while let Some(event) = output.next().await {
+        if let OutputEvent::Chunk(chunk) = event {
+            on_output(&chunk);
+            match chunk.stream {
+                OutputStream::Stdout => stdout.extend_from_slice(&chunk.data),
+                OutputStream::Stderr => stderr.extend_from_slice(&chunk.data),
+            }
+        }
+        // A program that never stops writing must not keep others from their turn.
+        tokio::task::consume_budget().await;
+    }
+    Ok(Completed { exit: handle.exit().await?, stdout: stdout.freeze(), stderr: stderr.freeze() })
+}
+
+/// How results come out: a file in the workspace, else one outside that a program inside reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Channel {
+    /// A file with a name that nobody could guess.
+    Workspace(SandboxPath),
+    /// The same in the sandbox's own temporary directory.
+    Temporary(String),
+}
+
+impl Channel {
+    /// A channel of its own for one call; `None` where there is no way.
+    pub(crate) fn choose(place: &Place, sandbox: &dyn Sandbox) -> Result<Option<Self>> {
+        let has = |capability| place.capabilities.contains(&capability);
+        let name = format!("{OWN}{}", random_id()?);
+        let writable = sandbox.spec().workspace().access() == Access::ReadWrite;
+        if writable && has(Capability::Files) {
+            return SandboxPath::new(name).map(Self::Workspace).map(Some);
+        }
+        let programs = has(Capability::MultipleExecs) && has(Capability::UnixPrograms);
+        Ok(programs.then(|| Self::Temporary(format!("/tmp/{name}"))))
+    }
+
+    /// The file, as code inside names it.
+    pub(crate) fn inside(&self) -> String {
+        match self {
+            Self::Workspace(path) => path.inside(),
+            Self::Temporary(path) => path.clone(),
+        }
+    }
+
+    /// Takes what is there, and removes it. Whatever is wrong with it, there is no error: only no result.
+    pub(crate) async fn take(&self, sandbox: &dyn Sandbox, most: ByteSize) -> rich::Taken {
+        let work = async {
+            match self {
+                Self::Workspace(path) => {
+                    let read = files::read(sandbox, path, most.as_bytes()).await;
+                    let missing = matches!(&read, Err(error) if error.kind() == ErrorKind::NotFound);
+                    if !missing {
+                        // What cannot be removed is left to whoever has the workspace.
+                        let _ = sandbox.remove(path).await;
+                    }
+                    (read.ok(), missing)
+                }
+                Self::Temporary(path) => {
+                    let request = ExecRequest::argv(["cat", "--", path]).timeout(PATIENCE).max_output(most).build();
+                    let completed = match request {
+                        Ok(request) => sandbox.exec(request).await,
+                        Err(error) => Err(error),
+                    };
+                    let read = completed.ok().filter(|completed| !completed.exit.truncated);
+                    let missing = read.as_ref().is_some_and(|completed| completed.exit.code != 0);
+                    (read.filter(|_| !missing).map(|completed| completed.stdout.to_vec()), missing)
+                }
+            }
+        };
+        match tokio::time::timeout(PATIENCE * 2, work).await {
+            Ok((Some(bytes), _)) => rich::take(&bytes),
+            Ok((None, true)) => rich::Taken::default(),
+            _ => rich::Taken { dropped: 1, ..rich::Taken::default() },
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What code did to the workspace: looked at before and after, through the file API of the contract.
+//!
+//! Names, kinds and contents are the code's, which may go on changing them. So everything is bounded: entries, bytes that
+//! are read, time; and links are never followed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cofferdam_contract::{Access, EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncReadExt;
+use tokio::time::Instant;
+
+use crate::result::hex;
+use crate::{Bounds, Contents, Data, FileChange, Files, Touched};
+
+/// Real time that one look may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Directories that stand in each other.
+const MOST_DEPTH: usize = 32;
+/// How names of our own begin.
+pub const OWN: &str = ".cofferdam-";
+
+/// A file as it was at one time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    kind: EntryKind,
+    size: u64,
+    sha256: Option<[u8; 32]>,
+}
+
+/// A workspace as it was at one time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    files: BTreeMap<String, Seen>,
+    /// Whether that is all of it.
+    whole: bool,
+    /// Whether every plain file was read.
+    read: bool,
+}
+
+impl Look {
+    /// That of a workspace which nobody looked at.
+    fn blind() -> Self {
+        Self { files: BTreeMap::new(), whole: false, read: false }
+    }
+}
+
+/// Looks at a workspace; `None` for one that no code can change.
+pub async fn look(sandbox: &dyn Sandbox, bounds: &Bounds) -> Option<Look> {
+    if sandbox.spec().workspace().access() == Access::ReadOnly {
+        return None;
+    }
+    Some(walk(sandbox, bounds, None).await)
+}
+
+/// Looks again, and tells what differs.
+pub async fn compare(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<Look>, contents: Contents) -> Files {
+    let Some(before) = before else { return Files { changes: Vec::new(), total: 0, complete: true } };
+    let after = walk(sandbox, bounds, Some(&before)).await;
+    let complete = before.whole && after.whole && before.read && after.read;
+    let mut found = differences(&before, &after);
+    let total = found.len() as u64;
+    found.truncate(bounds.max_named_files);
+    if contents == Contents::Carry {
+        carry(sandbox, bounds, &mut found).await;
+    }
+    let complete = complete && total == found.len() as u64;
+    Files { changes: found, total, complete }
+}
+
+fn differences(before: &Look, after: &Look) -> Vec<FileChange> {
+    let change = |name: &str, seen: &Seen, change| FileChange {
+        name: name.to_owned(),
+        change,
+        kind: seen.kind,
+        size: seen.size,
+        sha256: seen.sha256.map(|hash| hex(&hash)),
+        contents: None,
+    };
+    let mut found = Vec::new();
+    for (name, seen) in &after.files {
+        match before.files.get(name) {
+            Some(old) if differs(old, seen) => found.push(change(name, seen, Touched::Changed)),
+            Some(_) => {}
+            // What was not looked at before may have been there.
+            None if before.whole => found.push(change(name, seen, Touched::Created)),
+            None => {}
+        }
+    }
+    if after.whole {
+        let gone = before.files.iter().filter(|(name, _)| !after.files.contains_key(*name));
+        found.extend(gone.map(|(name, seen)| FileChange { sha256: None, ..change(name, seen, Touched::Removed) }));
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+    found
+}
+
+fn differs(old: &Seen, new: &Seen) -> bool {
+    let hashes = old.sha256.is_some() && new.sha256.is_some() && old.sha256 != new.sha256;
+    old.kind != new.kind || old.size != new.size || hashes
+}
+
+/// What is left of the bounds of one look.
+struct Budget {
+    entries: usize,
+    bytes: u64,
+    until: Instant,
+}
+
+async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>) -> Look {
+    let until = Instant::now() + PATIENCE;
+    let mut budget = Budget { entries: bounds.max_files, bytes: bounds.max_hashed.as_bytes(), until };
+    let mut look = Look { files: BTreeMap::new(), whole: true, read: true };
+    // In this order, so that two looks that end early end at the same place.
+    let mut waiting = vec![(String::new(), 0)];
+    while let Some((directory, depth)) = waiting.pop() {
+        let Ok(path) = SandboxPath::new(&directory) else {
+            look.whole = false;
+            continue;
+        };
+        let listed = tokio::time::timeout_at(until, sandbox.list_dir(&path)).await;
+        let Ok(Ok(entries)) = listed else {
+            // The workspace itself can always be listed, unless it holds too much.
+            if directory.is_empty() {
+                return Look::blind();
+            }
+            look.whole = false;
+            continue;
+        };
+        for entry in entries {
+            if directory.is_empty() && entry.name.starts_with(OWN) {
+                continue;
+            }
+            if budget.entries == 0 || Instant::now() >= budget.until {
+                look.whole = false;
+                return look;
+            }
+            budget.entries -= 1;
+            let name = if directory.is_empty() { entry.name } else { format!("{directory}/{}", entry.name) };
+            if entry.kind == EntryKind::Directory {
+                match depth < MOST_DEPTH {
+                    true => waiting.push((name, depth + 1)),
+                    false => look.whole = false,
+                }
+                continue;
+            }
+            let mut seen = Seen { kind: entry.kind, size: entry.size, sha256: None };
+            // Where there was nothing, there is nothing to compare with; the hash is told all the same, for files that are named.
+            let worth = before.is_none_or(|before| before.files.contains_key(&name))
+                || look.files.len() <= bounds.max_named_files;
+            if entry.kind == EntryKind::File && worth {
+                seen.sha256 = hash(sandbox, &name, &mut budget, &mut seen.size).await;
+                look.read &= seen.sha256.is_some();
+            }
+            look.files.insert(name, seen);
+        }
+    }
+    look
+}
+
+/// Reads a file, as far as the budget goes. A file that grew meanwhile has the size that was read.
+async fn hash(sandbox: &dyn Sandbox, name: &str, budget: &mut Budget, size: &mut u64) -> Option<[u8; 32]> {
+    if *size > budget.bytes {
+        return None;
+    }
+    let path = SandboxPath::new(name).ok()?;
+    let most = budget.bytes;
+    let work = async {
+        let mut reader = sandbox.read_file(&path).await.ok()?.take(most);
+        let (mut hasher, mut buffer, mut length) = (Sha256::new(), vec![0; 64 * 1024], 0);
+        loop {
+            let count = reader.read(&mut buffer).await.ok()?;
+            if count == 0 {
+                return (length < most || length == *size).then(|| (hasher.finalize().into(), length));
+            }
+            hasher.update(&buffer[..count]);
+            length += count as u64;
+        }
+    };
+    let (hash, length) = tokio::time::timeout_at(budget.until, work).await.ok()??;
+    budget.bytes = budget.bytes.saturating_sub(length);
+    *size = length;
+    Some(hash)
+}
+
+/// Reads a whole file of at most `most` bytes.
+pub async fn read(sandbox: &dyn Sandbox, path: &SandboxPath, most: u64) -> Result<Vec<u8>> {
+    let mut reader = sandbox.read_file(path).await?.take(most.saturating_add(1));
+    let mut contents = Vec::new();
+    reader.read_to_end(&mut contents).await.map_err(|error| {
+        Error::new(ErrorKind::Io, "execute", "cannot read a file of the workspace").with_source(error)
+    })?;
+    if contents.len() as u64 > most {
+        return Err(Error::new(ErrorKind::ResourceExhausted, "execute", "a file of the workspace is too large"));
+    }
+    Ok(contents)
+}
+
+/// Adds contents, file by file, until the bound is reached.
+async fn carry(sandbox: &dyn Sandbox, bounds: &Bounds, changes: &mut [FileChange]) {
+    let until = Instant::now() + PATIENCE;
+    let mut left = bounds.max_contents.as_bytes();
+    for change in changes.iter_mut().filter(|change| change.change != Touched::Removed) {
+        if change.kind != EntryKind::File || change.size > left {
+            continue;
+        }
+        let Ok(path) = SandboxPath::new(&change.name) else { continue };
+        let Ok(Ok(contents)) = tokio::time::timeout_at(until, read(sandbox, &path, left)).await else { continue };
+        left -= contents.len() as u64;
+        change.contents = Some(Data::from(Bytes::from(contents)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(files: &[(&str, u64, Option<u8>)], whole: bool) -> Look {
+        let seen = |size, hash: Option<u8>| Seen { kind: EntryKind::File, size, sha256: hash.map(|byte| [byte; 32]) };
+        let files = files.iter().map(|(name, size, hash)| ((*name).to_owned(), seen(*size, *hash))).collect();
+        Look { files, whole, read: true }
+    }
+
+    fn changes(before: &Look, after: &Look) -> Vec<(String, Touched)> {
+        differences(before, after).into_iter().map(|change| (change.name, change.change)).collect()
+    }
+
+    #[test]
+    fn what_differs_is_told() {
+        let before = look(&[("a", 1, Some(1)), ("b", 1, Some(1)), ("c", 1, None), ("d", 1, None)], true);
+        let after = look(&[("a", 1, Some(1)), ("b", 1, Some(2)), ("c", 2, None), ("e", 0, None)], true);
+        let expected =
+            [("b", Touched::Changed), ("c", Touched::Changed), ("d", Touched::Removed), ("e", Touched::Created)];
+        assert_eq!(changes(&before, &after), expected.map(|(name, change)| (name.to_owned(), change)));
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_not_seen() {
+        let (part, all) = (look(&[("a", 1, None)], false), look(&[("a", 1, None), ("b", 1, None)], true));
+        assert_eq!(changes(&part, &all), [], "b may have been there");
+        assert_eq!(changes(&all, &part), [], "b may be there still");
+    }
+}

@@ -1,0 +1,49 @@
+//! Sandboxes for tests.
+
+use std::sync::Arc;
+
+use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, Executor, Place};
+use cofferdam_contract::{Backend, ByteSize, Limits, Protection, Result, Sandbox, Spec, SpecBuilder};
+use cofferdam_process::{ProcessBackend, ProcessConfig};
+
+/// What an ordinary user's host may be unable to enforce is no matter here.
+pub fn spec() -> SpecBuilder {
+    use Protection as P;
+    let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
+    // Node needs more than the default of ten threads beside others.
+    let limits = Limits { processes: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), ..Limits::default() };
+    weaker.into_iter().fold(Spec::builder().limits(limits), |spec, item| spec.allow_weaker(item))
+}
+
+pub fn backend() -> Arc<ProcessBackend> {
+    Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the backend starts"))
+}
+
+/// A sandbox, and what runs code in it.
+pub struct World {
+    pub place: Place,
+    pub sandbox: Arc<dyn Sandbox>,
+    pub executor: Executor,
+    _backend: Arc<ProcessBackend>,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(CodeConfig::default(), spec()).await
+    }
+
+    pub async fn with(config: CodeConfig, spec: SpecBuilder) -> Self {
+        let backend = backend();
+        let sandbox = backend.create(spec.build().expect("valid")).await.expect("a sandbox");
+        let executor = Executor::new(config).expect("an executor");
+        Self { place: Place::of(&*backend), sandbox, executor, _backend: backend }
+    }
+
+    pub async fn try_run(&self, request: CodeRequest) -> Result<CodeResult> {
+        self.executor.execute(&self.place, &*self.sandbox, request).await
+    }
+
+    pub async fn run(&self, language: &str, code: &str) -> CodeResult {
+        self.try_run(CodeRequest::new(language, code)).await.expect("it runs")
+    }
+}
