@@ -11,6 +11,8 @@ pub(crate) const MOST_TEXT: usize = 64 << 10;
 const MOST_LIST_LEVELS: u8 = 32;
 /// Items of lists, and bytes of a text in them, that are compared.
 const MOST_COMPARED: usize = 64;
+/// Bytes of a text that is compared with others an expression may be.
+const LONGEST_COMPARED: usize = 4 << 10;
 
 /// One thing that an expression may be.
 #[derive(Debug, Clone)]
@@ -67,7 +69,10 @@ impl std::ops::Deref for List {
 impl PartialEq for Value {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Text(left), Self::Text(right)) => Rc::ptr_eq(left, right) || left == right,
+            // Long texts of one length that differ in the end alone would each be read again and again.
+            (Self::Text(left), Self::Text(right)) => {
+                Rc::ptr_eq(left, right) || (left.len() <= LONGEST_COMPARED && left == right)
+            }
             (Self::Number(left), Self::Number(right)) => left == right,
             (Self::List(left), Self::List(right)) => left.is(right),
             (Self::Thing(left), Self::Thing(right)) => left == right,

@@ -8,7 +8,7 @@ use oxc_ast::ast::{
 use super::MOST_LEVELS;
 use super::object::{global, module, property};
 use super::walk::Walker;
-use crate::value::{Value, Values, joined, sliced};
+use crate::value::{Value, Values, joined};
 
 /// Items of a list that are told apart.
 pub(super) const MOST_ITEMS: usize = 4096;
@@ -183,11 +183,13 @@ pub(super) fn item(object: &Values, key: &Values) -> Values {
     }
     for number in key.numbers().filter(|number| *number >= 0) {
         for list in object.lists() {
-            found.add(&sliced(list, Some(number), None, 1).into_iter().next().unwrap_or_default());
+            let at = usize::try_from(number).unwrap_or(usize::MAX);
+            found.add(list.get(at).unwrap_or(&Values::unknown()));
         }
         for text in object.texts() {
             let at = usize::try_from(number).unwrap_or(usize::MAX);
-            if let Some(c) = text.chars().nth(at) {
+            let plain = text.is_ascii().then(|| text.as_bytes().get(at).map(|byte| char::from(*byte)));
+            if let Some(c) = plain.unwrap_or_else(|| text.chars().nth(at)) {
                 found.add(&Values::text(c.to_string()));
             }
         }

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use oxc_allocator::Allocator;
 use oxc_ast::ast::{
     AssignmentExpression, AssignmentTarget, BinaryExpression, BindingPattern, CallExpression, CatchParameter, Class,
-    ComputedMemberExpression, ExportAllDeclaration, ExportFromDeclaration, Expression, ForOfStatement, FormalParameter,
-    Function, IdentifierReference, ImportDeclaration, ImportDeclarationSpecifier, ImportExpression, ImportOrExportKind,
-    NewExpression, Program, SimpleAssignmentTarget, Statement, StaticMemberExpression, TSImportEqualsDeclaration,
-    TSModuleReference, TSType, TSTypeAnnotation, TSTypeParameterDeclaration, TSTypeParameterInstantiation,
-    VariableDeclaration, VariableDeclarationKind, VariableDeclarator,
+    ComputedMemberExpression, ExportAllDeclaration, ExportFromDeclaration, Expression, ForInStatement, ForOfStatement,
+    ForStatementLeft, FormalParameter, Function, IdentifierReference, ImportDeclaration, ImportDeclarationSpecifier,
+    ImportExpression, ImportOrExportKind, NewExpression, Program, SimpleAssignmentTarget, Statement,
+    StaticMemberExpression, TSImportEqualsDeclaration, TSModuleReference, TSType, TSTypeAnnotation,
+    TSTypeParameterDeclaration, TSTypeParameterInstantiation, VariableDeclaration, VariableDeclarationKind,
+    VariableDeclarator,
 };
 use oxc_ast_visit::{Visit, walk};
 use oxc_span::{GetSpan, Span};
@@ -42,6 +43,8 @@ pub(super) struct Walker<'c, 'r> {
     declares: VariableDeclarationKind,
     /// What the loop around the next declaration runs through.
     looped: Option<Values>,
+    /// Only the type of what is declared is told, by TypeScript's `declare`.
+    ambient: bool,
     /// A name that is looked at, not used: its place.
     looked_at: Option<u32>,
 }
@@ -67,6 +70,7 @@ impl<'c, 'r> Walker<'c, 'r> {
             outer_scopes: Vec::new(),
             declares: VariableDeclarationKind::Let,
             looped: None,
+            ambient: false,
             looked_at: None,
         }
     }
@@ -437,15 +441,20 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
 
     fn visit_variable_declaration(&mut self, it: &VariableDeclaration<'a>) {
         let before = std::mem::replace(&mut self.declares, it.kind);
+        let outside = std::mem::replace(&mut self.ambient, it.declare);
         walk::walk_variable_declaration(self, it);
-        self.declares = before;
+        (self.declares, self.ambient) = (before, outside);
     }
 
     fn visit_variable_declarator(&mut self, it: &VariableDeclarator<'a>) {
         let kind = self.declares;
         let values = match &it.init {
             Some(init) => self.value(init),
-            None => self.looped.take().unwrap_or_default(),
+            // A name that is only declared holds nothing else until it is given a value.
+            None => self.looped.take().unwrap_or_else(|| match it.id {
+                BindingPattern::BindingIdentifier(_) if !self.ambient => Values::text("undefined"),
+                _ => Values::unknown(),
+            }),
         };
         walk::walk_variable_declarator(self, it);
         self.declares = kind;
@@ -461,6 +470,18 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         let before = self.looped.replace(each);
         walk::walk_for_of_statement(self, it);
         self.looped = before;
+    }
+
+    fn visit_for_in_statement(&mut self, it: &ForInStatement<'a>) {
+        let before = self.looped.replace(Values::unknown());
+        walk::walk_for_in_statement(self, it);
+        self.looped = before;
+    }
+
+    fn visit_for_statement_left(&mut self, it: &ForStatementLeft<'a>) {
+        walk::walk_for_statement_left(self, it);
+        // Not for what is declared in the loop.
+        self.looped = None;
     }
 
     fn visit_function(&mut self, it: &Function<'a>, flags: ScopeFlags) {

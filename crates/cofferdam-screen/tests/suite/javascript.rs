@@ -153,6 +153,13 @@ const SEEN: &[(&str, &str)] = &[
     ("const [a, b] = ['f', 's']; require(a + b)", "1:28 import:fs"),
     ("for (const m of ['path', 'fs']) require(m)", "1:33 import:fs"),
     ("require(x ? 'path' : 'fs')", "1:1 import:fs"),
+    ("let n; n = 'fs'; require(n)", "1:18 import:fs"),
+    ("var n = 'fs'; var n; require(n)", "1:22 import:fs"),
+    ("require(['path', 'fs'][1])", "1:1 import:fs"),
+    // Nobody knows what these go through.
+    ("for (let n in x) require(n)", "1:18 dynamic-import"),
+    ("for (const n of x) import(n)", "1:20 dynamic-import"),
+    ("let { n } = x; require(n)", "1:16 dynamic-import"),
 ];
 
 const NOT_SEEN: &[&str] = &[
@@ -170,6 +177,8 @@ const NOT_SEEN: &[&str] = &[
     "import('./fs')",
     "const x = await import('path')",
     "require('path')",
+    "let n; if (x) { n = 'path' } else { n = './mine' } require(n)",
+    "for (x of ['a']) { let n; n = 'path'; import(n) }",
     "require('./child_process')",
     "require('lodash/fs')",
     "'require(\"fs\")'",
