@@ -6,6 +6,41 @@ use std::collections::BTreeMap;
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
+/// Arguments of `run_code`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunCode {
+    /// The code.
+    pub code: String,
+    /// Its language, such as python, javascript, typescript, bash or sh; only those that the server allows run.
+    pub language: String,
+    /// Id of the sandbox, as create_sandbox gave it. Without it: the session's own sandbox, or a new one for this call
+    /// alone where the protocol has no sessions.
+    #[serde(default)]
+    pub sandbox: Option<String>,
+    /// Arguments of the program.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Environment variables, besides the sandbox's minimal ones.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Standard input; without it the code reads end-of-file at once.
+    #[serde(default)]
+    pub stdin: Option<String>,
+    /// Directory inside the workspace to start in.
+    #[serde(default)]
+    pub working_dir: String,
+    /// Seconds of real time; not more than the server allows.
+    #[serde(default)]
+    pub timeout_seconds: Option<f64>,
+    /// Bytes of output to keep; not more than the server allows.
+    #[serde(default)]
+    pub max_output_bytes: Option<u64>,
+    /// Give the contents of files that the code made or changed, as far as they fit.
+    #[serde(default)]
+    pub file_contents: bool,
+}
+
 /// Arguments of `run_command`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

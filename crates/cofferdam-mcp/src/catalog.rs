@@ -9,6 +9,8 @@ use crate::{arguments, results, schema};
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
+    /// `run_code`
+    RunCode,
     /// `run_command`
     RunCommand,
     /// `read_file`
@@ -33,7 +35,8 @@ pub enum Name {
 
 impl Name {
     /// Every tool, in the order in which they are listed.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
+        Self::RunCode,
         Self::RunCommand,
         Self::ReadFile,
         Self::WriteFile,
@@ -49,6 +52,7 @@ impl Name {
     /// The name that clients use.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::RunCode => "run_code",
             Self::RunCommand => "run_command",
             Self::ReadFile => "read_file",
             Self::WriteFile => "write_file",
@@ -77,6 +81,7 @@ pub fn tools() -> &'static [Tool] {
 fn tool(name: Name) -> Tool {
     let (title, description) = words(name);
     let (input, output) = match name {
+        Name::RunCode => (schema::input::<arguments::RunCode>(), schema::output::<results::CodeOutput>()),
         Name::RunCommand => (schema::input::<arguments::RunCommand>(), schema::output::<results::CommandResult>()),
         Name::ReadFile => (schema::input::<arguments::ReadFile>(), schema::output::<results::FileContents>()),
         Name::WriteFile => (schema::input::<arguments::WriteFile>(), schema::output::<results::Written>()),
@@ -102,7 +107,7 @@ fn is_read_only(name: Name) -> bool {
 fn annotations(name: Name) -> ToolAnnotations {
     let hints = ToolAnnotations::new();
     match name {
-        Name::RunCommand => hints.destructive(true).idempotent(false).open_world(true),
+        Name::RunCode | Name::RunCommand => hints.destructive(true).idempotent(false).open_world(true),
         Name::WriteFile => hints.destructive(true).idempotent(true).open_world(false),
         Name::EditFile => hints.destructive(true).idempotent(false).open_world(false),
         Name::CloseSandbox => hints.destructive(true).idempotent(true).open_world(false),
@@ -116,6 +121,11 @@ fn annotations(name: Name) -> ToolAnnotations {
 /// Title and description.
 fn words(name: Name) -> (&'static str, &'static str) {
     match name {
+        Name::RunCode => (
+            "Run code",
+            "Runs a program in a sandbox, each time in a new process, and gives its output, how it ended, the value of its \
+             last expression, figures that it drew as images, and the files that it made or changed in the workspace.",
+        ),
         Name::RunCommand => (
             "Run a command",
             "Runs a shell line in a sandbox and gives its output and how it ended. The directory is kept from line to \

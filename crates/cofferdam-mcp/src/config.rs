@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use cofferdam_contract::{ByteSize, DEFAULT_MAX_OUTPUT, Error, Result, Spec};
+use cofferdam_code::CodeConfig;
+use cofferdam_contract::{ByteSize, Error, Result, Spec};
 
 /// The largest file or message that can be configured: each is held in memory, some of them twice.
 const MOST_BYTES: ByteSize = ByteSize::from_mebibytes(256);
@@ -15,6 +16,8 @@ const MOST: usize = 100_000;
 pub struct McpConfig {
     /// What every sandbox is made from. A call can ask for less than its limits, never for more.
     pub spec: Spec,
+    /// How code and shell lines run: the languages that may, how much they may give, screening, the audit log.
+    pub code: CodeConfig,
     /// Upper bounds of the server itself.
     pub bounds: Bounds,
 }
@@ -46,8 +49,6 @@ pub struct Bounds {
     pub requests: usize,
     /// The largest file that is read, written, edited or given as a resource. Default 8 MiB.
     pub file: ByteSize,
-    /// Output of one call, standard output and standard error together. Default 1 MiB.
-    pub output: ByteSize,
     /// Entries that are listed at once. Default 2000.
     pub entries: usize,
     /// The largest message from a client. Default 16 MiB.
@@ -69,7 +70,6 @@ impl Default for Bounds {
             calls: 16,
             requests: 256,
             file: ByteSize::from_mebibytes(8),
-            output: DEFAULT_MAX_OUTPUT,
             entries: 2000,
             message: ByteSize::from_mebibytes(16),
             clients: 64,
@@ -100,7 +100,7 @@ impl Bounds {
         if self.snapshots > MOST || self.snapshots_of_client > MOST {
             return bad(format!("snapshots must be at most {MOST}"));
         }
-        for (name, size) in [("file", self.file), ("output", self.output), ("message", self.message)] {
+        for (name, size) in [("file", self.file), ("message", self.message)] {
             if size > MOST_BYTES || size.as_bytes() < 1024 {
                 return bad(format!("{name} must be 1 KiB to {MOST_BYTES}"));
             }

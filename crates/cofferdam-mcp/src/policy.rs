@@ -26,7 +26,8 @@ pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     let Tighter { timeout_seconds, cpu_seconds, memory_bytes, disk_bytes, processes } = asked;
     let mut limits = template.limits().clone();
     if let Some(asked) = timeout_seconds {
-        limits.wall_time = timeout(Some(*asked), limits.wall_time)?;
+        let asked = seconds("timeout_seconds", *asked)?;
+        limits.wall_time = at_most("timeout_seconds", asked, Some(limits.wall_time), |time| format!("{time:?}"))?;
     }
     if let Some(asked) = cpu_seconds {
         let asked = seconds("cpu_seconds", *asked)?;
@@ -40,32 +41,13 @@ pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     template.to_builder().limits(limits).build()
 }
 
-/// The time that a call gets in a sandbox whose calls get `most`.
-pub fn timeout(asked: Option<f64>, most: Duration) -> Result<Duration> {
-    match asked {
-        None => Ok(most),
-        Some(asked) => {
-            at_most("timeout_seconds", seconds("timeout_seconds", asked)?, Some(most), |time| format!("{time:?}"))
-        }
-    }
-}
-
-/// The output that a call gets.
-pub fn output(asked: Option<u64>, most: ByteSize) -> Result<ByteSize> {
-    match asked {
-        None => Ok(most),
-        Some(asked) => {
-            at_most("max_output_bytes", ByteSize::from_bytes(asked), Some(most), |size| size.as_bytes().to_string())
-        }
-    }
-}
-
 fn size(name: &str, asked: Option<u64>, most: Option<ByteSize>) -> Result<Option<ByteSize>> {
     let Some(asked) = asked else { return Ok(most) };
     at_most(name, ByteSize::from_bytes(asked), most, |size| size.as_bytes().to_string()).map(Some)
 }
 
-fn seconds(name: &str, asked: f64) -> Result<Duration> {
+/// A time as a client gives it.
+pub fn seconds(name: &str, asked: f64) -> Result<Duration> {
     let time = Duration::try_from_secs_f64(asked).ok().filter(|time| !time.is_zero());
     time.ok_or_else(|| {
         Error::invalid("policy", format!("{name} must be a number of seconds above 0"))

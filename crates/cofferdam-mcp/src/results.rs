@@ -1,10 +1,77 @@
 //! What each tool gives: the structured part of its result, whose schema clients are told beforehand.
 
-use cofferdam_contract::{
-    DirEntry, EntryKind, Exit, Level, Limits, NetworkPolicy, Protection, ProtectionState, Sandbox,
-};
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use cofferdam_code::{CodeResult, Data, Touched};
+use cofferdam_contract::{DirEntry, EntryKind, Level, Limits, NetworkPolicy, Protection, ProtectionState, Sandbox};
 use rmcp::schemars::{self, JsonSchema};
 use serde::Serialize;
+use serde_json::Value;
+
+/// Result of `run_code`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CodeOutput {
+    /// Standard output; what is not UTF-8 is replaced.
+    pub stdout: String,
+    /// Standard error; what is not UTF-8 is replaced.
+    pub stderr: String,
+    /// How it ended.
+    #[serde(flatten)]
+    pub end: End,
+    /// Results besides the output, such as the value of the last expression. They are the code's.
+    pub results: Vec<Rich>,
+    /// Results that were too many, too large or not well-formed.
+    pub results_dropped: u64,
+    /// Files of the workspace that were made, changed or removed.
+    pub files: Vec<FileChange>,
+    /// Whether all that changed is among them.
+    pub files_complete: bool,
+    /// What screening found.
+    pub findings: Vec<String>,
+    /// The interpreter, and its version where it is known.
+    pub runtime: String,
+    /// The backend.
+    pub backend: String,
+    /// How thick its wall is.
+    pub level: String,
+    /// SHA-256 of what was measured of the wall.
+    pub posture: String,
+    /// Names the execution, also in the audit log.
+    pub execution: String,
+    /// Where it ran.
+    #[serde(flatten)]
+    pub place: Place,
+}
+
+/// A result besides the output.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Rich {
+    /// How it came to be: value, display or figure.
+    pub kind: String,
+    /// The same thing in several forms, by media type. Images are content of their own, and only named here.
+    pub data: BTreeMap<String, Value>,
+    /// What is missing of it.
+    pub note: Option<String>,
+}
+
+/// What became of a file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FileChange {
+    /// Its path in the workspace. Code chose it: treat it as such.
+    pub path: String,
+    /// What became of it: created, changed or removed.
+    pub change: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// SHA-256 of its contents, where they were read.
+    pub sha256: Option<String>,
+    /// Its contents as text, where they were asked for and fit.
+    pub text: Option<String>,
+    /// Its contents in base64, where they are no text.
+    pub base64: Option<String>,
+}
 
 /// Result of `run_command`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -42,17 +109,32 @@ pub struct End {
     pub duration_seconds: f64,
 }
 
-impl From<&Exit> for End {
-    fn from(exit: &Exit) -> Self {
+impl From<&CodeResult> for End {
+    fn from(result: &CodeResult) -> Self {
         Self {
-            exit_code: exit.code,
-            signal: exit.signal,
-            timed_out: exit.timed_out,
-            truncated: exit.truncated,
-            killed_by: exit.killed_by.map(|limit| limit.as_str().to_owned()),
-            limits_hit: exit.limits_hit.iter().map(|limit| limit.as_str().to_owned()).collect(),
-            duration_seconds: exit.duration.as_secs_f64(),
+            exit_code: result.exit_code,
+            signal: result.signal,
+            timed_out: result.timed_out,
+            truncated: result.truncated,
+            killed_by: result.killed_by.map(|limit| limit.as_str().to_owned()),
+            limits_hit: result.limits_hit.iter().map(|limit| limit.as_str().to_owned()).collect(),
+            duration_seconds: result.duration.as_secs_f64(),
         }
+    }
+}
+
+impl From<&cofferdam_code::FileChange> for FileChange {
+    fn from(file: &cofferdam_code::FileChange) -> Self {
+        let change = match file.change {
+            Touched::Created => "created",
+            Touched::Changed => "changed",
+            Touched::Removed => "removed",
+        };
+        let bytes = file.contents.as_ref().map(Data::bytes);
+        let text = bytes.and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::to_owned);
+        let base64 = if text.is_none() { bytes.map(|bytes| STANDARD.encode(bytes)) } else { None };
+        let (path, size, sha256) = (file.name.clone(), file.size, file.sha256.clone());
+        Self { path, change: change.to_owned(), size, sha256, text, base64 }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cofferdam_code::{Executor, Place};
 use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Snapshot, Spec};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
@@ -20,6 +21,9 @@ pub(crate) struct Inner {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) config: McpConfig,
     pub(crate) store: Arc<Store>,
+    pub(crate) executor: Executor,
+    /// Where all sandboxes come from.
+    pub(crate) place: Place,
     calls: Semaphore,
     sessions: AtomicU64,
 }
@@ -40,7 +44,10 @@ impl Server {
         config.validate()?;
         let store = Store::new(config.bounds.clone());
         let calls = Semaphore::new(config.bounds.calls);
-        Ok(Self(Arc::new(Inner { backend, config, store, calls, sessions: AtomicU64::new(0) })))
+        let executor = Executor::new(config.code.clone())?;
+        let place = Place::of(&*backend);
+        let sessions = AtomicU64::new(0);
+        Ok(Self(Arc::new(Inner { backend, config, store, executor, place, calls, sessions })))
     }
 
     /// What answers one client, whose sandboxes are closed when it is dropped.

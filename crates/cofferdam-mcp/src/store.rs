@@ -420,18 +420,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An id that nobody can guess: 128 bits of the system's randomness.
+/// An id that nobody can guess.
 fn random_id(prefix: &str) -> Result<String> {
+    Ok(format!("{prefix}-{}", random()?))
+}
+
+/// 128 bits of the system's randomness, in hexadecimal digits.
+pub fn random() -> Result<String> {
     use std::fmt::Write;
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(ErrorKind::Io, "create", format!("the host gives no random bytes: {error}")))?;
-    let mut id = format!("{prefix}-");
+    let mut digits = String::new();
     for byte in bytes {
         // Writing to a string cannot fail.
-        let _ = write!(id, "{byte:02x}");
+        let _ = write!(digits, "{byte:02x}");
     }
-    Ok(id)
+    Ok(digits)
 }
 
 /// An id as it may be shown: clients send anything.

@@ -1,8 +1,10 @@
 //! Calls of tools: arguments in, result out. What fails is a result that says why; nothing here is a protocol error.
 
+mod code;
 mod command;
 mod files;
 mod sandboxes;
+mod text;
 
 use cofferdam_contract::{Error, Result};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
@@ -60,6 +62,7 @@ impl<'a> Caller<'a> {
 
     async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
         match name {
+            Name::RunCode => self.run_code(parse(name, arguments)?).await,
             Name::RunCommand => self.run_command(parse(name, arguments)?).await,
             Name::ReadFile => self.read_file(parse(name, arguments)?).await,
             Name::WriteFile => self.write_file(parse(name, arguments)?).await,
