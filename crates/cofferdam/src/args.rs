@@ -4,6 +4,7 @@
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+mod mcp;
 #[cfg(feature = "vm")]
 mod snapshot;
 
@@ -19,6 +20,7 @@ use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, T
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
+pub use mcp::McpArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
@@ -56,6 +58,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Keep sandboxes and interpreters warm for the runs to come, until told to end
     Daemon(DaemonArgs),
+    /// Serve sandboxes to agents over the Model Context Protocol
+    Mcp(Box<McpArgs>),
     /// Tell what each backend can enforce on this host, what is missing and how to get it
     Doctor(DoctorArgs),
     /// Install interpreters for WebAssembly, once for this user

@@ -77,6 +77,23 @@ impl Languages {
         Ok(languages)
     }
 
+    /// The same for code that agents send.
+    pub fn for_code(&self) -> Result<cofferdam_code::Languages> {
+        let built_in = cofferdam_code::Languages::default();
+        let own = self.0.iter().filter(|(name, _)| *name != MODULE).map(|(name, language)| {
+            let known = built_in.by_name(name).ok().filter(|known| known.interpreter == language.interpreter);
+            let language = known.cloned().unwrap_or_else(|| cofferdam_code::Language {
+                extensions: language.extensions.clone(),
+                interpreter: language.interpreter.clone(),
+                ..cofferdam_code::Language::default()
+            });
+            (name.clone(), language)
+        });
+        let own: BTreeMap<String, cofferdam_code::Language> = own.collect();
+        let names = own.keys().cloned().collect();
+        cofferdam_code::Languages::new(&own, Some(&names))
+    }
+
     /// The language of this name.
     pub fn by_name(&self, name: &str) -> Result<&Language> {
         self.0.get(name).ok_or_else(|| {
