@@ -12,7 +12,7 @@ use rmcp::service::{Peer, RequestContext};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 /// Time between two messages, in which output gathers.
 const GATHER: Duration = Duration::from_millis(100);
@@ -37,7 +37,10 @@ pub struct Reporter {
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
+    /// There is output, or the end.
     news: Notify,
+    /// The call has ended.
+    end: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +84,7 @@ impl Reporter {
     /// Sends what waits still. Nothing is sent after it.
     pub async fn finish(mut self) {
         self.shared.lock().ended = true;
+        self.shared.end.notify_one();
         self.shared.news.notify_one();
         if let Some(task) = &mut self.task {
             // Who does not read has to do with the result.
@@ -119,9 +123,8 @@ async fn report(wanted: Wanted, shared: Arc<Shared>) {
     loop {
         // A beat without news is reported, too.
         let _ = timeout(HEARTBEAT, shared.news.notified()).await;
-        if !shared.lock().ended {
-            sleep(GATHER).await;
-        }
+        // Nobody waits for more once the call has ended.
+        let _ = timeout(GATHER, shared.end.notified()).await;
         let (texts, ended) = {
             let mut waiting = shared.lock();
             let ended = waiting.ended;
@@ -135,7 +138,8 @@ async fn report(wanted: Wanted, shared: Arc<Shared>) {
                 return;
             }
         }
-        if let Some(token) = &wanted.progress {
+        let silent = texts.iter().all(String::is_empty);
+        if let Some(token) = wanted.progress.as_ref().filter(|_| !ended || !silent) {
             let seconds = start.elapsed().as_secs_f64();
             let message = if last_line.is_empty() { "running".to_owned() } else { last_line.clone() };
             let progress = ProgressNotificationParam::new(token.clone(), seconds).with_message(message);
