@@ -10,7 +10,10 @@ use serde_json::Value;
 /// The schema of arguments.
 pub fn input<T: JsonSchema + 'static>() -> Arc<JsonObject> {
     // Every type of arguments is a structure, and so an object; a test holds that.
-    schema_for_input::<T>().map(plain).unwrap_or_default()
+    let schema = schema_for_input::<T>().map(plain).unwrap_or_default();
+    let mut object = Arc::unwrap_or_clone(schema);
+    object.values_mut().for_each(simple);
+    Arc::new(object)
 }
 
 /// The schema of a structured result.
@@ -36,6 +39,37 @@ fn strip(value: &mut Value) {
             object.values_mut().for_each(strip);
         }
         Value::Array(items) => items.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+/// Says of a field that may be left out only what it is: that null means the same is more than some clients can read.
+fn simple(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            if let Some(Value::Array(types)) = object.get_mut("type") {
+                types.retain(|name| name != "null");
+                if let [only] = types.as_slice() {
+                    let only = only.clone();
+                    object.insert("type".to_owned(), only);
+                }
+            }
+            if object.get("default").is_some_and(Value::is_null) {
+                object.remove("default");
+            }
+            if let Some(Value::Array(mut forms)) = object.remove("anyOf") {
+                forms.retain(|form| form["type"] != "null");
+                match (forms.len(), forms.pop()) {
+                    (1, Some(Value::Object(only))) => object.extend(only),
+                    (_, last) => {
+                        forms.extend(last);
+                        object.insert("anyOf".to_owned(), Value::Array(forms));
+                    }
+                }
+            }
+            object.values_mut().for_each(simple);
+        }
+        Value::Array(items) => items.iter_mut().for_each(simple),
         _ => {}
     }
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod hostile;
+mod http;
 mod pipe;
 mod revisions;
 mod tools;
