@@ -26,8 +26,8 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     if name == "spawn" && !options.iter().any(|option| needs_none(option)) {
         measure.arg("--command-line").arg(dist::build(repository)?);
     }
-    let wants_engine = name == "container" || name == "vm" && options.contains(&"--docker");
-    if name == "vm" {
+    let wants_engine = name == "container" || ["vm", "code"].contains(&name) && options.contains(&"--docker");
+    if name == "vm" || name == "code" && options.contains(&"--vm") {
         packages::ensure(packages::FOR_MACHINES);
     }
     let engines = if wants_engine && !options.iter().any(|option| needs_none(option) || *option == "--host") {

@@ -54,7 +54,25 @@ pub const FOR_TESTS: &[Need] = &[
         name: "numpy for /usr/bin/python3",
         package: "python3-numpy",
         without: "nothing shows that numpy's random state is nobody else's (no_two_forks_share_the_random_state_of_numpy)",
-        present: numpy,
+        present: || python_has("numpy"),
+    },
+    Need {
+        name: "matplotlib for /usr/bin/python3",
+        package: "python3-matplotlib",
+        without: "figures are not tested as results (cofferdam-code, suite execute::)",
+        present: || python_has("matplotlib"),
+    },
+    Need {
+        name: "pandas for /usr/bin/python3",
+        package: "python3-pandas",
+        without: "data frames are not tested as results (cofferdam-code, suite execute::)",
+        present: || python_has("pandas"),
+    },
+    Need {
+        name: "Node",
+        package: "nodejs",
+        without: "JavaScript is not tested outside of WebAssembly",
+        present: || command::exists("node"),
     },
     Need {
         name: "the Docker engine",
@@ -107,8 +125,8 @@ pub const FOR_BENCHMARKS: &[Need] = &[Need {
 /// What `cargo xtask bench vm` needs.
 pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];
 
-fn numpy() -> bool {
-    let status = Command::new("/usr/bin/python3").args(["-c", "import numpy"]).stderr(Stdio::null()).status();
+fn python_has(module: &str) -> bool {
+    let status = Command::new("/usr/bin/python3").args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod churn;
+mod code;
 mod container;
 mod hogs;
 mod host;
@@ -36,5 +37,6 @@ fn main() -> Result<()> {
         Benchmark::Wasm(wasm) => wasm::run(&wasm, &options.out),
         Benchmark::Container(container) => container::run(&container, &options.out),
         Benchmark::Vm(vm) => vm::run(&vm, &options.out),
+        Benchmark::Code(code) => code::run(&code, &options.out),
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::code::Lang;
 use crate::spawn::{Contestant, Workload};
 use crate::wasm::Guest;
 
@@ -39,6 +40,8 @@ pub enum Benchmark {
     Container(ContainerOptions),
     /// How long machines take to start, to go on from snapshots and to answer, and what they hold.
     Vm(VmOptions),
+    /// How long a line of Python and of JavaScript takes behind each wall, compared with the bare interpreter.
+    Code(CodeOptions),
 }
 
 /// Options of `spawn`.
@@ -151,6 +154,29 @@ pub struct VmOptions {
     pub host: Option<String>,
 }
 
+/// Options of `code`.
+#[derive(Debug, Args)]
+pub struct CodeOptions {
+    /// Fewer rounds: ends within two minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds; those that are slow have fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    pub n: Option<u64>,
+    /// Only this language; default: all.
+    #[arg(long, value_enum)]
+    pub lang: Vec<Lang>,
+    /// Measures in machines, too; makes their image where it is missing.
+    #[arg(long)]
+    pub vm: bool,
+    /// Measures in containers with an engine that is started for it where no address is given.
+    #[arg(long)]
+    pub docker: bool,
+    /// The address of a container engine; default: `DOCKER_HOST`, else the usual sockets.
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,7 +200,12 @@ mod tests {
         assert_eq!((wasm.workload, wasm.cache), (vec![Guest::Null, Guest::Python], Some(PathBuf::from("c"))));
         let Benchmark::Vm(vm) = parse("vm --quick --clones 20 --docker").unwrap().benchmark else { panic!("not vm") };
         assert_eq!((vm.quick, vm.clones, vm.docker, vm.n), (true, Some(20), true, None));
+        let Benchmark::Code(code) = parse("code --quick --lang javascript --vm").unwrap().benchmark else {
+            panic!("not code")
+        };
+        assert_eq!((code.lang, code.vm, code.docker), (vec![Lang::JavaScript], true, false));
         for line in [
+            "code --lang lisp",
             "vm --n 1",
             "vm --clones 0",
             "",

@@ -8,9 +8,10 @@ use cofferdam_audit::{
     Artifact, Change, Config, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome, Program,
     Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
 };
-use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Sandbox};
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Spec};
 use serde::{Deserialize, Serialize};
 
+use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Place, Touched, error};
 
 /// When lines are made to survive a power cut.
@@ -93,20 +94,21 @@ impl Audit {
         &self,
         id: &str,
         place: &Place,
-        sandbox: &dyn Sandbox,
+        spec: &Spec,
         request: &CodeRequest,
+        program: Program,
         version: Option<&str>,
     ) -> Result<Entry> {
-        let limits = sandbox.spec().limits();
+        let limits = spec.limits();
         let subject = Subject {
             id: ExecutionId::new(id).map_err(|problem| refused("execute", problem))?,
-            tenant: Some(Text::new(sandbox.spec().tenant().as_str())),
+            tenant: Some(Text::new(spec.tenant().as_str())),
             start: Timestamp::now(),
             backend: Text::new(&place.backend),
             level: Text::new(place.level.as_str()),
-            runtime: Some(Text::new(&request.language)),
+            runtime: Some(&request.language).filter(|name| !name.is_empty()).map(Text::new),
             version: version.map(Text::new),
-            program: Program::code(request.code.as_bytes()),
+            program,
             limits: Limits {
                 wall_us: Some(micros(request.timeout.unwrap_or(limits.wall_time))),
                 cpu_us: limits.cpu_time.map(micros),
@@ -247,7 +249,7 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
         exit: Exit {
             code: exit.signal.is_none().then_some(exit.code).filter(|_| !exit.timed_out),
             signal: exit.signal,
-            killed_by: exit.killed_by.map(|limit| Text::new(serde_word(&limit))),
+            killed_by: exit.killed_by.map(|limit| Text::new(limit_name(limit))),
             timed_out: exit.timed_out,
             cancelled: exit.cancelled,
             truncated: exit.truncated,
@@ -264,11 +266,6 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
         denials: Listed::default(),
         artifact: None,
     }
-}
-
-/// The word that a value is in JSON.
-fn serde_word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn micros(duration: Duration) -> u64 {

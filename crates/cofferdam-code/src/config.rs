@@ -2,10 +2,10 @@
 
 use cofferdam_contract::Result;
 
-use crate::{AuditConfig, Bounds, Languages, ScreeningConfig};
+use crate::{AuditConfig, Bounds, Languages, ScreeningConfig, SessionBounds};
 
 /// How code runs. It comes from configuration; no call can widen it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CodeConfig {
     /// The languages that may run.
     pub languages: Languages,
@@ -15,10 +15,13 @@ pub struct CodeConfig {
     pub screening: ScreeningConfig,
     /// The audit log; `None` keeps none.
     pub audit: Option<AuditConfig>,
+    /// How many sessions there are, and for how long.
+    pub sessions: SessionBounds,
 }
 
 impl CodeConfig {
     pub(crate) fn validate(&self) -> Result<()> {
-        self.bounds.validate()
+        self.bounds.validate()?;
+        self.sessions.validate()
     }
 }

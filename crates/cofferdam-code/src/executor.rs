@@ -1,7 +1,8 @@
 //! Runs code: screened, said in the audit log, started, collected, compared with what was there before.
 //!
 //! ```text
-//! begin: bounds -> audit line -> screening -> look at the workspace -> request for the backend
+//! begin: bounds -> audit line -> screening -> request for the backend
+//! prepare: version of the interpreter -> look at the workspace
 //! start: Sandbox::start, the caller's or `execute`'s
 //! finish: results from inside -> look again -> audit line -> CodeResult
 //! ```
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cofferdam_audit::Program;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
     ExecRequest, Exit, Level, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
@@ -95,7 +97,10 @@ impl Executor {
         request: CodeRequest,
         on_output: OnOutput<'_>,
     ) -> Result<CodeResult> {
-        let call = self.begin(place, sandbox, request).await?;
+        let mut call = self.begin(place, sandbox.spec(), request).await?;
+        if let Err(error) = call.prepare(sandbox).await {
+            return Err(call.not_started(error).await);
+        }
         let handle = match sandbox.start(call.request().clone()).await {
             Ok(handle) => handle,
             Err(error) => return Err(call.not_started(error).await),
@@ -125,69 +130,86 @@ impl Executor {
         Ok(version.map(|version| version.to_string()))
     }
 
-    /// Does all that comes before the start, for callers who start and follow the exec themselves.
-    pub async fn begin(&self, place: &Place, sandbox: &dyn Sandbox, mut request: CodeRequest) -> Result<Call> {
+    /// Does all that comes before the sandbox, for callers who make it, start the exec and follow it themselves: checks,
+    /// screening, the line in the audit log.
+    pub async fn begin(&self, place: &Place, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
         let Inner { config, .. } = &*self.0;
         let language = config.languages.by_name(&request.language)?.clone();
         config.bounds.code(&request.code)?;
-        let timeout = config.bounds.timeout(request.timeout, sandbox.spec().limits().wall_time)?;
+        let timeout = config.bounds.timeout(request.timeout, spec.limits().wall_time)?;
         let max_output = config.bounds.output(request.max_output)?;
         (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
-        let version = self.version(place, sandbox, &request.language, &language).await?;
+        let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
         let id = random_id()?;
-        let mut entry = self.entry(&id, place, sandbox, &request, version.as_deref()).await?;
+        let what = Program::code(request.code.as_bytes());
+        let mut entry = self.entry(&id, place, spec, &request, what, version.as_deref()).await?;
         let screened = self.screen(&mut entry, &language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes if language.results != Results::None => Channel::choose(place, sandbox)?,
+            Want::Yes if language.results != Results::None => Channel::choose(place, spec)?,
             _ => None,
         };
         let exec = exec_request(&language, &request, channel.as_ref(), config.bounds.max_results)?;
-        let before = match request.files {
-            Want::Yes => files::look(sandbox, &config.bounds).await,
-            Want::No => None,
-        };
-        let meta = meta(place, sandbox, &language, version, timeout, max_output);
         Ok(Call {
             executor: self.clone(),
+            place: place.clone(),
             id,
-            language: request.language,
+            name: request.language,
+            language,
+            version,
+            files: request.files,
             contents: request.contents,
             exec,
             entry,
             screened,
             channel,
-            before,
-            meta,
+            before: None,
+            timeout,
+            max_output,
         })
     }
 
-    /// The version, where it is known or the interpreter does not tell it itself.
-    pub(crate) async fn version(
-        &self,
-        place: &Place,
-        sandbox: &dyn Sandbox,
-        name: &str,
-        language: &Language,
-    ) -> Result<Option<String>> {
-        let versions = &self.0.versions;
-        let tells = language.results != Results::None && language.least_version.is_none();
-        let version = match tells || place.level == Level::Wasm {
-            true => versions.known(place, sandbox, name),
-            false => versions.ask(place, sandbox, name, language).await?,
+    /// As [`Self::begin`], for a command that is not code: there is nothing to screen, and no result but its exit.
+    pub async fn begin_command(&self, place: &Place, spec: &Spec, exec: ExecRequest) -> Result<Call> {
+        let words: Vec<&[u8]> = match exec.command() {
+            Command::Argv(argv) => argv.iter().map(String::as_bytes).collect(),
+            Command::Shell(line) => vec![line.as_bytes()],
+            Command::Script(script) => vec![&script.contents],
         };
-        Ok(version.map(|version| version.to_string()))
+        let timeout = exec.timeout().unwrap_or(spec.limits().wall_time);
+        let mut request = CodeRequest::new("", "").timeout(timeout);
+        request.max_output = Some(exec.max_output());
+        let id = random_id()?;
+        let entry = self.entry(&id, place, spec, &request, Program::command(words), None).await?;
+        Ok(Call {
+            executor: self.clone(),
+            place: place.clone(),
+            id,
+            name: String::new(),
+            language: Language::default(),
+            version: None,
+            files: Want::No,
+            contents: Contents::Leave,
+            timeout,
+            max_output: exec.max_output(),
+            exec,
+            entry,
+            screened: None,
+            channel: None,
+            before: None,
+        })
     }
 
     pub(crate) async fn entry(
         &self,
         id: &str,
         place: &Place,
-        sandbox: &dyn Sandbox,
+        spec: &Spec,
         request: &CodeRequest,
+        what: Program,
         version: Option<&str>,
     ) -> Result<Option<Entry>> {
         match &self.0.audit {
-            Some(audit) => audit.begin(id, place, sandbox, request, version).await.map(Some),
+            Some(audit) => audit.begin(id, place, spec, request, what, version).await.map(Some),
             None => Ok(None),
         }
     }
@@ -214,25 +236,30 @@ impl Executor {
 /// Code that may be started now. Dropped, it ends its line in the audit log as cancelled.
 pub struct Call {
     executor: Executor,
+    place: Place,
     id: String,
-    language: String,
+    name: String,
+    language: Language,
+    version: Option<String>,
+    files: Want,
     contents: Contents,
     exec: ExecRequest,
     entry: Option<Entry>,
     screened: Option<Screened>,
     channel: Option<Channel>,
     before: Option<Look>,
-    meta: Meta,
+    timeout: Duration,
+    max_output: ByteSize,
 }
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("id", &self.id).field("language", &self.language).finish_non_exhaustive()
+        f.debug_struct("Call").field("id", &self.id).field("language", &self.name).finish_non_exhaustive()
     }
 }
 
 impl Call {
-    /// What to start. Its time-out, output and input may be changed; its command is the call's.
+    /// What to start. Its input and environment may be changed; its command is the call's, unless it wanted no results.
     pub fn request(&self) -> &ExecRequest {
         &self.exec
     }
@@ -242,6 +269,21 @@ impl Call {
         &self.id
     }
 
+    /// Asks the sandbox what it has to say before the start: the interpreter's version where it does not tell it itself,
+    /// and what stands in the workspace. Without this, a result names no files.
+    pub async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
+        let inner = &self.executor.0;
+        let tells = self.language.results != Results::None && self.language.least_version.is_none();
+        if self.version.is_none() && !tells && self.place.level != Level::Wasm {
+            let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
+            self.version = asked.map(|version| version.to_string());
+        }
+        if self.files == Want::Yes {
+            self.before = files::look(sandbox, &inner.config.bounds).await;
+        }
+        Ok(())
+    }
+
     /// It could not be started; gives the error to answer with.
     pub async fn not_started(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take()
@@ -249,7 +291,10 @@ impl Call {
         {
             return problem;
         }
-        error::not_started(error, &self.language, &self.meta.runtime.interpreter)
+        match self.name.is_empty() {
+            true => error,
+            false => error::not_started(error, &self.name, self.language.program()),
+        }
     }
 
     /// The sandbox failed while it ran; gives the error to answer with.
@@ -262,29 +307,25 @@ impl Call {
 
     /// It has ended: takes what came of it.
     pub async fn finish(mut self, sandbox: &dyn Sandbox, completed: Completed) -> Result<CodeResult> {
-        let bounds = &self.executor.0.config.bounds;
+        let config = &self.executor.0.config;
         let Completed { exit, stdout, stderr } = completed;
         let taken = match &self.channel {
-            Some(channel) => channel.take(sandbox, bounds.max_results).await,
+            Some(channel) => channel.take(sandbox, config.bounds.max_results).await,
             None => rich::Taken::default(),
         };
-        let files = match (&self.channel, self.before.take()) {
-            (_, None) => Files { changes: Vec::new(), total: 0, complete: true },
-            (_, before) => files::compare(sandbox, bounds, before, self.contents).await,
-        };
-        let version = self.meta.runtime.version.take();
-        self.meta.runtime.version = version.or(taken.version);
+        let files = files::compare(sandbox, &config.bounds, self.before.take(), self.contents).await;
+        let version = self.version.take().or(taken.version);
+        let meta = meta(&self.place, sandbox, &self.language, version, self.timeout, self.max_output);
         let result = CodeResult {
             id: self.id.clone(),
-            language: self.language.clone(),
+            language: self.name.clone(),
             results: taken.results,
             results_dropped: taken.dropped,
             files,
             screening: self.screened.take(),
-            ..result(exit, stdout, stderr, self.meta.clone())
+            ..result(exit, stdout, stderr, meta)
         };
-        record(self.entry.take(), self.executor.0.config.audit.as_ref().is_some_and(|audit| audit.mandatory), &result)
-            .await?;
+        record(self.entry.take(), config.audit.as_ref().is_some_and(|audit| audit.mandatory), &result).await?;
         Ok(result)
     }
 }
@@ -412,10 +453,10 @@ pub(crate) enum Channel {
 
 impl Channel {
     /// A channel of its own for one call; `None` where there is no way.
-    pub(crate) fn choose(place: &Place, sandbox: &dyn Sandbox) -> Result<Option<Self>> {
+    pub(crate) fn choose(place: &Place, spec: &Spec) -> Result<Option<Self>> {
         let has = |capability| place.capabilities.contains(&capability);
         let name = format!("{OWN}{}", random_id()?);
-        let writable = sandbox.spec().workspace().access() == Access::ReadWrite;
+        let writable = spec.workspace().access() == Access::ReadWrite;
         if writable && has(Capability::Files) {
             return SandboxPath::new(name).map(Self::Workspace).map(Some);
         }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod bash;
 mod bootstrap;
 mod bounds;
 mod config;
@@ -21,8 +22,10 @@ mod result;
 mod rich;
 mod runtime;
 mod screening;
+mod session;
 
 pub use audit::{AuditConfig, AuditSync};
+pub use bash::{BashConfig, BashTool};
 pub use bounds::Bounds;
 pub use config::CodeConfig;
 pub use executor::{Call, Executor, OnOutput, Place};
@@ -31,3 +34,4 @@ pub use request::{CodeRequest, Contents, Secret, Want};
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};
 pub use rich::{RichKind, RichResult};
 pub use screening::{ScreeningConfig, ScreeningMode};
+pub use session::{CodeSession, SessionBounds, Sessions};

@@ -221,6 +221,11 @@ pub fn posture_digest(posture: &Posture) -> String {
     hex(&Sha256::digest(serde_json::to_vec(posture).unwrap_or_default()))
 }
 
+/// The word that a limit is in JSON.
+pub(crate) fn limit_name(limit: LimitKind) -> String {
+    serde_json::to_value(limit).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
 pub(crate) fn weaker(posture: &Posture) -> Vec<Protection> {
     let less = |state| matches!(state, ProtectionState::WeakerThanAsked | ProtectionState::Absent);
     posture.items().iter().filter(|item| less(item.state)).map(|item| item.protection).collect()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox, Spec};
 
 use crate::{Language, Place, Runtime, error, rich};
 
@@ -19,9 +19,9 @@ pub struct Versions(Mutex<HashMap<String, Arc<str>>>);
 
 impl Versions {
     /// What is known, without asking.
-    pub fn known(&self, place: &Place, sandbox: &dyn Sandbox, name: &str) -> Option<Arc<str>> {
+    pub fn known(&self, place: &Place, spec: &Spec, name: &str) -> Option<Arc<str>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&key(place, sandbox, name)).cloned()
+        known.get(&key(place, spec, name)).cloned()
     }
 
     /// Asks a sandbox for the version of a language, unless that is known.
@@ -38,7 +38,7 @@ impl Versions {
         if language.version.is_empty() {
             return Ok(None);
         }
-        if let Some(known) = self.known(place, sandbox, name) {
+        if let Some(known) = self.known(place, sandbox.spec(), name) {
             return Ok(Some(known));
         }
         let request = ExecRequest::argv(language.version.clone())
@@ -65,14 +65,14 @@ impl Versions {
         if known.len() >= MOST_KNOWN {
             known.clear();
         }
-        known.insert(key(place, sandbox, name), Arc::clone(&version));
+        known.insert(key(place, sandbox.spec(), name), Arc::clone(&version));
         Ok(Some(version))
     }
 }
 
 /// A kind of sandbox: those with the same backend and root have the same interpreters.
-fn key(place: &Place, sandbox: &dyn Sandbox, name: &str) -> String {
-    format!("{}\0{:?}\0{name}", place.backend, sandbox.spec().root())
+fn key(place: &Place, spec: &Spec, name: &str) -> String {
+    format!("{}\0{:?}\0{name}", place.backend, spec.root())
 }
 
 /// The first word that looks like a version, of what a program says about itself.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use crate::cache::Lock;
@@ -19,8 +19,8 @@ const FRESH: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Written after a whole update.
 const STAMP: &str = "updated";
 
-/// One architecture's apt. Everything is under a lock of the cache, which apt inherits: should this process be killed,
-/// nobody comes in between before apt ended, too.
+/// One architecture's apt. Everything is under a lock of the cache, which apt inherits: should this process be killed, apt is
+/// killed with it, and nobody comes in between before it and its helpers have ended.
 pub(crate) struct Apt<'a> {
     lock: &'a Lock,
     host: Host,
@@ -134,10 +134,12 @@ impl<'a> Apt<'a> {
     fn get(&self, lists: &Path, arguments: &[String], glance: impl FnMut() -> u64) -> Result<Finished> {
         let configuration = self.scratch.path().join("apt.conf");
         fs::write(&configuration, self.configuration(lists)?).map_err(io("write", &configuration))?;
-        let mut command = Command::new("apt-get");
-        command.args(["-y", "--no-install-recommends"]).args(arguments);
-        command.env("APT_CONFIG", &configuration).env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive");
-        run::finish(command, "apt-get", Stdio::from(self.lock.file()?), glance)
+        let lock = self.lock.file()?;
+        let prepare = |command: &mut Command| {
+            command.args(["-y", "--no-install-recommends"]).args(arguments).stdin(lock);
+            command.env("APT_CONFIG", &configuration).env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive");
+        };
+        run::finish_tied("apt-get", prepare, glance)
     }
 
     /// Later lines win; the host's come first. Its own files are not read again, so its hooks are never run.

@@ -1,7 +1,7 @@
 //! The directory that keeps what was fetched.
 //!
 //! ```text
-//! lock                 held by whoever changes anything; an apt that was left behind holds it until it ends
+//! lock                 held by whoever changes anything; an apt that is being killed with its starter holds it until it has ended
 //! apt-ARCHITECTURE/    package lists, as apt keeps them
 //! packages/HASH.deb    what was fetched, by content; appears by a rename once its hash was compared
 //! work.XXXX/           of one run; what a killed run left is swept by the next

@@ -28,8 +28,8 @@ const NOT_TAKEN: &[&str] = &[
 impl Host {
     pub(crate) fn read() -> Result<Self> {
         let mut command = Command::new("apt-config");
-        command.arg("dump").env("LC_ALL", "C");
-        let finished = run::finish(command, "apt-config", Stdio::null(), || 0)?;
+        command.arg("dump").env("LC_ALL", "C").stdin(Stdio::null());
+        let finished = run::finish(&mut command, "apt-config")?;
         if !finished.status.success() {
             return Err(DebianError::StrangeAnswer { line: finished.stderr.trim().to_owned() });
         }

@@ -93,8 +93,8 @@ fn read(
     command.arg(option).arg("/dev/stdin").stdin(copy(file)?).stdout(Stdio::piped()).stderr(copy(&stderr)?);
     // One thread, since each takes memory for a whole block.
     command.env("LC_ALL", "C").env("DPKG_DEB_THREADS_MAX", "1");
-    let mut child = run::start(&mut command, TOOL)?;
-    let Some(stdout) = child.0.stdout.take() else { return Err(bad_package(package, "it cannot be read")) };
+    let mut running = run::start(&mut command, TOOL)?;
+    let Some(stdout) = running.child.stdout.take() else { return Err(bad_package(package, "it cannot be read")) };
     let mut archive = tar::Archive::new(stdout);
     let result = entries(package, &mut archive, each);
     let mut rest = archive.into_inner();
@@ -103,7 +103,7 @@ fn read(
         let _ = std::io::copy(&mut rest, &mut std::io::sink());
     }
     drop(rest);
-    let status = child.0.wait().map_err(io("wait for", TOOL))?;
+    let status = running.child.wait().map_err(io("wait for", TOOL))?;
     match result {
         Err(Stop::Refused(error)) => Err(error),
         // What it says of a damaged package is better than what can be seen of its output.

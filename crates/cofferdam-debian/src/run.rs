@@ -2,8 +2,11 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::error::{DebianError, Result, io};
 
@@ -14,6 +17,11 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// The most that is kept of what a program prints.
 const MOST_OUTPUT: u64 = 16 << 20;
 
+/// What ends a program with its starter. The shell is told by the kernel that its parent ended, and kills all in its process
+/// group. The program itself could not be: apt changes its user for a while, and the kernel forgets it then. The first word is the
+/// parent's number, which may have ended before anybody was asked to tell; the others are the program.
+const TIED: &str = "trap 'kill -KILL 0' TERM; test \"$PPID\" = \"$0\" || exit 1; exec 3<&0; \"$@\" <&3 3<&- & wait $!";
+
 /// What a program left.
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -21,15 +29,43 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
-/// A child that does not outlive this value.
-pub(crate) struct Running(pub(crate) Child);
+/// A child that does not outlive this value, nor does its process group, if it has one of its own.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    reach: Reach,
+}
+
+/// What belongs to a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Itself,
+    Group,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // Its number is nobody else's before it was waited for.
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        if self.reach == Reach::Group
+            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+        {
+            // All of it may be ending just now.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
         // It has ended in most cases; then both fail and that is well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// A program that is killed with all that it started when this process ends, however it ends. The kernel ties that to the thread
+/// that starts it, which [`finish_tied`] keeps until the program has ended.
+fn tied(tool: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "sh", "-c", TIED, &std::process::id().to_string(), tool]).process_group(0);
+    command
 }
 
 /// A file without a name, for what a program prints.
@@ -46,27 +82,41 @@ pub(crate) fn printed(file: &mut File) -> String {
 }
 
 pub(crate) fn start(command: &mut Command, tool: &'static str) -> Result<Running> {
-    command.spawn().map(Running).map_err(|error| match error.kind() {
+    start_with(command, tool, Reach::Itself)
+}
+
+fn start_with(command: &mut Command, tool: &'static str, reach: Reach) -> Result<Running> {
+    command.spawn().map(|child| Running { child, reach }).map_err(|error| match error.kind() {
         ErrorKind::NotFound => DebianError::MissingTool { tool },
         _ => DebianError::Io { operation: "start", path: tool.into(), source: error },
     })
 }
 
-/// Runs to the end. `glance` is called again and again and returns a number that changes as long as the program gets on;
-/// one that does not for too long is stopped.
-pub(crate) fn finish(
-    mut command: Command,
+/// Runs to the end what takes a moment.
+pub(crate) fn finish(command: &mut Command, tool: &'static str) -> Result<Finished> {
+    watch(command, tool, Reach::Itself, || 0)
+}
+
+/// Runs to the end what may take long, tied to this process; `prepare` gives it its arguments. `glance` is called again and again and
+/// returns a number that changes as long as the program gets on; one that does not for too long is stopped.
+pub(crate) fn finish_tied(
     tool: &'static str,
-    stdin: Stdio,
-    mut glance: impl FnMut() -> u64,
+    prepare: impl FnOnce(&mut Command),
+    glance: impl FnMut() -> u64,
 ) -> Result<Finished> {
+    let mut command = tied(tool);
+    prepare(&mut command);
+    watch(&mut command, tool, Reach::Group, glance)
+}
+
+fn watch(command: &mut Command, tool: &'static str, reach: Reach, mut glance: impl FnMut() -> u64) -> Result<Finished> {
     let (mut stdout, mut stderr) = (nameless()?, nameless()?);
     let copy = |file: &File| file.try_clone().map_err(io("copy a descriptor for", tool));
-    command.stdin(stdin).stdout(copy(&stdout)?).stderr(copy(&stderr)?);
-    let mut child = start(&mut command, tool)?;
+    command.stdout(copy(&stdout)?).stderr(copy(&stderr)?);
+    let mut running = start_with(command, tool, reach)?;
     let mut last = (glance(), Instant::now());
     let status = loop {
-        if let Some(status) = child.0.try_wait().map_err(io("wait for", tool))? {
+        if let Some(status) = running.child.try_wait().map_err(io("wait for", tool))? {
             break status;
         }
         std::thread::sleep(GLANCE);

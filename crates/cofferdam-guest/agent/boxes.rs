@@ -36,6 +36,11 @@ impl Inbox {
         }
     }
 
+    /// Forgets what came.
+    pub fn clear(&mut self) {
+        *self = Self::NEW;
+    }
+
     /// Whether there is room for more.
     pub fn has_room(&self) -> bool {
         self.end - self.begin < INBOX

@@ -21,6 +21,7 @@ mod jobs;
 mod launch;
 #[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
+mod line;
 mod partner;
 #[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;

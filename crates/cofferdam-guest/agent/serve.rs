@@ -14,6 +14,7 @@ use super::count::Counters;
 use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
 use super::launch::Desk;
+use super::line::Line;
 use super::partner::Partner;
 use super::probe::{self, Path};
 use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
@@ -94,6 +95,7 @@ pub fn run(room: &mut Room) -> i32 {
 
 struct Agent {
     partner: Option<Partner>,
+    line: Line,
     stage: Stage,
     still: Still,
     children: Fd,
@@ -118,6 +120,7 @@ struct Agent {
 impl Agent {
     fn begin() -> Res<Self> {
         let partner = Partner::find();
+        let line = Line::find(partner.as_ref());
         let children = sys::child_signal()?;
         // Opened while this process still owns its files in `/proc`.
         let score = open_score();
@@ -126,6 +129,7 @@ impl Agent {
         sys::set_nonblocking(1)?;
         Ok(Self {
             partner,
+            line,
             stage: Stage::Open,
             still: Still::Nothing,
             children,
@@ -283,7 +287,7 @@ impl Agent {
     fn turn(&mut self, room: &mut Room) -> Res<()> {
         let Room { inbox, assembly, polls, table } = room;
         let [orders, ended] = self.wait(inbox, polls, table)?;
-        if orders && !inbox.fill()? {
+        if orders && !self.hear(inbox)? {
             self.ending = true;
             return Ok(());
         }
@@ -316,15 +320,31 @@ impl Agent {
         if table.outbox.is_broken() { Err(EPROTO) } else { Ok(()) }
     }
 
+    /// Reads what the host says, or takes its connection; `false` at the end of the last one.
+    fn hear(&mut self, inbox: &mut Inbox) -> Res<bool> {
+        if self.line.is_lost() {
+            return self.line.take().map(|()| true);
+        }
+        let heard = inbox.fill();
+        // Nothing is under way yet, or any more.
+        let replaceable = !self.greeted || self.stage == Stage::Held;
+        if replaceable && matches!(heard, Ok(false) | Err(_)) && self.line.lose() {
+            inbox.clear();
+            return Ok(true);
+        }
+        heard
+    }
+
     /// Waits until something is ready or due. Says whether there are orders, and whether a child has ended.
     fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 2]> {
         let taking = table.outbox.room() >= ORDER_ROOM;
         let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
         let used = if open { table.execs.wait_for(theirs, &table.outbox) } else { 0 };
+        let (heard, sayable) = self.line.hears();
         let wanted = [
-            (0, taking && inbox.has_room(), Ready::Read),
-            (1, !table.outbox.is_empty(), Ready::Write),
+            (heard, taking && inbox.has_room(), Ready::Read),
+            (1, sayable && !table.outbox.is_empty(), Ready::Write),
             (self.children.number(), open, Ready::Read),
         ];
         for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted) {

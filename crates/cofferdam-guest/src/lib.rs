@@ -42,6 +42,7 @@ pub use hold::Held;
 pub use record::Record;
 pub use renewal::Renewal;
 pub use settings::{Ending, Groups, Reason, Rule, Settings, usual_rules};
+pub use wire::TAKEN;
 
 /// The agent: a static program for this target, which needs nothing of the image that it runs in.
 pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-agent"));

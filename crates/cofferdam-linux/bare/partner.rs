@@ -7,6 +7,8 @@ pub const REQUEST: usize = 192;
 pub const ANSWER: usize = 12;
 /// The descriptor at which whoever asks finds its end.
 pub const DESCRIPTOR: i32 = 3;
+/// The descriptor at which it finds a socket that takes the host's connections, where the host is reached by one.
+pub const LISTENER: i32 = 4;
 /// The longest name of a machine.
 pub const LONGEST_NAME: usize = 63;
 

@@ -1,7 +1,7 @@
 //! Finding disks and the port, which drivers announce some time after they were loaded.
 
 use super::failure::{Failure, Step};
-use super::options::Disk;
+use super::options::{Disk, Port};
 use super::sys::{self, ENOENT, Fd, Res};
 use super::text::Text;
 
@@ -23,9 +23,13 @@ pub fn disk(disk: Disk<'_>) -> Result<Path, Failure> {
     found.step("find the disk", name)
 }
 
-/// The port of this name, open, once it is there.
-pub fn port(name: &[u8]) -> Result<Fd, Failure> {
+/// The port, open, once it is there; or a socket that takes the host's connections.
+pub fn port(port: Port<'_>) -> Result<Fd, Failure> {
     const O_RDWR: usize = 2;
+    let name = match port {
+        Port::Name(name) => name,
+        Port::Vsock(number) => return sys::vsock_listen(number).step("listen at", b"the vsock"),
+    };
     let path = wait(|| with_attribute(PORTS, b"name", name)).step("find the port", name)?;
     sys::open_at(sys::AT_FDCWD, path.terminated(), O_RDWR, 0).step("open the port", name)
 }

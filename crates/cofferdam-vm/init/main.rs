@@ -37,7 +37,7 @@ mod text;
 mod texts;
 
 use failure::{Failure, Step};
-use options::Options;
+use options::{Options, Port};
 
 /// Longer than any command line that a kernel takes.
 const COMMAND_LINE: usize = 4096;
@@ -57,18 +57,24 @@ extern "C" fn enter() -> ! {
         failure::tell(&Failure::new("run", b"as what is not the first process of a machine", 0));
         sys::exit(1);
     }
-    let Err(failure) = run();
+    let mut end: fn() = sys::power_off;
+    let Err(failure) = run(&mut end);
     failure::tell(&failure);
-    sys::power_off();
+    end();
     sys::exit(1)
 }
 
-fn run() -> Result<core::convert::Infallible, Failure> {
+/// `end` becomes what ends a machine of this kind.
+fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     mounts::first()?;
     let mut line = [0; COMMAND_LINE];
     let line = sys::read_file(b"/proc/cmdline\0", &mut line);
     let options = Options::parse(line).map_err(|word| Failure::new("understand the command line at", word, 0))?;
-    modules::load()?;
+    if let Port::Vsock(_) = options.port {
+        // The monitor that has it has no power switch.
+        *end = sys::restart;
+    }
+    modules::load(matches!(options.port, Port::Vsock(_)))?;
     let agent = sys::open(AGENT, 0).step("open", AGENT)?;
     mounts::root(&options)?;
     mounts::writable(&options)?;
@@ -105,9 +111,17 @@ fn become_agent(options: &Options<'_>, agent: &sys::Fd, partner: &sys::Fd) -> Re
     let [agent, partner] = [agent, partner].map(|fd| sys::duplicate_above(fd, FIRST_FREE));
     let (agent, partner) = (agent.step("keep", AGENT)?, partner.step("keep", b"the agent's socket")?);
     let console = sys::duplicate_above(&console, FIRST_FREE).step("keep", b"the console")?;
-    let inherited =
-        [(port.number(), 0), (port.number(), 1), (null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
-    for (from, to) in inherited {
+    // A place below those that the agent inherits may be anything's by now.
+    let port = sys::duplicate_above(&port, FIRST_FREE).step("keep", b"the agent's port")?;
+    let null = sys::duplicate_above(&null, FIRST_FREE).step("keep", NULL)?;
+    let inherited = match options.port {
+        Port::Name(_) => [(port.number(), 0), (port.number(), 1)],
+        // The agent takes its connections itself.
+        Port::Vsock(_) => [(null.number(), 0), (null.number(), 1)],
+    };
+    let always = [(null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
+    let listener = matches!(options.port, Port::Vsock(_)).then_some((port.number(), partner::LISTENER));
+    for (from, to) in inherited.into_iter().chain(always).chain(listener) {
         sys::duplicate_to(from, to).step("connect", b"the agent")?;
     }
     let become_it = || {

@@ -9,8 +9,11 @@ const LIST: &[u8] = b"/modules/list\0";
 const LONGEST_LIST: usize = 4096;
 const EEXIST: i32 = 17;
 
-/// Loads them all, and removes the files, whose memory the machine has better uses for.
-pub fn load() -> Result<(), Failure> {
+/// Modules for connections with the host: what nothing uses, guests are not to find in the kernel.
+const VSOCK: [&[u8]; 2] = [b"vsock.", b"vmw_vsock_"];
+
+/// Loads them all, but those for a vsock without one, and removes the files, whose memory the machine has better uses for.
+pub fn load(vsock: bool) -> Result<(), Failure> {
     let mut list = [0; LONGEST_LIST];
     let list = sys::read_file(LIST, &mut list);
     if list.len() == LONGEST_LIST {
@@ -21,6 +24,10 @@ pub fn load() -> Result<(), Failure> {
         let known = path.push(b"/modules/").and_then(|path| path.push(name));
         known.ok_or_else(|| Failure::new("find the module", name, 0))?;
         let file = sys::open(path.terminated(), 0).step("open the module", name)?;
+        if !vsock && VSOCK.iter().any(|begin| name.starts_with(begin)) {
+            sys::unlink(sys::AT_FDCWD, path.terminated()).step("remove the module", name)?;
+            continue;
+        }
         let packed = [&b".xz"[..], b".gz", b".zst"].iter().any(|end| name.ends_with(end));
         match sys::load_module(&file, packed) {
             Ok(()) | Err(EEXIST) => {}

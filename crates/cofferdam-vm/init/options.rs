@@ -5,7 +5,7 @@
 //! cofferdam.root=serial:NAME            the disk with the root file system; or the kernel's name for it, such as vda
 //! cofferdam.workspace=DISK|BYTES:FILES  a disk as above, or memory
 //! cofferdam.tmp=BYTES:FILES  cofferdam.shm=BYTES:FILES
-//! cofferdam.user=UID:GID  cofferdam.port=NAME
+//! cofferdam.user=UID:GID  cofferdam.port=NAME|vsock:NUMBER
 //! cofferdam.memory=BYTES  cofferdam.tasks=COUNT  cofferdam.cpu=MICROSECONDS   bounds of the sandbox; none where missing
 //! ```
 //!
@@ -29,6 +29,15 @@ pub enum Disk<'a> {
     Serial(&'a [u8]),
     /// By the kernel's name, which says in which order disks were found.
     Name(&'a [u8]),
+}
+
+/// Where the host and the agent find each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Port<'a> {
+    /// At a port of the console's device, by its name.
+    Name(&'a [u8]),
+    /// At a port of the machine's vsock, to which the host connects.
+    Vsock(u32),
 }
 
 /// How much a file system in memory holds.
@@ -62,8 +71,8 @@ pub struct Options<'a> {
     pub shm: Room,
     /// User and group of agent and guests; neither is root.
     pub user: (u32, u32),
-    /// The name of the port at which the host waits.
-    pub port: &'a [u8],
+    /// Where the host is found.
+    pub port: Port<'a>,
     /// Bytes of memory for agent and guests.
     pub memory: Option<u64>,
     /// Threads and processes of agent and guests.
@@ -79,6 +88,13 @@ impl<'a> Disk<'a> {
     }
 }
 
+impl<'a> Port<'a> {
+    /// Takes a word for a port.
+    pub fn parse(word: &'a [u8]) -> Option<Self> {
+        port(word)
+    }
+}
+
 #[derive(Default)]
 struct Found<'a> {
     root: Option<Disk<'a>>,
@@ -86,7 +102,7 @@ struct Found<'a> {
     tmp: Option<Room>,
     shm: Option<Room>,
     user: Option<(u32, u32)>,
-    port: Option<&'a [u8]>,
+    port: Option<Port<'a>>,
     memory: Option<u64>,
     tasks: Option<u64>,
     cpu: Option<u64>,
@@ -126,7 +142,7 @@ impl<'a> Found<'a> {
             b"tmp" => set(&mut self.tmp, room(value)),
             b"shm" => set(&mut self.shm, room(value)),
             b"user" => set(&mut self.user, user(value)),
-            b"port" => set(&mut self.port, Some(value).filter(|name| is_name(name, LONGEST_PORT))),
+            b"port" => set(&mut self.port, port(value)),
             b"memory" => set(&mut self.memory, number(value)),
             b"tasks" => set(&mut self.tasks, number(value)),
             b"cpu" => set(&mut self.cpu, number(value)),
@@ -157,6 +173,14 @@ fn disk(value: &[u8]) -> Option<Disk<'_>> {
             (is_name(value, LONGEST_DISK) && value.iter().all(u8::is_ascii_alphanumeric) && !starts_with_digit(value))
                 .then_some(Disk::Name(value))
         }
+    }
+}
+
+fn port(value: &[u8]) -> Option<Port<'_>> {
+    match value.strip_prefix(b"vsock:") {
+        // The largest stands for any.
+        Some(port) => u32::try_from(number(port)?).ok().filter(|port| *port < u32::MAX).map(Port::Vsock),
+        None => is_name(value, LONGEST_PORT).then_some(Port::Name(value)),
     }
 }
 
@@ -220,6 +244,15 @@ impl fmt::Display for Room {
     }
 }
 
+impl fmt::Display for Port<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => plain(f, name),
+            Self::Vsock(port) => write!(f, "vsock:{port}"),
+        }
+    }
+}
+
 /// As words of a command line, which [`Options::parse`] takes.
 impl fmt::Display for Options<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -229,8 +262,7 @@ impl fmt::Display for Options<'_> {
             Store::Disk(disk) => write!(f, "{disk}")?,
             Store::Memory(room) => write!(f, "{room}")?,
         }
-        write!(f, " cofferdam.tmp={tmp} cofferdam.shm={shm} cofferdam.user={uid}:{gid} cofferdam.port=")?;
-        plain(f, port)?;
+        write!(f, " cofferdam.tmp={tmp} cofferdam.shm={shm} cofferdam.user={uid}:{gid} cofferdam.port={port}")?;
         for (key, value) in [("memory", memory), ("tasks", tasks), ("cpu", cpu)] {
             if let Some(value) = value {
                 write!(f, " cofferdam.{key}={value}")?;

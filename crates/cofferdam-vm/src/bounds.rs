@@ -36,6 +36,8 @@ const TMPFS: u64 = 0x0102_1994;
 pub(crate) struct Allowance {
     /// Bytes, the machine's own included.
     memory: u64,
+    /// Bytes of those beside what is kept of the machine's memory, which is the same however the machine began.
+    beside: u64,
     /// Of the largest file that it writes to.
     file: u64,
     /// Thousandths of a processor.
@@ -61,14 +63,23 @@ impl Allowance {
             Sharing::Own => guest,
             Sharing::State => guest.saturating_mul(2),
         };
-        let allowed = TRANSLATED + STRUCTURES + guest / TABLES_SHARE;
+        let beside = (TRANSLATED + STRUCTURES + guest / TABLES_SHARE).saturating_add(stored);
         Self {
-            memory: held.saturating_add(allowed).saturating_add(stored).next_multiple_of(MEBIBYTE),
+            memory: held.saturating_add(beside).next_multiple_of(MEBIBYTE),
+            beside,
             // Memory is a file as well, where a monitor keeps it in one.
             file: disks.iter().map(|(bytes, _)| *bytes).fold(guest, u64::max).saturating_add(64 * MEBIBYTE),
             cpu_millis: u64::from(machine.processors) * 1000,
             tasks: u64::from(machine.processors) + THREADS,
         }
+    }
+
+    /// The same for a monitor that translates nothing, and writes a machine's memory into a file of the host's memory when
+    /// it writes down a state.
+    pub(crate) fn of_firecracker(machine: &Hardware, sharing: Sharing) -> Self {
+        let of = Self::of(machine, sharing);
+        let memory = of.memory.saturating_sub(TRANSLATED).saturating_add(machine.memory.as_bytes());
+        Self { memory: memory.next_multiple_of(MEBIBYTE), ..of }
     }
 
     /// As resource limits, which hold for one process each. `alone` says that no other process has its user.
@@ -123,7 +134,7 @@ impl Groups {
         let cpu_millis = Some(allowance.cpu_millis).filter(|_| owner.has_cpu());
         let bounds = Bounds { memory: Some(allowance.memory), tasks: Some(allowance.tasks), cpu_millis };
         let group = owner.make(bounds).map_err(|error| format!("{}: {error}", owner.version().as_str()))?;
-        match measured(owner, &group, bounds) {
+        match measured(owner, &group, bounds, allowance.beside) {
             Ok(shown) => Ok((group, shown)),
             Err(why) => {
                 // A group of nobody's; what cannot be removed now is swept later.
@@ -143,15 +154,16 @@ impl Groups {
     }
 }
 
-/// Reads back what bounds a group; an error where that is not what was asked for.
-fn measured(owner: &Owner, group: &Group, asked: Bounds) -> Result<String, String> {
+/// Reads back what bounds a group; an error where that is not what was asked for. Gives what holds, for people: `beside` is what
+/// there is for the monitor's own ends.
+fn measured(owner: &Owner, group: &Group, asked: Bounds, beside: u64) -> Result<String, String> {
     let copies: Result<Vec<OwnedFd>, _> = group.dirs().map(|dir| dir.try_clone_to_owned()).collect();
     let copies = copies.map_err(|error| error.to_string())?;
     let stats = Stats::new(owner.version(), copies, &owner.layout());
     let (memory, tasks) = (stats.memory_bound(), stats.tasks_bound());
     // The kernel rounds down to pages.
     let close = |found: u64| asked.memory.is_some_and(|asked| found <= asked && asked - found < 65_536);
-    let (Some(bytes), Some(threads)) = (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == asked.tasks))
+    let (Some(_), Some(threads)) = (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == asked.tasks))
     else {
         return Err(format!("{}: memory {memory:?}, tasks {tasks:?} instead of {asked:?}", owner.version().as_str()));
     };
@@ -160,8 +172,9 @@ fn measured(owner: &Owner, group: &Group, asked: Bounds) -> Result<String, Strin
         None => "processors without a bound".to_owned(),
     };
     let swap = if owner.counts_swap() { "without swap" } else { "swap not counted" };
-    let (version, size) = (owner.version().as_str(), ByteSize::from_bytes(bytes));
-    Ok(format!("a group of {version}: {size} {swap}, {processors}, {threads} threads"))
+    let (version, beside) = (owner.version().as_str(), beside.next_multiple_of(MEBIBYTE));
+    let size = ByteSize::from_bytes(beside);
+    Ok(format!("a group of {version}: {size} beside the machine's memory {swap}, {processors}, {threads} threads"))
 }
 
 impl Enclosure {
@@ -210,7 +223,7 @@ impl Drop for Enclosure {
 /// Whether this user may make groups, tried: their version, or why not.
 pub(crate) fn tried() -> Result<Version, String> {
     let mut groups = groups();
-    let allowance = Allowance { memory: 64 * MEBIBYTE, file: 0, cpu_millis: 1000, tasks: 16 };
+    let allowance = Allowance { memory: 64 * MEBIBYTE, beside: 0, file: 0, cpu_millis: 1000, tasks: 16 };
     let made = groups.make(&allowance);
     let version = groups.owner.as_ref().map(Owner::version);
     if let (Ok((group, _)), Some(owner)) = (&made, &mut groups.owner) {
@@ -245,7 +258,11 @@ mod tests {
     fn a_machine_from_a_state_may_have_each_page_twice() {
         let [own, state] = [Sharing::Own, Sharing::State].map(|sharing| Allowance::of(&machine(Vec::new()), sharing));
         assert_eq!(state.memory, own.memory + 256 * MEBIBYTE);
+        // Nobody is told another thing of a claimed machine than of one that was created.
+        assert_eq!(state.beside, own.beside);
         assert_eq!((state.file, state.cpu_millis, state.tasks), (own.file, own.cpu_millis, own.tasks));
+        let dumping = Allowance::of_firecracker(&machine(Vec::new()), Sharing::Own);
+        assert_eq!(dumping.memory, (256 + 256 + 192 + 4) * MEBIBYTE);
     }
 
     /// Whether the owner is there just while somebody needs it; other tests of this process may.
@@ -263,7 +280,7 @@ mod tests {
             assert!(first.shown.contains("not bounded from outside"), "{}", first.shown);
             return;
         }
-        assert!(first.shown.contains("580 MiB") && first.shown.contains("98 threads"), "{}", first.shown);
+        assert!(first.shown.contains(": 324 MiB beside") && first.shown.contains("98 threads"), "{}", first.shown);
         let second = Enclosure::make(&allowance, true);
         let members = groups().members;
         assert!(members >= 2, "{members}");

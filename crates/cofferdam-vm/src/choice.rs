@@ -1,9 +1,11 @@
-//! Which accelerator machines run with: found out when the first machine is wanted, and remembered for this boot.
+//! Which monitor and which accelerator machines run with: found out when the first machine is wanted, and remembered for
+//! this boot.
 //!
 //! ```text
-//! asked for tcg ------------------------------------------------------------------> tcg
-//! auto, kvm --tiny guest (kvm::Probe)--> usable --a whole kernel greets in time--> kvm
-//!                     '--> not usable -----------'--> does not: auto: tcg, kvm: refused
+//! asked for tcg ----------------------------------------------------------------------> qemu, tcg
+//! auto, kvm --tiny guest (kvm::Probe)--> usable --a whole kernel greets in time------> kvm
+//!                     |                    '--with firecracker where it is there, else with qemu
+//!                     '--> not usable --> auto: qemu, tcg; kvm or firecracker asked for: refused
 //! ```
 //!
 //! That a tiny guest runs proves little; so the first machine's own kernel is started once before anybody is given one.
@@ -18,29 +20,41 @@ use tokio::sync::OnceCell;
 
 use crate::config::VmConfig;
 use crate::error::{Result, VmError, io};
+use crate::firecracker::{self, FirecrackerVmm};
 use crate::kvm::record::{KernelTrial, Place};
 use crate::kvm::{Probe, Verdict};
 use crate::plan::{PORT, Plan};
 use crate::qemu::{Qemu, QemuConfig};
-use crate::vmm::{Acceleration, Accelerator, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
+use crate::vmm::{
+    Acceleration, Accelerator, Contents, Disk, Driver, Hardware, Machine, MachineState, Origin, Started, Vmm,
+};
 
 /// Time for a kernel that the processor runs: a second, on a host that has other things to do as well.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
 const TRIAL_MEMORY: ByteSize = ByteSize::from_mebibytes(128);
 
+/// What runs machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runner {
+    Qemu(Accelerator),
+    Firecracker,
+}
+
 /// What was found to be right, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chosen {
-    accelerator: Accelerator,
+    runner: Runner,
     why: String,
 }
 
-/// QEMU with the accelerator that this host is good for.
+/// The monitor and the accelerator that this host is good for.
 #[derive(Debug)]
 pub(crate) struct Chooser {
+    driver: Driver,
     wish: Acceleration,
     tcg: Qemu,
     kvm: Qemu,
+    firecracker: FirecrackerVmm,
     probe: Probe,
     config: VmConfig,
     /// Time for a kernel to come up.
@@ -53,9 +67,11 @@ impl Chooser {
     pub(crate) fn new(config: &VmConfig) -> Result<Self> {
         let qemu = |accelerator| Qemu::new(QemuConfig { accelerator, ..config.qemu.clone() });
         Ok(Self {
+            driver: config.driver,
             wish: config.acceleration,
             tcg: qemu(Accelerator::Tcg)?,
             kvm: qemu(Accelerator::Kvm)?,
+            firecracker: FirecrackerVmm::new(config.firecracker.clone()),
             probe: probe(config),
             config: config.clone(),
             limit: TRIAL_LIMIT,
@@ -63,11 +79,36 @@ impl Chooser {
         })
     }
 
-    fn driver(&self) -> &Qemu {
-        match self.chosen.get().map(|chosen| chosen.accelerator) {
-            Some(Accelerator::Kvm) => &self.kvm,
-            Some(Accelerator::Tcg) | None => &self.tcg,
+    fn vmm_of(&self, runner: Runner) -> &dyn Vmm {
+        match runner {
+            Runner::Qemu(Accelerator::Kvm) => &self.kvm,
+            Runner::Qemu(Accelerator::Tcg) => &self.tcg,
+            Runner::Firecracker => &self.firecracker,
         }
+    }
+
+    /// The monitor that was chosen; before, the one that is asked for, or that always is.
+    fn vmm(&self) -> &dyn Vmm {
+        match (self.chosen.get(), self.driver) {
+            (Some(chosen), _) => self.vmm_of(chosen.runner),
+            (None, Driver::Firecracker) => &self.firecracker,
+            (None, Driver::Auto | Driver::Qemu) => &self.tcg,
+        }
+    }
+
+    /// Refuses what is asked for and is not to be had here. Starts no machine.
+    pub(crate) async fn check(&self) -> Result<()> {
+        if self.chosen.get().is_some() {
+            return Ok(());
+        }
+        self.asked().await?;
+        if self.driver == Driver::Firecracker || self.wish == Acceleration::Kvm {
+            let verdict = self.verdict().await;
+            if !verdict.is_usable() {
+                self.without(verdict.to_string(), verdict.remedy())?;
+            }
+        }
+        Ok(())
     }
 
     async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
@@ -75,39 +116,93 @@ impl Chooser {
     }
 
     async fn find(&self, machine: &Machine) -> Result<Chosen> {
-        if self.wish == Acceleration::Tcg {
-            return Ok(Chosen { accelerator: Accelerator::Tcg, why: "asked for".to_owned() });
+        match self.asked().await? {
+            Some(chosen) => Ok(chosen),
+            None => self.decide(&self.verdict().await, machine).await,
         }
-        self.decide(&self.verdict().await, machine).await
+    }
+
+    /// The choice where the configuration makes it; an error where it asks for what there is not.
+    async fn asked(&self) -> Result<Option<Chosen>> {
+        match (self.driver, self.wish) {
+            (Driver::Firecracker, Acceleration::Tcg) => Err(VmError::Lacks {
+                monitor: firecracker::PROGRAM,
+                what: "translates nothing, and translation (tcg) is asked for".to_owned(),
+                remedy: "use the driver qemu, or the accelerator auto or kvm",
+            }),
+            (Driver::Firecracker, _) => self.firecracker.version().await.map(|_| None),
+            (Driver::Auto | Driver::Qemu, Acceleration::Tcg) => {
+                Ok(Some(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why: "asked for".to_owned() }))
+            }
+            (Driver::Auto | Driver::Qemu, _) => Ok(None),
+        }
     }
 
     async fn decide(&self, verdict: &Verdict, machine: &Machine) -> Result<Chosen> {
         if !verdict.is_usable() {
             return self.without(verdict.to_string(), verdict.remedy());
         }
-        let trial = self.trial(machine).await?;
-        match trial.outcome {
-            Ok(milliseconds) => {
-                let why = format!("{verdict}, and a kernel was up in {milliseconds} ms");
-                Ok(Chosen { accelerator: Accelerator::Kvm, why })
+        let mut before = String::new();
+        if self.driver != Driver::Qemu {
+            match self.tried(Runner::Firecracker, verdict, machine).await? {
+                Ok(chosen) => return Ok(chosen),
+                Err(why) if self.driver == Driver::Firecracker => return self.without(why, BROKEN),
+                Err(why) if self.firecracker_is_there() => before = format!("; Firecracker is not used: {why}"),
+                Err(_) => {}
             }
-            Err(why) => self.without(format!("{verdict}, but a kernel does not start: {why}"), BROKEN),
+        }
+        match self.tried(Runner::Qemu(Accelerator::Kvm), verdict, machine).await? {
+            Ok(Chosen { runner, why }) => Ok(Chosen { runner, why: format!("{why}{before}") }),
+            Err(why) => self.without(format!("{why}{before}"), BROKEN),
         }
     }
 
-    /// The choice where there is no kernel to be tried: what was chosen before, else by the tiny guest alone. A state that
-    /// was taken with KVM goes on only on such a processor, and is itself the trial.
-    async fn settle(&self) -> Result<&Chosen> {
+    fn firecracker_is_there(&self) -> bool {
+        self.config.firecracker.program.is_some()
+    }
+
+    /// A runner on a processor that runs a tiny guest: whether it runs this kernel, too, or why not.
+    async fn tried(&self, runner: Runner, verdict: &Verdict, machine: &Machine) -> Result<Result<Chosen, String>> {
+        // Firecracker is one of two: that it is not there, or too old, is no error of what is chosen instead.
+        if runner == Runner::Firecracker
+            && let Err(error) = self.firecracker.version().await
+        {
+            return Ok(Err(error.to_string()));
+        }
+        let trial = self.trial(runner, machine).await?;
+        Ok(match trial.outcome {
+            Ok(milliseconds) => {
+                Ok(Chosen { runner, why: format!("{verdict}, and a kernel was up in {milliseconds} ms") })
+            }
+            Err(why) => Err(format!("{verdict}, but a kernel does not start: {why}")),
+        })
+    }
+
+    /// The choice where there is no kernel to be tried: what was chosen before or in this boot, else by the tiny guest alone.
+    /// A state that was taken with KVM goes on only on such a processor, and is itself the trial.
+    async fn settled(&self) -> Result<&Chosen> {
         let find = || async {
-            if self.wish == Acceleration::Tcg {
-                return Ok(Chosen { accelerator: Accelerator::Tcg, why: "asked for".to_owned() });
+            if let Some(chosen) = self.asked().await? {
+                return Ok(chosen);
             }
-            match self.verdict().await {
-                verdict if verdict.is_usable() => {
-                    Ok(Chosen { accelerator: Accelerator::Kvm, why: format!("{verdict}, and no kernel was tried") })
+            let verdict = self.verdict().await;
+            if !verdict.is_usable() {
+                return self.without(verdict.to_string(), verdict.remedy());
+            }
+            let good = match self.driver {
+                Driver::Qemu => false,
+                Driver::Firecracker => true,
+                // As the last machine was made that booted here.
+                Driver::Auto => {
+                    self.firecracker.version().await.is_ok()
+                        && self
+                            .records()
+                            .and_then(|place| place.kernel_trial(firecracker::PROGRAM))
+                            .is_some_and(|trial| trial.outcome.is_ok())
                 }
-                verdict => self.without(verdict.to_string(), verdict.remedy()),
-            }
+            };
+            let runner = if good { Runner::Firecracker } else { Runner::Qemu(Accelerator::Kvm) };
+            Ok(Chosen { runner, why: format!("{verdict}, and no kernel was tried") })
         };
         self.chosen.get_or_try_init(find).await
     }
@@ -120,36 +215,42 @@ impl Chooser {
 
     /// The translator, or an error where that is not wanted.
     fn without(&self, why: String, remedy: &'static str) -> Result<Chosen> {
-        match self.wish {
-            Acceleration::Kvm => Err(VmError::NoKvm { why, remedy }),
-            Acceleration::Auto | Acceleration::Tcg => Ok(Chosen { accelerator: Accelerator::Tcg, why }),
+        match (self.driver, self.wish) {
+            (Driver::Firecracker, _) => Err(VmError::NoKvm { why: format!("Firecracker needs it: {why}"), remedy }),
+            (_, Acceleration::Kvm) => Err(VmError::NoKvm { why, remedy }),
+            (_, Acceleration::Auto | Acceleration::Tcg) => Ok(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why }),
         }
     }
 
+    fn records(&self) -> Option<Place> {
+        self.probe.cache.as_deref().and_then(|cache| Place::new(cache, &self.probe.device))
+    }
+
     /// How this kernel fares on the processor: from the record of this boot, or tried now.
-    async fn trial(&self, machine: &Machine) -> Result<KernelTrial> {
-        let monitor = format!("qemu {}", self.kvm.version().await?);
+    async fn trial(&self, runner: Runner, machine: &Machine) -> Result<KernelTrial> {
+        let vmm = self.vmm_of(runner);
+        let monitor = format!("{} {}", vmm.name(), vmm.version().await?);
         // Images lie where their content says.
         let image = machine.kernel.display().to_string();
-        let place = self.probe.cache.as_deref().and_then(|cache| Place::new(cache, &self.probe.device));
-        let known = place.as_ref().and_then(Place::kernel_trial);
+        let place = self.records();
+        let known = place.as_ref().and_then(|place| place.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
             return Ok(known);
         }
         let begun = Instant::now();
-        let greeted = greets(&self.kvm, trial_machine(machine, &self.config)?, begun + self.limit).await;
+        let greeted = greets(vmm, trial_machine(vmm, machine, &self.config)?, begun + self.limit).await;
         let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let trial = KernelTrial { monitor, image, outcome: greeted.map(|()| milliseconds) };
         if let Some(place) = place {
             // Without a record it is tried again, which is slower and not wrong.
-            let _ = place.keep_kernel_trial(trial.clone());
+            let _ = place.keep_kernel_trial(vmm.name(), trial.clone());
         }
         Ok(trial)
     }
 }
 
-const BROKEN: &str =
-    "use `auto` or `tcg`, or look at the host's kernel log; `cofferdam doctor --backend vm` tells what was found";
+const BROKEN: &str = "use `auto` or `tcg` with the driver qemu, or look at the host's kernel log; `cofferdam doctor --backend vm` \
+                      tells what was found";
 
 /// How `/dev/kvm` is looked at.
 pub(crate) fn probe(config: &VmConfig) -> Probe {
@@ -157,14 +258,15 @@ pub(crate) fn probe(config: &VmConfig) -> Probe {
 }
 
 /// The same kernel and root with nothing of its owner's.
-fn trial_machine(like: &Machine, config: &VmConfig) -> Result<Machine> {
+fn trial_machine(vmm: &dyn Vmm, like: &Machine, config: &VmConfig) -> Result<Machine> {
     let bad = |error: cofferdam_contract::Error| VmError::BadSource { what: error.to_string() };
     let limits = Limits { memory: Some(TRIAL_MEMORY), disk: None, cpus: None, ..Limits::default() };
     let plan = Plan::of(&Spec::builder().limits(limits).build().map_err(bad)?, config).map_err(bad)?;
     let root = like.disks.iter().find(|disk| disk.access == Access::ReadOnly);
-    let Some(Disk { name, contents, .. }) = root else {
+    let Some(root) = root else {
         return Err(VmError::BadSource { what: "the machine has no root".to_owned() });
     };
+    let Disk { name, contents, .. } = root;
     let contents = match contents {
         Contents::Shared(path) => Contents::Shared(path.clone()),
         Contents::Own(file) => Contents::Own(file.try_clone().map_err(io("copy a descriptor of", name))?),
@@ -172,7 +274,7 @@ fn trial_machine(like: &Machine, config: &VmConfig) -> Result<Machine> {
     Ok(Machine {
         kernel: like.kernel.clone(),
         initramfs: like.initramfs.clone(),
-        command_line: plan.options(&format!("serial:{name}"), None).map_err(bad)?,
+        command_line: plan.options(&vmm.port_word(PORT), &vmm.disk_word(root, 0), None).map_err(bad)?,
         memory: plan.memory,
         processors: 1,
         disks: vec![Disk { name, contents, access: Access::ReadOnly }],
@@ -198,41 +300,50 @@ async fn greets(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), Stri
 #[async_trait]
 impl Vmm for Chooser {
     fn name(&self) -> &'static str {
-        self.tcg.name()
+        self.vmm().name()
     }
 
     fn runs_with(&self) -> String {
         match self.chosen.get() {
-            Some(chosen) => format!("{}: {}", self.driver().runs_with(), chosen.why),
+            Some(chosen) => format!("{}: {}", self.vmm_of(chosen.runner).runs_with(), chosen.why),
             None => "nobody knows yet what runs it".to_owned(),
         }
     }
 
     fn kernel_words(&self) -> String {
-        self.driver().kernel_words()
+        self.vmm().kernel_words()
     }
 
     fn disk_word(&self, disk: &Disk, place: usize) -> String {
-        self.tcg.disk_word(disk, place)
+        self.vmm().disk_word(disk, place)
+    }
+
+    fn port_word(&self, port: &str) -> String {
+        self.vmm().port_word(port)
+    }
+
+    async fn settle(&self, machine: &Machine) -> Result<()> {
+        let chosen = self.choose(machine).await?;
+        self.vmm_of(chosen.runner).settle(machine).await
     }
 
     async fn version(&self) -> Result<String> {
-        self.tcg.version().await
+        self.vmm().version().await
     }
 
     async fn start(&self, machine: Machine) -> Result<Started> {
-        self.choose(&machine).await?;
-        self.driver().start(machine).await
+        let chosen = self.choose(&machine).await?;
+        self.vmm_of(chosen.runner).start(machine).await
     }
 
     async fn origin(&self) -> Result<Origin> {
-        self.settle().await?;
-        self.driver().origin().await
+        let chosen = self.settled().await?;
+        self.vmm_of(chosen.runner).origin().await
     }
 
     async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
-        self.settle().await?;
-        self.driver().restore(hardware, state).await
+        let chosen = self.settled().await?;
+        self.vmm_of(chosen.runner).restore(hardware, state).await
     }
 }
 
@@ -241,17 +352,22 @@ impl Vmm for Chooser {
 pub(crate) struct Known {
     pub verdict: Verdict,
     pub trial: Option<KernelTrial>,
+    /// The same for Firecracker.
+    pub firecracker: Option<KernelTrial>,
 }
 
 /// Looks, without starting a kernel. Blocks its thread as [`Probe::verdict`] does.
 pub(crate) fn known(probes: Option<PathBuf>) -> Known {
     let probe = Probe { cache: probes, ..Probe::default() };
     let place = probe.cache.as_deref().and_then(|cache| Place::new(cache, &probe.device));
-    Known { verdict: probe.verdict(), trial: place.and_then(|place| place.kernel_trial()) }
+    let trial = |monitor: &str| place.as_ref().and_then(|place| place.kernel_trial(monitor));
+    Known { verdict: probe.verdict(), trial: trial("qemu"), firecracker: trial(firecracker::PROGRAM) }
 }
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_contract::ErrorKind;
+
     use super::*;
     use crate::config::MakePolicy;
     use crate::image::{Images, RootSource, Source};
@@ -279,7 +395,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_to_be_had_is_done_without_or_refused() {
         let auto = chooser(Acceleration::Auto, "/nowhere/kvm");
-        assert_eq!(auto.choose(&machine()).await.unwrap().accelerator, Accelerator::Tcg);
+        assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
         let said = auto.runs_with();
         assert!(said.contains("tcg") && said.contains("there is no KVM"), "{said}");
         let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&machine()).await.unwrap_err();
@@ -288,6 +404,43 @@ mod tests {
         let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
         asked.choose(&machine()).await.unwrap();
         assert!(asked.runs_with().ends_with("asked for"), "{}", asked.runs_with());
+    }
+
+    fn with_driver(driver: Driver, acceleration: Acceleration, program: Option<&str>) -> Chooser {
+        let mut chooser = chooser(acceleration, "/nowhere/kvm");
+        chooser.driver = driver;
+        chooser.config.firecracker.program = program.map(PathBuf::from);
+        chooser.firecracker = FirecrackerVmm::new(chooser.config.firecracker.clone());
+        chooser
+    }
+
+    #[tokio::test]
+    async fn firecracker_is_used_or_refused_where_it_is_asked_for() {
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        for (acceleration, program, kind, says) in [
+            (Acceleration::Auto, None, ErrorKind::Unavailable, "firecracker is not installed"),
+            (Acceleration::Kvm, Some("/nowhere/firecracker"), ErrorKind::Unavailable, "firecracker is not installed"),
+            (Acceleration::Auto, Some("/bin/true"), ErrorKind::Unavailable, "no version"),
+            (Acceleration::Tcg, None, ErrorKind::Unsupported, "translates nothing"),
+        ] {
+            let asked = with_driver(Driver::Firecracker, acceleration, program);
+            assert_eq!(asked.name(), "firecracker");
+            let errors = [asked.choose(&machine()).await.unwrap_err(), asked.origin().await.unwrap_err()];
+            for error in errors.into_iter().chain([asked.check().await.unwrap_err()]) {
+                let error = error.into_error("create");
+                assert_eq!(error.kind(), kind, "{error}");
+                assert!(error.to_string().contains(says) && error.remedy().is_some(), "{error}");
+            }
+        }
+        let asked = with_driver(Driver::Firecracker, Acceleration::Auto, None);
+        let error = asked.decide(&Verdict::Missing, &machine()).await.unwrap_err().into_error("create");
+        assert!(error.message().contains("Firecracker needs it") && error.remedy().is_some(), "{error}");
+        assert!(asked.decide(&usable, &machine()).await.unwrap_err().to_string().contains("not installed"));
+        // QEMU is there whatever becomes of Firecracker.
+        let auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
+        auto.check().await.unwrap();
+        assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
+        assert!(with_driver(Driver::Qemu, Acceleration::Kvm, None).check().await.is_err());
     }
 
     /// A machine of the image that the test suite has made, where machines are tested.
@@ -323,14 +476,17 @@ mod tests {
         };
         let good = with_records(Acceleration::Kvm, "good");
         let first = good.decide(&usable, &machine).await.unwrap();
-        assert!(first.accelerator == Accelerator::Kvm && first.why.contains("a kernel was up in"), "{first:?}");
+        assert!(
+            first.runner == Runner::Qemu(Accelerator::Kvm) && first.why.contains("a kernel was up in"),
+            "{first:?}"
+        );
         // Another time would differ in its milliseconds.
         assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &machine).await.unwrap(), first);
         let file = place.path().join("kernel");
         std::fs::write(&file, "this is no kernel").unwrap();
         let broken = Machine { kernel: file, ..machine };
         let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();
-        assert!(auto.accelerator == Accelerator::Tcg && auto.why.contains("does not start"), "{auto:?}");
+        assert!(auto.runner == Runner::Qemu(Accelerator::Tcg) && auto.why.contains("does not start"), "{auto:?}");
         let error = with_records(Acceleration::Kvm, "bad").decide(&usable, &broken).await.unwrap_err();
         assert!(error.to_string().contains("does not start"), "{error}");
     }
@@ -350,7 +506,7 @@ mod tests {
         let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));
         let chosen = deciding.await.expect("no hang").unwrap();
         println!("this host: {chosen:?}");
-        let came_up = chosen.accelerator == Accelerator::Kvm;
+        let came_up = chosen.runner == Runner::Qemu(Accelerator::Kvm);
         assert_ne!(came_up, chosen.why.contains("does not start"), "{chosen:?}");
     }
 
@@ -359,7 +515,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mut like = machine();
         like.disks.push(Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite });
-        let trial = trial_machine(&like, &VmConfig::new("/x")).unwrap();
+        let trial = trial_machine(&Qemu::new(QemuConfig::default()).unwrap(), &like, &VmConfig::new("/x")).unwrap();
         assert_eq!((trial.kernel, trial.disks.len(), trial.processors), ("/k".into(), 1, 1));
         assert!(trial.command_line.contains("serial:cofferdam-root"), "{}", trial.command_line);
     }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, Result};
 
+use crate::firecracker::FirecrackerConfig;
 use crate::image::Source;
 use crate::qemu::QemuConfig;
-use crate::vmm::Acceleration;
+use crate::vmm::{Acceleration, Driver};
 
 /// What is done about an image that was not made yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,8 +77,12 @@ pub struct VmConfig {
     pub ready_idle: Duration,
     /// Machines that may boot at once.
     pub boots: usize,
-    /// The monitor. Its accelerator is what [`Self::acceleration`] comes to.
+    /// Which monitor makes machines.
+    pub driver: Driver,
+    /// QEMU. Its accelerator is what [`Self::acceleration`] comes to.
     pub qemu: QemuConfig,
+    /// Firecracker.
+    pub firecracker: FirecrackerConfig,
     /// How its accelerator is chosen.
     pub acceleration: Acceleration,
     /// A directory for what was found out about this host, made when it is first needed. Without it nothing is remembered.
@@ -105,7 +110,9 @@ impl VmConfig {
             ready: 4,
             ready_idle: Duration::from_secs(15 * 60),
             boots: std::thread::available_parallelism().map_or(1, usize::from),
+            driver: Driver::default(),
             qemu: QemuConfig::default(),
+            firecracker: FirecrackerConfig::new(directory.join("monitors")),
             deadlines: Deadlines::default(),
         }
     }

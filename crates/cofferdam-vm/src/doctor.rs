@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use cofferdam_contract::Error;
 use cofferdam_linux::child::{self, Seclusion, Start};
@@ -12,14 +11,11 @@ use crate::bounds;
 use crate::choice::{self, Known};
 use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::VmError;
-use crate::firecracker;
+use crate::firecracker::{self, FirecrackerVmm};
 use crate::image::{Images, ext4};
 use crate::kvm::record::KernelTrial;
 use crate::qemu::Qemu;
-use crate::vmm::{Acceleration, Vmm};
-
-/// Time for a program to say which version it is.
-const VERSION_LIMIT: Duration = Duration::from_secs(5);
+use crate::vmm::{Acceleration, Driver, Vmm};
 
 /// How a finding stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,16 +55,23 @@ fn missing(name: &str, error: VmError) -> Finding {
     failure(name, &error.into_error("probe"))
 }
 
-/// Looks. `firecracker` is that program, where one was found. Needs a tokio runtime with time and IO.
-pub async fn doctor(config: &VmConfig, firecracker: Option<&Path>) -> Vec<Finding> {
+/// Looks. Needs a tokio runtime with time and IO.
+pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
     if let Err(error) = config.check() {
         return vec![failure("configuration", &error)];
     }
     let mut findings = vec![monitor(config).await];
     let asked = config.clone();
+    let known = tokio::task::spawn_blocking(move || choice::known(asked.probes.clone())).await;
+    let Ok(known) = known else {
+        findings.push(finding("accelerator", Missing, "the look at it was interrupted", None));
+        return findings;
+    };
+    findings.push(firecracker_driver(config, &known).await);
+    let asked = config.clone();
     let others = tokio::task::spawn_blocking(move || {
         vec![
-            accelerator(asked.acceleration, &choice::known(asked.probes.clone())),
+            accelerator((asked.driver, asked.acceleration), &known),
             image(&asked),
             disks(),
             confinement(),
@@ -80,7 +83,6 @@ pub async fn doctor(config: &VmConfig, firecracker: Option<&Path>) -> Vec<Findin
         Ok(others) => findings.extend(others),
         Err(_) => findings.push(finding("host", Missing, "the look at it was interrupted", None)),
     }
-    findings.push(another_monitor(firecracker).await);
     findings
 }
 
@@ -100,13 +102,24 @@ async fn monitor(config: &VmConfig) -> Finding {
                 None,
             )
         }
+        Err(error) if config.driver == Driver::Firecracker => {
+            finding("qemu", Good, format!("{error}, and not used: the driver is firecracker"), None)
+        }
         Err(error) => missing("qemu", error),
     }
 }
 
-/// Pure.
-fn accelerator(wish: Acceleration, known: &Known) -> Finding {
-    let Known { verdict, trial } = known;
+/// The accelerator of the driver that is asked for; where none is, QEMU's. Pure.
+fn accelerator((driver, wish): (Driver, Acceleration), known: &Known) -> Finding {
+    let Known { verdict, trial, firecracker } = known;
+    let (wish, trial) = match (driver, wish) {
+        (Driver::Firecracker, Acceleration::Tcg) => {
+            let what = "tcg is asked for, and Firecracker translates nothing";
+            return finding("accelerator", Missing, what, Some("use the driver qemu, or the accelerator auto or kvm"));
+        }
+        (Driver::Firecracker, _) => (Acceleration::Kvm, firecracker),
+        (Driver::Auto | Driver::Qemu, wish) => (wish, trial),
+    };
     let slow = "machines are translated (tcg): as isolated, many times slower";
     let found = match trial {
         Some(KernelTrial { outcome: Ok(milliseconds), .. }) => {
@@ -212,22 +225,44 @@ fn bounded() -> Finding {
     }
 }
 
-/// Firecracker is looked for, too; no machine needs it.
-async fn another_monitor(program: Option<&Path>) -> Finding {
-    let unused = "no machine is made with it yet";
-    let Some(program) = program else {
-        return finding("firecracker", Good, format!("not found, and not needed: {unused}"), None);
-    };
-    match firecracker::version_of("probe", program, VERSION_LIMIT).await {
-        Ok(version) => finding("firecracker", Good, format!("{version} ({}); {unused}", program.display()), None),
-        Err(error) => {
-            finding("firecracker", Weaker, format!("{}: {}; {unused}", program.display(), error.message()), None)
+/// What becomes of Firecracker, which no machine needs unless it is asked for.
+async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
+    const NAME: &str = firecracker::PROGRAM;
+    let vmm = FirecrackerVmm::new(config.firecracker.clone());
+    let at = |program: &Path| program.display().to_string();
+    let place = config.firecracker.program.as_deref().map_or_else(String::new, at);
+    match (config.driver, vmm.version().await) {
+        (Driver::Qemu, Ok(version)) => {
+            finding(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
+        }
+        (Driver::Qemu, Err(error)) => finding(NAME, Good, format!("{error}; not used: the driver is qemu"), None),
+        (Driver::Firecracker, Ok(version)) => finding(NAME, Good, format!("{version} ({place}), as asked for"), None),
+        (Driver::Firecracker, Err(error)) => missing(NAME, error),
+        (Driver::Auto, Ok(version)) => {
+            let (state, then) = match (&known.firecracker, known.verdict.is_usable()) {
+                (_, false) => (Good, "not used: it needs hardware virtualisation".to_owned()),
+                (None, true) => (Good, "tried with the first machine".to_owned()),
+                (Some(KernelTrial { outcome: Ok(took), .. }), true) => (Good, format!("a kernel was up in {took} ms")),
+                (Some(KernelTrial { outcome: Err(why), .. }), true) => {
+                    (Weaker, format!("not used: a kernel did not start: {why}"))
+                }
+            };
+            finding(NAME, state, format!("{version} ({place}), {then}"), None)
+        }
+        (Driver::Auto, Err(VmError::MissingTool { .. })) => {
+            finding(NAME, Good, "not found, and not needed: machines are QEMU's", None)
+        }
+        (Driver::Auto, Err(error)) => {
+            let error = error.into_error("probe");
+            finding(NAME, Weaker, format!("{place}: {}; machines are QEMU's", error.message()), error.remedy())
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::kvm::Verdict;
 
@@ -247,9 +282,37 @@ mod tests {
             (Acceleration::Kvm, Verdict::Usable { took }, trial(Err("silence".to_owned())), Missing, "silence"),
             (Acceleration::Tcg, Verdict::Missing, None, Good, "as asked for"),
         ] {
-            let found = accelerator(wish, &Known { verdict, trial });
+            let found = accelerator((Driver::Auto, wish), &Known { verdict, trial, firecracker: None });
             assert!(found.state == state && found.detail.contains(says), "{found:?}");
             assert!(found.state != Missing || found.remedy.is_some(), "{found:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn firecracker_is_missed_where_it_is_asked_for() {
+        let took = Duration::from_millis(1);
+        let known = |verdict| Known { verdict, trial: None, firecracker: trial(Err("silence".to_owned())) };
+        let (usable, none) = (known(Verdict::Usable { took }), known(Verdict::Missing));
+        for (driver, program, known, state, says) in [
+            (Driver::Auto, None, &usable, Good, "not needed"),
+            (Driver::Qemu, None, &usable, Good, "not used"),
+            (Driver::Firecracker, None, &usable, Missing, "not installed"),
+            (Driver::Firecracker, Some("/nowhere/firecracker"), &none, Missing, "not installed"),
+            (Driver::Auto, Some("/bin/true"), &usable, Weaker, "no version"),
+        ] {
+            let mut config = VmConfig { driver, ..VmConfig::new("/x") };
+            config.firecracker.program = program.map(Into::into);
+            let found = firecracker_driver(&config, known).await;
+            assert!(found.state == state && found.detail.contains(says), "{found:?}");
+            assert!(found.state != Missing || found.remedy.is_some(), "{found:?}");
+        }
+        for (driver, wish, known, says) in [
+            (Driver::Firecracker, Acceleration::Tcg, &usable, "translates nothing"),
+            (Driver::Firecracker, Acceleration::Auto, &none, "asked for"),
+            (Driver::Firecracker, Acceleration::Auto, &usable, "silence"),
+        ] {
+            let found = accelerator((driver, wish), known);
+            assert!(found.state == Missing && found.detail.contains(says) && found.remedy.is_some(), "{found:?}");
         }
     }
 

@@ -87,6 +87,19 @@ pub enum VmError {
         /// What is wrong.
         what: String,
     },
+    /// A monitor said or did something else than it should, in the contract's words.
+    #[error("{}", .0.message())]
+    Api(Box<Error>),
+    /// A monitor cannot do what is asked for.
+    #[error("{monitor} {what}")]
+    Lacks {
+        /// Which monitor.
+        monitor: &'static str,
+        /// What it cannot, as a predicate.
+        what: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
     /// The host cannot confine a monitor as it is to be.
     #[error("the machine's monitor cannot be confined here: there is no {wall}")]
     NoWall {
@@ -204,6 +217,12 @@ pub(crate) fn shown_end(text: &str) -> String {
     format!("{cut}{}", clean(&text[begin..]))
 }
 
+impl From<Error> for VmError {
+    fn from(error: Error) -> Self {
+        Self::Api(Box::new(error))
+    }
+}
+
 impl VmError {
     fn kind(&self) -> ErrorKind {
         match self {
@@ -218,6 +237,8 @@ impl VmError {
             Self::Archive(_) => ErrorKind::InvalidInput,
             Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
             Self::BadCache { .. } => ErrorKind::Denied,
+            Self::Api(error) => error.kind(),
+            Self::Lacks { .. } => ErrorKind::Unsupported,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
@@ -238,6 +259,10 @@ impl VmError {
             Self::MissingTool { tool } if tool.starts_with("mkfs") => {
                 "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
             }
+            Self::MissingTool { tool: "firecracker" } => {
+                "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or name it: \
+                 `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
+            }
             Self::MissingTool { .. } => "install it, or name where it is",
             Self::OldTool { .. } => "install a newer one",
             Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
@@ -247,7 +272,7 @@ impl VmError {
                 "make it once, with a network: `cofferdam vm build-image`, or VmBackend::make_image from the library"
             }
             Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
-            Self::NoKvm { remedy, .. } => remedy,
+            Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } => remedy,
             Self::NoWall { .. } => {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
@@ -279,6 +304,9 @@ impl VmError {
 
     /// As an error of the contract.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
+        if let Self::Api(error) = self {
+            return *error;
+        }
         let retry = match self {
             Self::Busy { .. } | Self::NotBooted { .. } => Retry::MayHelp,
             _ => Retry::Never,

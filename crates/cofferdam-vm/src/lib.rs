@@ -31,6 +31,7 @@ mod plan;
 mod posture;
 pub mod qemu;
 mod ready;
+mod rules;
 mod run;
 mod sandbox;
 mod snapshot;

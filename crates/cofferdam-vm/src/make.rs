@@ -38,7 +38,7 @@ pub type MakeProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 /// What all sandboxes of a backend share.
 pub(crate) struct Host {
     pub config: VmConfig,
-    vmm: Box<dyn Vmm>,
+    vmm: Chooser,
     images: Images,
     /// What machines start from, once it was found or made.
     image: OnceCell<Image>,
@@ -60,12 +60,12 @@ impl Host {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
         let (budget, ready) = (Budget::new(config.snapshots), Ready::new(config.ready, config.ready_idle));
-        let (vmm, image) = (Box::new(vmm), OnceCell::new());
+        let image = OnceCell::new();
         Ok(Arc::new(Self { config, vmm, images, image, boots, budget, ready, progress, boot }))
     }
 
     pub(crate) fn vmm(&self) -> &dyn Vmm {
-        &*self.vmm
+        &self.vmm
     }
 
     /// Makes the default image anew, where packages are newer than it.
@@ -277,6 +277,8 @@ pub(crate) async fn apart<T: Send + 'static>(
 
 async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     let failed = |error: VmError| error.into_error("create");
+    // What is asked for and not to be had is told before an image is looked for, or made.
+    host.vmm.check().await.map_err(failed)?;
     let image = host.image_of(spec).await.map_err(failed)?;
     let directory = host.config.disks.clone();
     let workspace = match plan.shares.disk {
@@ -285,7 +287,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     };
     let root = File::open(&image.root).map_err(io("open", &image.root)).map_err(failed)?;
     let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new) };
-    let machine = machine(host, &plan, &image, &disks)?;
+    let machine = machine(host, &plan, &image, &disks).await?;
     let _turn = host.boots.acquire().await.map_err(|_| Error::closed("create"))?;
     let ready_by = Instant::now() + host.config.deadlines.boot;
     let Started { vm, reader, writer } = host.vmm.start(machine).await.map_err(failed)?;
@@ -382,19 +384,17 @@ fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     Ok(Hardware { memory: plan.memory, processors: plan.processors, disks: all, port: PORT })
 }
 
-fn machine(host: &Host, plan: &Plan, image: &Image, disks: &Disks) -> Result<Machine> {
-    let parts = hardware(plan, disks).map_err(|error| error.into_error("create"))?;
-    let Hardware { memory, processors, disks, port } = parts;
-    let words: Vec<String> = disks.iter().enumerate().map(|(at, disk)| host.vmm.disk_word(disk, at)).collect();
-    Ok(Machine {
-        kernel: image.kernel.clone(),
-        initramfs: image.initramfs.clone(),
-        command_line: plan.options(&words[0], words.get(1).map(String::as_str))?,
-        memory,
-        processors,
-        disks,
-        port,
-    })
+async fn machine(host: &Host, plan: &Plan, image: &Image, disks: &Disks) -> Result<Machine> {
+    let failed = |error: VmError| error.into_error("create");
+    let Hardware { memory, processors, disks, port } = hardware(plan, disks).map_err(failed)?;
+    let (kernel, initramfs) = (image.kernel.clone(), image.initramfs.clone());
+    let mut machine = Machine { kernel, initramfs, command_line: String::new(), memory, processors, disks, port };
+    let vmm = host.vmm();
+    vmm.settle(&machine).await.map_err(failed)?;
+    let words: Vec<String> = machine.disks.iter().enumerate().map(|(at, disk)| vmm.disk_word(disk, at)).collect();
+    let port = vmm.port_word(machine.port);
+    machine.command_line = plan.options(&port, &words[0], words.get(1).map(String::as_str))?;
+    Ok(machine)
 }
 
 /// The agent did not come up. Ends the machine, and says why.

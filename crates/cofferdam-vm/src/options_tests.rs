@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::options::{Disk, Options, Room, Store};
+use crate::options::{Disk, Options, Port, Room, Store};
 
 fn sample<'a>() -> Options<'a> {
     Options {
@@ -11,7 +11,7 @@ fn sample<'a>() -> Options<'a> {
         tmp: Room { bytes: 4096, files: 64 },
         shm: Room { bytes: 8192, files: 65 },
         user: (1000, 1001),
-        port: b"dev.cofferdam.agent",
+        port: Port::Name(b"dev.cofferdam.agent"),
         memory: Some(1 << 28),
         tasks: None,
         cpu: Some(50_000),
@@ -49,6 +49,9 @@ fn every_word_must_be_known_come_once_and_have_a_value_of_its_kind() {
         ("cofferdam.workspace=vdb", "cofferdam.workspace=../vdb"),
         ("cofferdam.workspace=vdb", "cofferdam.workspace=serial:a/b"),
         ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=Dev"),
+        ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=vsock:0"),
+        ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=vsock:4294967295"),
+        ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=vsock:"),
     ] {
         assert!(good.contains(word), "{word}");
         assert_eq!(Options::parse(good.replace(word, bad).as_bytes()), Err(bad.as_bytes()), "{bad}");
@@ -71,12 +74,12 @@ proptest! {
     fn what_is_told_is_understood(
         bytes in 1u64.., files in 1u64.., uid in 1..u32::MAX, gid in 1..u32::MAX,
         memory in proptest::option::of(1u64..), tasks in proptest::option::of(1u64..),
-        serial in "[a-z0-9.-]{1,20}", port in "[a-z0-9.-]{1,32}", in_memory: bool,
+        serial in "[a-z0-9.-]{1,20}", port in "[a-z0-9.-]{1,32}", number in proptest::option::of(1..u32::MAX), in_memory: bool,
     ) {
         let room = Room { bytes, files };
         let disk = Disk::Serial(serial.as_bytes());
         let workspace = if in_memory { Store::Memory(room) } else { Store::Disk(disk) };
-        let port = port.as_bytes();
+        let port = number.map_or(Port::Name(port.as_bytes()), Port::Vsock);
         let options = Options { root: disk, workspace, tmp: room, shm: room, user: (uid, gid), port, memory, tasks, cpu: None };
         let line = options.to_string();
         prop_assert_eq!(Options::parse(line.as_bytes()), Ok(options));

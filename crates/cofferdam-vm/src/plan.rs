@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
 use crate::config::{MOST_PROCESSORS, VmConfig};
-use crate::options::{CPU_PERIOD, Options, Room, Store};
+use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 
 /// The agent's port.
 pub(crate) const PORT: &str = "dev.cofferdam.agent";
@@ -164,8 +164,8 @@ impl Plan {
         both.into_iter().find_map(|((what, ours), (_, theirs))| (ours != theirs).then_some((what, ours, theirs)))
     }
 
-    /// What the machine's init is told. `root` and `workspace` are disks, in the init's words for them.
-    pub(crate) fn options(&self, root: &str, workspace: Option<&str>) -> Result<String> {
+    /// What the machine's init is told, in its words for disks and port.
+    pub(crate) fn options(&self, port: &str, root: &str, workspace: Option<&str>) -> Result<String> {
         let shares = &self.shares;
         let room = |bytes| Room { bytes, files: most_files(bytes) };
         let in_memory = Store::Memory(room(shares.workspace));
@@ -175,7 +175,7 @@ impl Plan {
             tmp: room(shares.tmp),
             shm: room(shares.shm),
             user: USER,
-            port: PORT.as_bytes(),
+            port: Port::parse(port.as_bytes()).ok_or_else(|| unspeakable("a port has no name for the init"))?,
             memory: self.bound,
             tasks: self.tasks,
             cpu: self.quota,
@@ -184,7 +184,7 @@ impl Plan {
         // The init reads it by the same code: what it would refuse is not sent there.
         match Options::parse(text.as_bytes()) {
             Ok(understood) if understood == options => Ok(text),
-            _ => Err(Error::new(ErrorKind::Internal, "create", "the machine's init cannot be told what to do")),
+            _ => Err(unspeakable("the machine's init cannot be told what to do")),
         }
     }
 
@@ -201,8 +201,11 @@ impl Plan {
 }
 
 fn disk(word: &str) -> Result<crate::options::Disk<'_>> {
-    crate::options::Disk::parse(word.as_bytes())
-        .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "a disk has no name for the kernel"))
+    crate::options::Disk::parse(word.as_bytes()).ok_or_else(|| unspeakable("a disk has no name for the kernel"))
+}
+
+fn unspeakable(what: &str) -> Error {
+    Error::new(ErrorKind::Internal, "create", what)
 }
 
 /// Whole processors that hold a share.
@@ -245,14 +248,15 @@ mod tests {
         });
         let plan = plan.unwrap();
         assert_eq!(plan.processors, 2);
-        let text = plan.options("serial:root", Some("serial:work")).unwrap();
+        let text = plan.options(PORT, "serial:root", Some("serial:work")).unwrap();
         let options = Options::parse(text.as_bytes()).expect("it is understood");
         assert_eq!((options.tasks, options.cpu, options.memory), (Some(10), Some(150_000), Some(100 * MEBIBYTE)));
         assert!(matches!(options.workspace, Store::Disk(_)) && options.user == USER);
         assert_eq!(plan.shares.disk.unwrap() + plan.shares.tmp + plan.shares.shm, 16 * MEBIBYTE);
         let unlimited = with(|limits| limits.disk = None).unwrap();
         assert!(unlimited.shares.disk.is_none());
-        assert!(plan.options("serial:Root", None).is_err());
+        assert!(plan.options(PORT, "serial:Root", None).is_err() && plan.options("vsock:0", "vda", None).is_err());
+        assert!(plan.options("vsock:1024", "vda", Some("vdb")).unwrap().contains("cofferdam.port=vsock:1024"));
     }
 
     #[test]

@@ -44,6 +44,18 @@ impl Accelerator {
     }
 }
 
+/// Which monitor makes machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Driver {
+    /// Firecracker where it is there and hardware virtualisation was tried with it and works, else QEMU.
+    #[default]
+    Auto,
+    /// QEMU, whatever else the host has.
+    Qemu,
+    /// Firecracker, or no machine.
+    Firecracker,
+}
+
 /// How [`Accelerator`] is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acceleration {
@@ -223,6 +235,16 @@ pub trait Vmm: fmt::Debug + Send + Sync {
 
     /// What the kernel's first program knows a disk by: `serial:NAME`, or the kernel's own name for it.
     fn disk_word(&self, disk: &Disk, place: usize) -> String;
+
+    /// What the kernel's first program knows a machine's port by: its name, or `vsock:NUMBER`.
+    fn port_word(&self, port: &str) -> String;
+
+    /// Settles what depends on the host, with a machine of which all is known but its command line. To be awaited before the
+    /// words above are asked for.
+    ///
+    /// # Behavior
+    /// - Fails where no machine can be made as it was asked for, with what to do about it.
+    async fn settle(&self, machine: &Machine) -> Result<()>;
 
     /// Which version it is.
     ///

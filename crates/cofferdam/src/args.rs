@@ -1,10 +1,12 @@
 //! The command line's words, as clap parses them. What they mean together is decided in `plan` and `settings`.
 
+mod audit;
 #[cfg(feature = "container")]
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
 mod mcp;
+mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
 
@@ -16,11 +18,13 @@ use cofferdam::registry::Pull;
 use cofferdam::registry::machines::Build;
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
 
+pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
 pub use mcp::McpArgs;
+pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
@@ -56,6 +60,10 @@ defaults.";
 pub enum Command {
     /// Run a file, a piece of code or a command in a new sandbox
     Run(Box<RunArgs>),
+    /// Talk to an interpreter in a sandbox, a line at a time
+    Repl(Box<ReplArgs>),
+    /// Verify the audit log, and find lines in it
+    Audit(AuditArgs),
     /// Keep sandboxes and interpreters warm for the runs to come, until told to end
     Daemon(DaemonArgs),
     /// Serve sandboxes to agents over the Model Context Protocol

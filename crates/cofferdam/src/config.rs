@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::registry::Pull;
-use cofferdam::registry::machines::{Acceleration, Build};
+use cofferdam::registry::machines::{Acceleration, Build, Driver};
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::bound::{Bound, Human};
-use crate::languages::Language;
 use crate::resident::DaemonUse;
 
 /// What a configuration file may say; every key is optional, an unknown one is an error.
@@ -39,6 +39,14 @@ pub struct ConfigFile {
     pub languages_allowed: Option<BTreeSet<String>>,
     /// Languages added or changed.
     pub languages: BTreeMap<String, Language>,
+    /// Upper bounds of one call with code.
+    pub code: Bounds,
+    /// Whether code is screened, and by which rules.
+    pub screening: Option<ScreeningConfig>,
+    /// The audit log.
+    pub audit: Option<AuditConfig>,
+    /// How many sessions there are, and for how long.
+    pub sessions: SessionBounds,
     /// Whether a daemon runs things.
     pub use_daemon: Option<DaemonUse>,
     /// How a daemon is set up.
@@ -92,6 +100,11 @@ pub struct ConfigMachines {
     pub memory: Option<Human<ByteSize>>,
     /// Processors of a machine without a share of them.
     pub processors: Option<u32>,
+    /// Which monitor makes machines.
+    #[serde(deserialize_with = "parsed")]
+    pub driver: Option<Driver>,
+    /// Firecracker's program.
+    pub firecracker: Option<PathBuf>,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// What runs a machine's instructions.
@@ -235,7 +248,7 @@ mod tests {
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
-        crate::languages::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
+        cofferdam::code::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
     }
 
     #[test]

@@ -53,6 +53,7 @@
 
 pub mod registry;
 
+pub use cofferdam_code as code;
 pub use cofferdam_contract::*;
 pub use cofferdam_daemon as daemon;
 pub use cofferdam_engine as engine;

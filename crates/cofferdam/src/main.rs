@@ -9,7 +9,6 @@ mod config;
 mod encode;
 mod host_stream;
 mod interrupts;
-mod languages;
 mod launcher;
 #[cfg(feature = "vm")]
 mod out_file;

@@ -1,16 +1,24 @@
 //! A file that is there whole or not at all: it has no name before everything is in it.
+//!
+//! Where it must have one for the time being, that name says so, and the file is locked for as long as its writer lives. What a
+//! killed writer left is removed by the next that writes into the same directory.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs::{File, TryLockError};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use cofferdam::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// Readable by its owner only.
 const MODE: Mode = Mode::from_raw_mode(0o600);
+/// How names for the time being end.
+const UNFINISHED: &str = ".cofferdam-unfinished";
+/// File systems take names of 255 bytes.
+const MOST_OF_NAME: usize = 160;
 
 /// What is done where the name is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +54,7 @@ impl OutFile {
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         let directory = rustix::fs::open(parent, flags, Mode::empty())
             .map_err(|errno| refused("use the directory of", &shown, errno))?;
+        sweep(&directory);
         match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(refused("look at", &shown, errno)),
@@ -68,7 +77,14 @@ impl OutFile {
             }
             Err(errno) => return Err(refused("write", &shown, errno)),
         };
-        Ok(Self { directory, name: name.to_owned(), shown, existing, file: file.into(), temporary })
+        let out = Self { directory, name: name.to_owned(), shown, existing, file: file.into(), temporary };
+        // Before it has a name, in most places; elsewhere nobody else can have locked it but to remove it.
+        match out.file.try_lock() {
+            Ok(()) => Ok(out),
+            Err(TryLockError::WouldBlock) => Err(refused("write", &out.shown, Errno::AGAIN)),
+            // A file system without locks, on which nothing is swept either.
+            Err(TryLockError::Error(_)) => Ok(out),
+        }
     }
 
     /// The file, to be written to.
@@ -124,12 +140,39 @@ impl Drop for OutFile {
     }
 }
 
+/// Removes what killed writers left in a directory: files of ours whose names say so, and that nobody has locked.
+fn sweep(directory: &OwnedFd) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // Who may not list it can remove nothing of it.
+    let Ok(entries) = rustix::fs::openat(directory, ".", flags, Mode::empty()).and_then(Dir::new) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name.to_bytes().starts_with(b".") && name.to_bytes().ends_with(UNFINISHED.as_bytes()) {
+            // What cannot be removed now is left to the next.
+            let _ = remove_unlocked(directory, name);
+        }
+    }
+}
+
+fn remove_unlocked(directory: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&file)?;
+    let is_ours =
+        FileType::from_raw_mode(found.st_mode).is_file() && found.st_uid == rustix::process::geteuid().as_raw();
+    if is_ours && rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+        rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
 /// A name beside this one that nobody else has, this long before the year is over.
 fn other_name(name: &OsStr) -> OsString {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mut other = OsString::from(".");
-    other.push(name);
-    other.push(format!(".{}-{:x}", std::process::id(), now.as_nanos()));
+    // As much of it as leaves room for the rest, for people.
+    other.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(MOST_OF_NAME)]));
+    other.push(format!(".{}-{:x}{UNFINISHED}", std::process::id(), now.as_nanos()));
     other
 }
 
@@ -178,6 +221,32 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(OutFile::begin(&path, Existing::Keep).unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(names(place.path()), ["x"]);
+    }
+
+    #[test]
+    fn what_killed_writers_left_goes_and_what_others_write_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let begin = |name: &str| OutFile::begin(&place.path().join(name), Existing::Replace).unwrap();
+        // One that has a name for the time being, as a writer has just before the end.
+        let mut living = begin("x");
+        let temporary = other_name(OsStr::new("x"));
+        living.link(&temporary).unwrap();
+        living.temporary = Some(temporary.clone());
+        let left = place.path().join(other_name(OsStr::new("y")));
+        std::fs::write(&left, "half").unwrap();
+        std::fs::write(place.path().join(".others"), "others").unwrap();
+        std::os::unix::fs::symlink(".others", place.path().join(other_name(OsStr::new("link")))).unwrap();
+        drop(begin("z"));
+        assert!(!left.exists() && place.path().join(&temporary).exists());
+        assert_eq!(names(place.path()).len(), 3);
+        living.finish().unwrap();
+        assert!(place.path().join("x").exists() && !place.path().join(&temporary).exists());
+        // A name of the greatest length leaves room for no other.
+        let long = "n".repeat(255);
+        let begun = begin(&long);
+        begun.file().unwrap().write_all(b"whole").unwrap();
+        begun.finish().unwrap();
+        assert_eq!(std::fs::read(place.path().join(long)).unwrap(), b"whole");
     }
 
     #[test]

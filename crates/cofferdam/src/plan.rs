@@ -11,8 +11,8 @@ use cofferdam::{
 };
 
 use crate::args::RunArgs;
-use crate::languages::Languages;
 use crate::settings::{Settings, names_module};
+use cofferdam::code::{CodeRequest, MODULE};
 
 /// The largest FILE that is read, as the contract bounds a script.
 const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
@@ -26,14 +26,33 @@ pub struct Plan {
     pub spec: Spec,
     /// What to run.
     pub request: ExecRequest,
+    /// The same as code in a language, where it is that.
+    pub code: Option<Code>,
+}
+
+/// Code in a language.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Code {
+    /// The code, and how it runs.
+    pub request: CodeRequest,
+    /// Whether it runs from its place in the workspace, where its own name and neighbours are.
+    pub in_place: bool,
 }
 
 impl Plan {
+    /// What to make, for who runs no words of the command line in it.
+    pub fn place(args: &RunArgs, settings: &Settings) -> Result<Spec> {
+        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+        spec(args, settings, workspace)
+    }
+
     /// Plans a run; `terminal` is the size of our terminal when the code gets one of its own.
     pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
         let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
-        let command = command(args, settings, workspace.as_ref())?;
-        Ok(Self { spec: spec(args, settings, workspace)?, request: request(args, settings, command, terminal)? })
+        let (command, code) = command(args, settings, workspace.as_ref())?;
+        let code = code.map(|code| with_surroundings(code, args));
+        let request = request(args, settings, command, terminal)?;
+        Ok(Self { spec: spec(args, settings, workspace)?, request, code })
     }
 }
 
@@ -113,10 +132,19 @@ fn request(
     builder.build()
 }
 
-fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Command> {
-    let languages = &settings.languages;
+/// Code as it is asked for by itself, with the environment and the directory of the run.
+fn with_surroundings(mut code: Code, args: &RunArgs) -> Code {
+    code.request.env = args.place.env.iter().cloned().collect();
+    code.request.working_dir = args.place.working_dir.clone().unwrap_or_default();
+    code
+}
+
+/// What runs, and the code if it is in a language.
+type Asked = (Command, Option<Code>);
+
+fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Asked> {
     if let (Some(code), Some(lang)) = (&args.code, &args.lang) {
-        return code_command(code, lang, &args.words, languages);
+        return code_command(code, lang, &args.words, settings);
     }
     let Some((first, rest)) = args.words.split_first() else {
         return Err(Error::invalid("run", "there is nothing to run")
@@ -130,47 +158,79 @@ fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace
     }
     // A backend for modules has none of its own, so that a command names a module of ours.
     if !args.separated || (for_modules && first.to_ascii_lowercase().ends_with(".wasm")) {
-        return file_command(Path::new(first), rest, args.lang.as_deref(), languages, workspace);
+        return file_command(Path::new(first), rest, args.lang.as_deref(), settings, workspace);
     }
     if args.lang.is_some() {
         return Err(Error::invalid("run", "--lang says how to run code, but what follows -- is a command")
             .with_remedy("leave out --lang, or give the code with --code"));
     }
-    Ok(Command::Argv(args.words.clone()))
+    Ok((Command::Argv(args.words.clone()), None))
 }
 
-fn code_command(code: &str, lang: &str, args: &[String], languages: &Languages) -> Result<Command> {
-    let language = languages.by_name(lang)?;
-    let extension = language.extensions.first().map_or(String::new(), |extension| format!(".{extension}"));
-    Ok(Command::Script(Script {
-        interpreter: language.interpreter.clone(),
-        name: format!("main{extension}"),
+fn code_command(code: &str, lang: &str, args: &[String], settings: &Settings) -> Result<Asked> {
+    let language = settings.code.languages.by_name(lang)?;
+    let script = Script {
+        interpreter: language.command(),
+        name: language.file_name(),
         contents: code.as_bytes().to_vec().into(),
         args: args.to_vec(),
-    }))
+    };
+    let code = (lang != MODULE).then(|| asked_code(lang, code.to_owned(), args, InPlace::No));
+    Ok((Command::Script(script), code))
+}
+
+/// Whether code runs from its place in the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InPlace {
+    Yes,
+    No,
+}
+
+fn asked_code(language: &str, code: String, args: &[String], place: InPlace) -> Code {
+    let mut request = CodeRequest::new(language, code);
+    request.args = args.to_vec();
+    Code { request, in_place: place == InPlace::Yes }
+}
+
+/// Code as text, for who wants it screened or its whole result; `None` for what is no text.
+fn text(contents: &[u8], settings: &Settings) -> Result<Option<String>> {
+    match std::str::from_utf8(contents) {
+        Ok(text) => Ok(Some(text.to_owned())),
+        Err(_) if settings.watched => {
+            Err(Error::invalid("run", "the file is not UTF-8, so it can be neither screened nor logged as code")
+                .with_remedy("store it as UTF-8"))
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 fn file_command(
     file: &Path,
     args: &[String],
     lang: Option<&str>,
-    languages: &Languages,
+    settings: &Settings,
     workspace: Option<&HostWorkspace>,
-) -> Result<Command> {
+) -> Result<Asked> {
     let canonical = file.canonicalize().map_err(|error| file_error(file, &error))?;
     let inside = workspace.map(|workspace| place_inside(file, &canonical, workspace)).transpose()?.flatten();
     // The file must be one that can be read before its name is worth talking about.
     let contents = read_file(file, &canonical)?;
-    let language = match lang {
-        Some(name) => languages.by_name(name)?,
-        None => languages.by_extension(file)?.1,
+    let languages = &settings.code.languages;
+    let (name, language) = match lang {
+        Some(name) => (name, languages.by_name(name)?),
+        None => languages.by_extension(file)?,
     };
-    let interpreter = language.interpreter.clone();
+    let interpreter = language.command();
+    let place = if inside.is_some() { InPlace::Yes } else { InPlace::No };
+    let code = match name == MODULE {
+        true => None,
+        false => text(&contents, settings)?.map(|text| asked_code(name, text, args, place)),
+    };
     if let Some(path) = inside {
-        return Ok(Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()));
+        return Ok((Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()), code));
     }
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
-    Ok(Command::Script(Script { interpreter, name, contents: contents.into(), args: args.to_vec() }))
+    Ok((Command::Script(Script { interpreter, name, contents: contents.into(), args: args.to_vec() }), code))
 }
 
 /// Where a file that lies in the workspace appears inside; `None` for one that lies elsewhere.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub use cofferdam_code::MODULE_INTERPRETER;
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
 use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
@@ -25,9 +26,6 @@ pub const DEFAULT_BACKEND: &str = "process";
 
 /// The backend that runs WebAssembly modules.
 pub const MODULE_BACKEND: &str = "wasm";
-
-/// What a script names as its interpreter whose contents are a WebAssembly module.
-pub const MODULE_INTERPRETER: &str = "wasm";
 
 /// The backend that makes containers.
 pub const CONTAINER_BACKEND: &str = "docker";
@@ -54,7 +52,7 @@ pub const KNOWN: &[BackendInfo] = &[
     known("wasm", Level::Wasm, cfg!(feature = "wasm"), "WebAssembly inside Cofferdam's own process"),
     known("process", Level::Process, true, "a process behind namespaces, filters and control groups"),
     known("docker", Level::Container, cfg!(feature = "container"), "a container of the Docker or Podman engine"),
-    known("vm", Level::Vm, cfg!(feature = "vm"), "a virtual machine of QEMU, with a kernel of its own"),
+    known("vm", Level::Vm, cfg!(feature = "vm"), "a virtual machine of QEMU or Firecracker, with a kernel of its own"),
     known("apple-vz", Level::Vm, false, "a virtual machine of macOS"),
     known("remote", Level::Vm, false, "another Cofferdam server"),
     known("e2b", Level::Vm, false, "the E2B cloud"),
@@ -70,22 +68,21 @@ pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
 }
 
 /// Finds a backend of this build by name; `local` means `process`, `docker:runsc` is `docker` with the OCI runtime
-/// `runsc` ([`runtime`]), `vm:qemu` and `qemu` mean `vm`.
+/// `runsc` ([`runtime`]), `vm:qemu` and `qemu`, `vm:firecracker` and `firecracker` are `vm` with that driver ([`driver`]).
 ///
 /// A name that is known but not in this build is `Unsupported`, any other is `InvalidInput`.
 pub fn find(name: &str) -> Result<&'static BackendInfo> {
     let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
     let name = match (name, kind) {
         ("local", None) => "process",
-        ("qemu", None) | (MACHINE_BACKEND, Some("qemu")) => MACHINE_BACKEND,
-        ("firecracker", None) | (MACHINE_BACKEND, Some("firecracker")) => return Err(no_firecracker()),
+        ("qemu" | "firecracker", None) | (MACHINE_BACKEND, Some("qemu" | "firecracker")) => MACHINE_BACKEND,
         (_, None) => name,
         (CONTAINER_BACKEND, Some(kind)) if !kind.is_empty() => name,
         (_, Some(kind)) => {
             let what = format!("there is no backend '{}:{}'", name.escape_debug(), kind.escape_debug());
             return Err(Error::invalid("select backend", what).with_remedy(format!(
                 "only {CONTAINER_BACKEND} has runtimes: {CONTAINER_BACKEND}:NAME, such as docker:runsc; and {MACHINE_BACKEND} \
-                 is {MACHINE_BACKEND}:qemu"
+                 is {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker"
             )));
         }
     };
@@ -98,15 +95,18 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
     }
 }
 
-fn no_firecracker() -> Error {
-    let what =
-        "machines of Firecracker cannot be made yet: its API is spoken, and no guest has been run with it so far";
-    Error::unsupported("select backend", what).with_remedy(format!("use {MACHINE_BACKEND}, whose machines are QEMU's"))
-}
-
 /// The OCI runtime in a backend's name, as in `docker:runsc`.
 pub fn runtime(name: &str) -> Option<&str> {
-    name.split_once(':').map(|(_, runtime)| runtime)
+    name.split_once(':').filter(|(name, _)| *name == CONTAINER_BACKEND).map(|(_, runtime)| runtime)
+}
+
+/// The driver in a backend's name, as in `vm:qemu` and `firecracker`.
+pub fn driver(name: &str) -> Option<machines::Driver> {
+    match name.strip_prefix("vm:").unwrap_or(name) {
+        "qemu" => Some(machines::Driver::Qemu),
+        "firecracker" => Some(machines::Driver::Firecracker),
+        _ => None,
+    }
 }
 
 /// What is done about an image that the container engine does not have.
@@ -316,7 +316,7 @@ fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgre
         CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime(name), &setup.containers, progress)?)),
         // Looks at nothing: that comes with the first sandbox, too.
         #[cfg(feature = "vm")]
-        MACHINE_BACKEND => Ok(Arc::new(machines::backend(&setup.machines, progress)?)),
+        MACHINE_BACKEND => Ok(Arc::new(machines::backend(&setup.machines.with_driver(driver(name)), progress)?)),
         // Costs nothing: its compiler comes with the first module.
         #[cfg(feature = "wasm")]
         MODULE_BACKEND => Ok(Arc::new(wasm_backend())),
@@ -445,7 +445,8 @@ pub struct DoctorReport {
 /// Examines this host for one backend, and tries to make a sandbox with the default limits, where that takes no seconds.
 pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     let info = find(name)?;
-    let named = Setup { containers: setup.containers.with_runtime(runtime(name)), ..setup.clone() };
+    let containers = setup.containers.with_runtime(runtime(name));
+    let named = Setup { containers, machines: setup.machines.with_driver(driver(name)) };
     let mut items = examine(info, &named).await;
     let tried = info.name != MACHINE_BACKEND;
     if tried {
@@ -528,11 +529,17 @@ mod tests {
     #[test]
     fn names_are_found_or_explained() {
         assert_eq!(find("local").unwrap().name, "process");
-        assert_eq!((find("qemu").unwrap().name, find("vm:qemu").unwrap().name), ("vm", "vm"));
-        for name in ["firecracker", "vm:firecracker", "remote"] {
-            let error = find(name).unwrap_err();
-            assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{name}: {error}");
+        for (name, expected) in [
+            ("qemu", Some(machines::Driver::Qemu)),
+            ("vm:qemu", Some(machines::Driver::Qemu)),
+            ("firecracker", Some(machines::Driver::Firecracker)),
+            ("vm:firecracker", Some(machines::Driver::Firecracker)),
+            ("vm", None),
+        ] {
+            assert_eq!((find(name).unwrap().name, driver(name), runtime(name)), ("vm", expected, None), "{name}");
         }
+        let error = find("remote").unwrap_err();
+        assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{error}");
         assert_eq!(find("docker:runsc").unwrap().name, "docker");
         assert_eq!((runtime("docker:runsc"), runtime("docker")), (Some("runsc"), None));
         for name in ["docker:", "process:runsc", "local:x", ":runsc", "vm:", "vm:xen", "qemu:x"] {

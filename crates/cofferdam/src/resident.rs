@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
+use cofferdam::registry::MACHINE_BACKEND;
+use cofferdam::registry::machines::Driver;
 use cofferdam::{Backend, Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -118,9 +120,11 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
 
 /// Starts a daemon and waits until it listens; gives what it said.
 fn start(settings: &Settings, config: Option<&Path>) -> Vec<String> {
+    let (name, driver) = (settings.backend.name, settings.setup.machines.driver);
     let backend = match &settings.setup.containers.runtime {
-        Some(runtime) => format!("{}:{runtime}", settings.backend.name),
-        None => settings.backend.name.to_owned(),
+        _ if name == MACHINE_BACKEND && driver != Driver::Auto => format!("{name}:{}", driver.as_str()),
+        Some(runtime) => format!("{name}:{runtime}"),
+        None => name.to_owned(),
     };
     let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
     let mut command = Command::new(program);

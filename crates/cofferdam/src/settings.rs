@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use cofferdam::registry::machines::{Build, Machines};
+use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE};
+use cofferdam::registry::machines::{Build, Driver, Machines};
 use cofferdam::registry::{self, BackendInfo, Containers, Setup};
 use cofferdam::{
     ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, Protection, Result, TenantId,
@@ -18,7 +19,6 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::{Bound, Human};
 use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
-use crate::languages::{Languages, MODULE};
 use crate::resident::DaemonUse;
 
 /// What the environment says.
@@ -68,6 +68,8 @@ fn machine_words(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines>
         build: value(&set, "COFFERDAM_VM_BUILD")?,
         memory: value(&set, "COFFERDAM_VM_MEMORY")?.map(Human),
         processors: value(&set, "COFFERDAM_VM_PROCESSORS")?,
+        driver: value(&set, "COFFERDAM_VM_DRIVER")?,
+        firecracker: set("COFFERDAM_VM_FIRECRACKER").map(PathBuf::from),
         qemu: set("COFFERDAM_VM_QEMU").map(PathBuf::from),
         accelerator: value(&set, "COFFERDAM_VM_ACCELERATOR")?,
         processor: set("COFFERDAM_VM_PROCESSOR"),
@@ -115,8 +117,10 @@ pub struct Settings {
     pub allow_weaker: BTreeSet<Protection>,
     /// Time between SIGTERM and SIGKILL.
     pub cancel_grace: Duration,
-    /// The languages that may run.
-    pub languages: Languages,
+    /// How code runs: which languages, how it is screened and logged, and within which bounds.
+    pub code: CodeConfig,
+    /// Whether whatever runs has to be screened or logged, even if nobody asks for the whole result.
+    pub watched: bool,
     /// Whether a daemon runs it.
     pub daemon: DaemonUse,
     /// How containers and machines are made.
@@ -134,6 +138,7 @@ impl Settings {
         let backend = backend_for_run(flags, environment, file)?;
         has_use(flags.place.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
         has_use(flags.place.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
+        let machines = machines(flags.place.build, environment, file);
         Ok(Self {
             setup: Setup {
                 containers: Containers {
@@ -141,7 +146,7 @@ impl Settings {
                     pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
                     ..containers(environment, file)
                 },
-                machines: machines(flags.place.build, environment, file),
+                machines: Machines { driver: backend.driver.unwrap_or(machines.driver), ..machines },
             },
             backend: backend.info,
             limits: limits(&flags.limits, environment, &file.limits)?,
@@ -149,10 +154,23 @@ impl Settings {
             tenant,
             allow_weaker: weaker.iter().copied().collect(),
             cancel_grace: flags.limits.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
-            languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
+            code: code(flags, file)?,
+            watched: file.screening.is_some() || file.audit.is_some(),
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
     }
+}
+
+/// How code runs. What the caller's own options allow is a bound like that of the file; nothing else widens it.
+fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
+    let output = flags.limits.max_output.or(file.max_output.map(|size| size.0));
+    Ok(CodeConfig {
+        languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
+        bounds: Bounds { max_output: output.unwrap_or(file.code.max_output), ..file.code.clone() },
+        screening: file.screening.clone().unwrap_or_default(),
+        audit: file.audit.clone(),
+        sessions: file.sessions.clone(),
+    })
 }
 
 /// Refuses an option that only one backend knows, where another one was chosen: it would do nothing.
@@ -186,6 +204,8 @@ pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFi
         build: build.or(first.build).or(second.build).unwrap_or_default(),
         memory: first.memory.or(second.memory).map(|size| size.0),
         processors: first.processors.or(second.processors),
+        driver: first.driver.or(second.driver).unwrap_or_default(),
+        firecracker: first.firecracker.or(second.firecracker),
         qemu: first.qemu.or(second.qemu),
         accelerator: first.accelerator.or(second.accelerator).unwrap_or_default(),
         processor: first.processor.or(second.processor),
@@ -204,11 +224,21 @@ pub struct Chosen {
     pub info: &'static BackendInfo,
     /// The OCI runtime that its name ended with.
     pub runtime: Option<String>,
+    /// The driver that its name said.
+    pub driver: Option<Driver>,
+}
+
+impl Chosen {
+    /// The one of this name.
+    pub fn named(name: &str) -> Result<Self> {
+        let (runtime, driver) = (registry::runtime(name).map(str::to_owned), registry::driver(name));
+        Ok(Self { info: registry::find(name)?, runtime, driver })
+    }
 }
 
 impl From<&'static BackendInfo> for Chosen {
     fn from(info: &'static BackendInfo) -> Self {
-        Self { info, runtime: None }
+        Self { info, runtime: None, driver: None }
     }
 }
 
@@ -275,7 +305,7 @@ pub fn backend(
                 "ask for a lower level, or name no backend so that one is chosen; `cofferdam backends` lists them",
             ))
         }
-        _ => Ok(Chosen { info, runtime: registry::runtime(name).map(str::to_owned) }),
+        _ => Chosen::named(name),
     }
 }
 
@@ -515,7 +545,7 @@ mod tests {
             assert!(error.message().starts_with("SANDBOX_TIMEOUT_SEC is"), "{error}");
         }
         assert_eq!(environment(&[("SANDBOX_TIMEOUT_SEC", ""), ("SANDBOX_TYPE", "")]).unwrap(), Environment::default());
-        for name in ["remote", "e2b", "firecracker", "vm:firecracker"] {
+        for name in ["remote", "e2b"] {
             let environment = environment(&[("SANDBOX_TYPE", name)]).unwrap();
             let error = Settings::resolve(&flags("x.py"), &environment, &ConfigFile::default()).unwrap_err();
             assert_eq!(error.kind(), cofferdam::ErrorKind::Unsupported, "{name}");

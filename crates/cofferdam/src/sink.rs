@@ -2,6 +2,7 @@
 
 use std::io;
 
+use bytes::Bytes;
 use cofferdam::{Chunk, OutputEvent, OutputStream};
 use serde_json::{Value, json};
 
@@ -127,6 +128,11 @@ impl Collected {
             OutputEvent::Chunk(Chunk { stream: OutputStream::Stderr, data }) => self.stderr.extend_from_slice(&data),
             OutputEvent::Lost { bytes, .. } => self.lost += bytes,
         }
+    }
+
+    /// Standard output and standard error, as far as they were kept.
+    pub fn output(&self) -> (Bytes, Bytes) {
+        (self.stdout.clone().into(), self.stderr.clone().into())
     }
 
     /// The members of the JSON document.

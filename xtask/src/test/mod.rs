@@ -28,8 +28,8 @@ use build::{Built, Program};
 use outcome::{Outcome, Printed};
 use user::User;
 
-/// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has the whole conformance
-/// kit run on them, too.
+/// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has every case of the
+/// conformance kit run on machines that booted, rather than on claimed ones.
 const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
 /// How many failed tests of one program are run again by themselves: where more fail, something is broken.
 const AGAIN: usize = 3;

@@ -117,6 +117,7 @@
     globalThis.exports = globalThis.module.exports;
     globalThis.require.main = globalThis.module;
     process.on("exit", () => finish(place));
+    process.on("uncaughtExceptionMonitor", without);
     begin();
     const text = strip(source);
     let script;
@@ -184,7 +185,13 @@
     const tell = (error) => { try { console.error("Uncaught", error); } catch (refused) { /* Nothing can be shown. */ } };
     process.on("uncaughtException", tell);
     process.on("unhandledRejection", tell);
-    const [read, write] = [fs.readSync, fs.writeSync];
+    const write = fs.writeSync;
+    let current;
+    // Where the prompt of Node catches errors by a domain, it tells that instead of who asked.
+    if (world._domain) {
+      world._domain.removeAllListeners("error");
+      world._domain.on("error", (error) => (current ? current(error) : tell(error)));
+    }
     const input = process.stdin;
     let data = Buffer.alloc(0);
     let busy = false;
@@ -209,6 +216,8 @@
       busy = true;
       begin();
       const done = (error, result) => {
+        if (current !== done) return;
+        current = undefined;
         let word = "ok 0";
         if (error) {
           word = "error 1";
@@ -225,6 +234,7 @@
           next();
         });
       };
+      current = done;
       const exiting = (status) => {
         finish(where);
         say(2, `\x1e${mark}\n`);
@@ -243,7 +253,7 @@
       evaluate(text + "\n", world.context, name, done);
     };
     input.on("data", (piece) => { data = Buffer.concat([data, piece]); next(); });
-    input.on("end", () => process.exit(0));
+    input.on("end", () => { if (!busy) process.exit(0); });
   }
 
   if (session) serve();

@@ -1,5 +1,9 @@
 //! Code in real interpreters behind the process backend's wall, in one program.
 #![forbid(unsafe_code)]
 
+mod audit;
+mod bash;
 mod execute;
+mod hostile;
+mod sessions;
 mod support;

@@ -45,7 +45,9 @@ pub fn tar_in(cache: &Path) -> PathBuf {
 
 impl Build {
     pub fn start(cache: &Path, stop: Stop, environment: &[(&str, &Path)]) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        // By its session, all that it started can be found.
+        let mut command = Command::new("/usr/bin/setsid");
+        command.arg(std::env::current_exe().expect("this program"));
         command.args(["--exact", "driven::a_build_in_its_own_process", "--nocapture"]);
         command.env(CACHE, cache).env(STOP, format!("{stop:?}")).stdout(Stdio::piped());
         let mut child = command.envs(environment.iter().copied()).spawn().expect("this program again");
@@ -73,8 +75,27 @@ impl Build {
         if said != "stopped" {
             return Err(Ended { result: Err(said), notes: String::new() });
         }
-        self.child.kill().and_then(|()| self.child.wait()).expect("killed");
+        self.kill();
         Ok(())
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("its status").is_some()
+    }
+
+    /// Kills it; nothing of what it started goes on.
+    pub fn kill(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("killed");
+        let begun = std::time::Instant::now();
+        loop {
+            let left = session(self.child.id());
+            if left.is_empty() {
+                return;
+            }
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "of a killed build is left: {left:?}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     pub fn end(mut self) -> Ended {
@@ -92,6 +113,19 @@ impl Build {
         self.child.wait().expect("ended");
         ended
     }
+}
+
+/// Processes of a session that have not ended, by name.
+fn session(leader: u32) -> Vec<String> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (name, rest) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split(' ').collect();
+        (fields[3] == leader.to_string() && !["Z", "X"].contains(&fields[0])).then(|| name.to_owned())
+    };
+    pids.filter_map(of).collect()
 }
 
 impl Drop for Build {

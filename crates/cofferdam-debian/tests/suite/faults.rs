@@ -113,6 +113,31 @@ fn a_killed_build_leaves_nothing_half_done() {
     assert_eq!(left.count(), 0, "something of the killed builds is left");
 }
 
+#[test]
+fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
+    let test = "an_apt_that_waits_for_the_network_ends_with_a_killed_build";
+    let place = tempfile::tempdir().expect("a directory");
+    // It takes what is asked, and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    silent.set_nonblocking(true).expect("it is asked whether somebody came");
+    let address = silent.local_addr().expect("its address");
+    let lines = ["http", "https"].map(|scheme| {
+        format!("Acquire::{scheme}::Proxy \"http://{address}\";\nAcquire::{scheme}::Timeout \"1000\";\n")
+    });
+    let configured = configuration(place.path(), &lines.concat());
+    let mut build = Build::start(&place.path().join("cache"), Stop::Never, &[("APT_CONFIG", &configured)]);
+    let begun = std::time::Instant::now();
+    let _asked = loop {
+        match silent.accept() {
+            Ok(asked) => break asked,
+            Err(_) if build.has_ended() => return println!("SKIP {test}: apt asks no archive"),
+            Err(_) => assert!(begun.elapsed() < std::time::Duration::from_secs(120), "apt asks nobody"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    build.kill();
+}
+
 fn is_skipped(test: &str, ended: &Ended) -> bool {
     let why = ended.result.as_ref().err().filter(|why| why.contains("NoArchive") || why.contains("MissingTool"));
     if let Some(why) = why {

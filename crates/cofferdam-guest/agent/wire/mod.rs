@@ -39,6 +39,8 @@ pub const MAX_PATH: usize = 4096;
 pub const MAX_JOBS: usize = 64;
 /// Programs of execs that can run at the same time.
 pub const MAX_EXECS: usize = 512;
+/// What an agent that takes connections says first on each, before any frame: that it was taken.
+pub const TAKEN: u8 = 6;
 /// A number that is not known.
 pub const NONE: u64 = u64::MAX;
 

@@ -114,7 +114,10 @@ pub mod number {
     pub const GETPID: usize = 172;
     pub const GETUID: usize = 174;
     pub const GETGID: usize = 176;
+    pub const SOCKET: usize = 198;
     pub const SOCKETPAIR: usize = 199;
+    pub const BIND: usize = 200;
+    pub const LISTEN: usize = 201;
     pub const RECVFROM: usize = 207;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
@@ -122,6 +125,7 @@ pub mod number {
     pub const CLONE: usize = 220;
     pub const EXECVE: usize = 221;
     pub const MMAP: usize = 222;
+    pub const ACCEPT4: usize = 242;
     pub const WAIT4: usize = 260;
     pub const PRLIMIT64: usize = 261;
     pub const FINIT_MODULE: usize = 273;

@@ -177,13 +177,22 @@ pub fn execute_file(file: &Fd, name: &core::ffi::CStr) -> i32 {
     }
 }
 
+const POWER_OFF: usize = 0x4321_fedc;
+const RESTART: usize = 0x0123_4567;
+
 /// Ends the machine: power off, and where that is not known, a restart, which its monitor takes for the end.
 pub fn power_off() {
+    order(POWER_OFF);
+    order(RESTART);
+}
+
+/// Ends the machine by a restart: for monitors that know no power switch, where the kernel would stand still for ever.
+pub fn restart() {
+    order(RESTART);
+}
+
+fn order(what: usize) {
     const MAGIC: [usize; 2] = [0xfee1_dead, 672_274_793];
-    const POWER_OFF: usize = 0x4321_fedc;
-    const RESTART: usize = 0x0123_4567;
-    for order in [POWER_OFF, RESTART] {
-        // SAFETY: plain numbers; these orders take no argument.
-        unsafe { call(number::REBOOT, [MAGIC[0], MAGIC[1], order, 0, 0, 0]) };
-    }
+    // SAFETY: plain numbers; these orders take no argument.
+    unsafe { call(number::REBOOT, [MAGIC[0], MAGIC[1], what, 0, 0, 0]) };
 }

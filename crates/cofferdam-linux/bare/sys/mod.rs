@@ -7,6 +7,7 @@ mod machine;
 mod memory;
 mod message;
 mod process;
+mod vsock;
 mod walls;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -25,6 +26,7 @@ pub use machine::*;
 pub use memory::{Mapping, Once};
 pub use message::{Fds, next_length, receive, send};
 pub use process::*;
+pub use vsock::{vsock_accept, vsock_listen};
 pub use walls::*;
 
 /// A result, or an error number.

@@ -74,9 +74,12 @@ pub mod number {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const GETPID: usize = 39;
+    pub const SOCKET: usize = 41;
     pub const RECVFROM: usize = 45;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
+    pub const BIND: usize = 49;
+    pub const LISTEN: usize = 50;
     pub const SOCKETPAIR: usize = 53;
     pub const CLONE: usize = 56;
     pub const EXECVE: usize = 59;
@@ -120,6 +123,7 @@ pub mod number {
     pub const PPOLL: usize = 271;
     pub const UNSHARE: usize = 272;
     pub const UTIMENSAT: usize = 280;
+    pub const ACCEPT4: usize = 288;
     pub const SIGNALFD4: usize = 289;
     pub const DUP3: usize = 292;
     pub const PIPE2: usize = 293;

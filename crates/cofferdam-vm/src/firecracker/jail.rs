@@ -17,14 +17,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_linux::child::Start;
 
 use super::ids::InstanceId;
-use super::process::{API_SOCKET, Firecracker, Launch, Remains, Tie, View, os};
+use super::owner::Owner;
+use super::process::{API_SOCKET, Firecracker, Launch, Remains, Running, Tie, View, os};
 use super::version;
-
-mod owner;
-
-use owner::Owner;
 
 /// Which interface of control groups the jailer uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,11 +85,11 @@ impl Jail {
         let id = Owner::this().map_err(|error| os("name a jail", &self.base, error))?.name()?;
         let layout = self.layout(&program, &id)?;
         let groups = self.group_places(&program, &id)?;
-        let remains = Remains { directory: layout.top, groups };
+        let remains = Remains { directory: layout.top, groups, enclosure: None };
         let mut command = Command::new(&self.jailer);
         command.args(self.arguments(&program, &id)).current_dir("/");
         let view = View { outside: layout.root, inside: "/".into(), owner: Some((self.user, self.group)) };
-        launch.begin(command, Tie::Namespace, view, remains, &id).await
+        launch.begin((command, Start::default()), Tie::Namespace, view, Running::new(remains), &id).await
     }
 
     /// Removes the jails of owners that are gone, and says how many there were. What they ran died with them.
@@ -111,7 +109,8 @@ impl Jail {
                 continue;
             };
             let id = InstanceId::new(name)?;
-            let remains = Remains { directory: jails.join(name), groups: self.group_places(&program, &id)? };
+            let groups = self.group_places(&program, &id)?;
+            let remains = Remains { directory: jails.join(name), groups, enclosure: None };
             remains.remove(Duration::from_secs(1)).map_err(|error| os("remove a jail", &remains.directory, error))?;
             swept += 1;
         }

@@ -10,14 +10,21 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
-use cofferdam_linux::child::{self, Start};
+use cofferdam_linux::child::{self, Seclusion, Start};
+use cofferdam_linux::process;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+
+use crate::bounds::Enclosure;
+use crate::error::VmError;
 
 use super::client::{Client, Deadlines};
 use super::console::Console;
@@ -30,6 +37,8 @@ use super::{socket, version};
 pub(super) const API_SOCKET: &str = "api.sock";
 /// Time that a killed process has to be gone.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// Time for what an ended process had said.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 /// A socket's path as the kernel takes it, without the byte that ends it.
@@ -71,30 +80,45 @@ impl Launch {
         }
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|error| os("make the machine's directory", &directory, error))?;
-        let remains = Remains { directory: directory.clone(), groups: Vec::new() };
+        let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: None };
         let mut command = Command::new(&self.program);
         command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
         let view = View { outside: directory.clone(), inside: directory, owner: None };
-        self.begin(command, Tie::Own, view, remains, id).await
+        self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
+    }
+
+    /// Starts it in a directory that is there, which becomes its own, and behind walls that stand. Names in requests begin
+    /// in that directory.
+    pub(super) async fn start_behind(&self, raised: Raised, id: &InstanceId) -> Result<Firecracker> {
+        let Raised { directory, start, running, owner } = raised;
+        let mut command = Command::new(&self.program);
+        command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
+        let view = View { outside: directory, inside: PathBuf::new(), owner };
+        self.begin((command, start), Tie::Own, view, running, id).await
     }
 
     pub(super) async fn begin(
         &self,
-        mut command: Command,
+        (mut command, start): (Command, Start),
         tie: Tie,
         view: View,
-        remains: Remains,
+        running: Running,
         id: &InstanceId,
     ) -> Result<Firecracker> {
-        // From here on, whatever is dropped kills the process and removes its files.
-        let running = Running { child: None, remains: Some(remains) };
+        let walled = start.seclusion == Seclusion::Apart;
         let (console, writer) = Console::new().map_err(|error| os("make a pipe", &view.outside, error))?;
         let second = writer.try_clone().map_err(|error| os("make a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
         let program = self.program.clone();
-        let running = tokio::task::spawn_blocking(move || running.start(command, tie));
+        let running = tokio::task::spawn_blocking(move || running.start(command, tie, start));
         let running = running.await.map_err(|error| internal(&error.to_string()))?;
-        let running = running.map_err(|error| os("start Firecracker", &program, error))?;
+        let walled = walled && matches!(running, Err(ref error) if forbidden(error));
+        let running = running.map_err(|error| match walled {
+            true => {
+                VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }.into_error("create")
+            }
+            false => os("start Firecracker", &program, error),
+        })?;
         let client = Client::new(view.outside.join(API_SOCKET), self.deadlines);
         let mut process = Firecracker { client, view, running, console, version: OLDEST };
         match process.become_ready(id, self.ready).await {
@@ -134,6 +158,8 @@ pub(super) struct View {
 pub(super) struct Remains {
     pub directory: PathBuf,
     pub groups: Vec<PathBuf>,
+    /// What bounds the process, if it is ours to remove.
+    pub enclosure: Option<Enclosure>,
 }
 
 impl Remains {
@@ -158,19 +184,32 @@ impl Remains {
 
 /// A process that is killed when it is dropped, and its files removed.
 #[derive(Debug)]
-struct Running {
+pub(super) struct Running {
     child: Option<Child>,
     remains: Option<Remains>,
 }
 
 impl Running {
-    fn start(mut self, command: Command, tie: Tie) -> io::Result<Self> {
-        let start = match tie {
+    /// Not started yet. From here on, what is dropped kills the process and removes what it leaves.
+    pub(super) fn new(remains: Remains) -> Self {
+        Self { child: None, remains: Some(remains) }
+    }
+
+    fn start(mut self, command: Command, tie: Tie, start: Start) -> io::Result<Self> {
+        let begin = match tie {
             Tie::Own => child::start,
             Tie::Namespace => child::start_in_namespace,
         };
-        self.child = Some(start(command, Start::default())?);
+        self.child = Some(begin(command, start)?);
         Ok(self)
+    }
+
+    /// Waits for a process that has ended, and removes what it left. Says how it ended, and what could not be removed.
+    fn reap(mut self) -> End {
+        let (child, remains) = (self.child.take(), self.remains.take());
+        let status = child.and_then(|mut child| child.wait().ok());
+        let removed = remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT));
+        End { status, left: removed.err().map(|error| error.to_string()) }
     }
 
     fn has_ended(&mut self) -> bool {
@@ -197,6 +236,40 @@ fn finish(child: Option<Child>, remains: Option<Remains>) -> io::Result<()> {
         child.wait()?;
     }
     remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT))
+}
+
+/// How a process ended.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    pub status: Option<ExitStatus>,
+    /// Why something of it could not be removed.
+    pub left: Option<String>,
+}
+
+/// A process whose end is waited for by a task.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub client: Client,
+    pub console: Console,
+    pub directory: PathBuf,
+    /// What bounds it from outside, for people.
+    pub kept: String,
+    pub process: OwnedFd,
+    pub end: watch::Receiver<Option<End>>,
+}
+
+/// A directory and walls that were made for a process.
+#[derive(Debug)]
+pub(super) struct Raised {
+    pub directory: PathBuf,
+    pub start: Start,
+    pub running: Running,
+    pub owner: Option<(u32, u32)>,
+}
+
+/// The errors by which a host says that a user may have no namespaces.
+fn forbidden(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::StorageFull)
 }
 
 /// A Firecracker that is ready for requests.
@@ -255,6 +328,34 @@ impl Firecracker {
         finished.map_err(|error| os("remove what Firecracker left", &self.view.outside, error))
     }
 
+    /// Hands it over to a task that waits for its end, and removes what it leaves then.
+    pub(super) fn watch(self) -> Result<Watched> {
+        let Self { client, view, running, console, .. } = self;
+        let failed = |error| os("watch Firecracker", &view.outside, error);
+        let number = running.child.as_ref().map_or(0, Child::id);
+        let process = process::pidfd(i32::try_from(number).unwrap_or(i32::MAX)).map_err(failed)?;
+        let killer = process.try_clone().map_err(failed)?;
+        #[expect(
+            deprecated,
+            reason = "an owned descriptor stays what it is, which its successor has its caller promise"
+        )]
+        let process = AsyncFd::new(process).map_err(failed)?;
+        let enclosure = running.remains.as_ref().and_then(|remains| remains.enclosure.as_ref());
+        let kept = enclosure.map_or_else(String::new, |enclosure| enclosure.shown.clone());
+        let (sender, end) = watch::channel(None);
+        let last_words = console.clone();
+        tokio::spawn(async move {
+            // A descriptor that cannot be waited for is no reason to forget the process.
+            let _ = process.readable().await;
+            // What it had to say may still be on its way.
+            let _ = timeout(LAST_WORDS, last_words.over()).await;
+            let reaped = tokio::task::spawn_blocking(move || running.reap()).await;
+            let lost = |_| End { status: None, left: Some("the end was not waited for".to_owned()) };
+            sender.send_replace(Some(reaped.unwrap_or_else(lost)));
+        });
+        Ok(Watched { client, console, directory: view.outside, kept, process: killer, end })
+    }
+
     async fn become_ready(&mut self, id: &InstanceId, limit: Duration) -> Result<Version> {
         let begun = Instant::now();
         while let Err(error) = socket::connect(self.client.socket()).await {
@@ -281,7 +382,7 @@ impl Firecracker {
 
     async fn ended_at_once(&self) -> Error {
         // What it had to say may still be on its way.
-        let _ = timeout(Duration::from_secs(1), self.console.over()).await;
+        let _ = timeout(LAST_WORDS, self.console.over()).await;
         let text = self.console.text();
         // Its last words say why.
         let end = text.char_indices().rev().nth(500).map_or(0, |(at, _)| at);

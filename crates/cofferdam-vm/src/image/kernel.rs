@@ -13,7 +13,7 @@ const MOST_KERNEL: u64 = 128 << 20;
 const MOST_MODULE: u64 = 16 << 20;
 
 /// What a machine needs, in the order in which it is loaded: the bus, the console with the agent's port, disks, random
-/// numbers, the file system. A kernel may have any of it built in; what is optional, it may lack.
+/// numbers, the file system, a vsock where the agent is reached by that. A kernel may have any of it built in; what is optional, it may lack.
 const WANTED: &[(&str, bool)] = &[
     ("virtio", true),
     ("virtio_ring", true),
@@ -27,6 +27,9 @@ const WANTED: &[(&str, bool)] = &[
     ("mbcache", false),
     ("jbd2", false),
     ("ext4", true),
+    ("vsock", false),
+    ("vmw_vsock_virtio_transport_common", false),
+    ("vmw_vsock_virtio_transport", false),
 ];
 /// Virtio's own order is another one in some kernels: what fails for want of the other is loaded after it.
 const FIRST: &str = "virtio_ring";

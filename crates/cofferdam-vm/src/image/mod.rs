@@ -17,6 +17,7 @@ mod names;
 mod oci;
 mod root;
 mod store;
+pub(crate) mod vmlinux;
 
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -213,6 +214,7 @@ impl Images {
     ///
     /// [`VmError::NoImage`] where packages would be needed and are not to be had, and those of [`Self::make`].
     pub fn find(&self, source: &Source, policy: MakePolicy, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
+        self.store.tidy();
         let root = match (&source.root, self.last("root", &origin_of_root(source))?) {
             (RootSource::Debian(_), Some(root)) => root,
             (RootSource::Debian(_), None) if policy == MakePolicy::Never => return Err(VmError::NoImage),
@@ -255,6 +257,7 @@ impl Images {
     ///
     /// [`VmError::NoSuchImage`] where there is none, or it is damaged.
     pub fn named(&self, name: &str) -> Result<Image> {
+        self.store.tidy();
         let named = names::read(&self.store, name)?;
         let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
         match parts {

@@ -6,7 +6,7 @@
 //!   manifest.json   every file's size and SHA-256
 //! last-ORIGIN       the key of what was made last for this origin
 //! name-NAME         what has this name, for people
-//! work.XXXX/        of one run; what a killed run left is swept by the next
+//! work.XXXX/        of one run; what a killed run left is swept by the next, whether that makes something or not
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -214,6 +214,22 @@ impl Store {
         let lock = Lock { root: self.root.clone(), _file: file };
         lock.sweep();
         Ok(lock)
+    }
+
+    /// Removes what killed runs left, if there is any and nobody holds the lock: whoever does has swept already.
+    pub(crate) fn tidy(&self) {
+        let mut entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        if !entries.any(|entry| entry.file_name().to_string_lossy().starts_with(WORK)) || self.check().is_err() {
+            return;
+        }
+        // It is there: whoever left something had made it.
+        let mut options = OpenOptions::new();
+        let Ok(file) = options.read(true).write(true).custom_flags(nofollow()).open(self.root.join("lock")) else {
+            return;
+        };
+        if file.try_lock().is_ok() {
+            Lock { root: self.root.clone(), _file: file }.sweep();
+        }
     }
 
     /// Refuses a directory that somebody else could write to.

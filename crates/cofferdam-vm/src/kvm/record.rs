@@ -1,6 +1,6 @@
 //! What was found about a device, in a file that holds for one boot of one kernel.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const FORMAT: u32 = 1;
 /// The verdict of the tiny guest.
 const FILE: &str = "kvm.json";
 /// How a whole kernel fared.
-const KERNEL_FILE: &str = "kvm-kernel.json";
+const KERNEL_FILE: &str = "kvm-kernel";
 /// No record is longer.
 const LONGEST: u64 = 4096;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -100,14 +100,14 @@ impl Place {
         self.write_to(FILE, found)
     }
 
-    /// How a whole kernel fared on this boot.
-    pub(crate) fn kernel_trial(&self) -> Option<KernelTrial> {
-        self.read_from(KERNEL_FILE)
+    /// How a whole kernel fared with a monitor on this boot.
+    pub(crate) fn kernel_trial(&self, monitor: &str) -> Option<KernelTrial> {
+        self.read_from(&kernel_file(monitor))
     }
 
     /// Puts that on record.
-    pub(crate) fn keep_kernel_trial(&self, trial: KernelTrial) -> io::Result<()> {
-        self.write_to(KERNEL_FILE, trial)
+    pub(crate) fn keep_kernel_trial(&self, monitor: &str, trial: KernelTrial) -> io::Result<()> {
+        self.write_to(&kernel_file(monitor), trial)
     }
 
     fn read_from<T: DeserializeOwned>(&self, file: &str) -> Option<T> {
@@ -117,12 +117,33 @@ impl Place {
 
     fn write_to<T: Serialize>(&self, name: &str, found: T) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        // Nobody else may read or write it.
-        let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
+        let making = self.directory.join(format!("{name}.making"));
+        let Some(mut file) = sole(&making)? else { return Ok(()) };
+        file.set_len(0)?;
         file.write_all(&serde_json::to_vec(&Record { subject: self.subject.clone(), found })?)?;
-        file.persist(self.directory.join(name))?;
-        Ok(())
+        fs::rename(&making, self.directory.join(name))
     }
+}
+
+/// A file to be written, always under the same name, so that a writer who is killed leaves no more than the next one takes over.
+/// `None` where another one writes at this moment, who found out the same. Nobody else may read or write it.
+fn sole(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    // It may have got its name meanwhile from whoever had the lock before.
+    let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
+    let is_there = there.is_ok_and(|there| (ours.dev(), ours.ino()) == (there.dev(), there.ino()));
+    Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
+}
+
+/// `monitor` is a name without its version.
+fn kernel_file(monitor: &str) -> String {
+    format!("{KERNEL_FILE}-{monitor}.json")
 }
 
 /// The content of a short plain file that belongs to this user and that nobody else may write to.
@@ -163,6 +184,24 @@ mod tests {
     }
 
     #[test]
+    fn what_a_killed_writer_left_is_taken_over_and_what_a_living_one_has_is_not_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = place(directory.path());
+        let making = directory.path().join("kvm.json.making");
+        let living = sole(&making).unwrap().unwrap();
+        (&living).write_all(&[b'x'; 3000]).unwrap();
+        place.write(&Verdict::Hung).unwrap();
+        assert_eq!((place.read(), fs::read(&making).unwrap().len()), (None, 3000));
+        // It is killed.
+        drop(living);
+        place.write(&Verdict::Hung).unwrap();
+        assert_eq!(place.read(), Some(Verdict::Hung));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something is left");
+        std::os::unix::fs::symlink("elsewhere", &making).unwrap();
+        assert!(place.write(&Verdict::Hung).is_err() && !directory.path().join("elsewhere").exists());
+    }
+
+    #[test]
     fn verdicts_that_do_not_last_are_not_written() {
         let directory = tempfile::tempdir().unwrap();
         let place = place(directory.path());
@@ -176,15 +215,16 @@ mod tests {
     fn how_a_kernel_fared_is_another_record() {
         let directory = tempfile::tempdir().unwrap();
         let place = place(directory.path());
-        assert_eq!(place.kernel_trial(), None);
+        assert_eq!(place.kernel_trial("qemu"), None);
         for outcome in [Ok(700), Err("silence".to_owned())] {
             let trial = KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
-            place.keep_kernel_trial(trial.clone()).unwrap();
-            assert_eq!((place.kernel_trial(), place.read()), (Some(trial), None));
+            place.keep_kernel_trial("qemu", trial.clone()).unwrap();
+            assert_eq!((place.kernel_trial("qemu"), place.read()), (Some(trial), None));
+            assert_eq!(place.kernel_trial("firecracker"), None);
         }
         place.write(&Verdict::Hung).unwrap();
-        fs::copy(directory.path().join(FILE), directory.path().join(KERNEL_FILE)).unwrap();
-        assert_eq!(place.kernel_trial(), None);
+        fs::copy(directory.path().join(FILE), directory.path().join(kernel_file("qemu"))).unwrap();
+        assert_eq!(place.kernel_trial("qemu"), None);
     }
 
     #[test]

@@ -17,7 +17,6 @@ mod memory;
 mod message;
 mod pages;
 mod qmp;
-mod rules;
 mod state;
 mod vm;
 
@@ -38,6 +37,7 @@ use tokio::sync::OnceCell;
 
 use crate::bounds::{Allowance, Enclosure};
 use crate::error::{Result, VmError, io};
+use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
@@ -51,7 +51,7 @@ use vm::QemuVm;
 
 /// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-const PROCESSORS: &str = "x86_64";
+pub(crate) const PROCESSORS: &str = "x86_64";
 /// The oldest that was seen to work.
 const OLDEST: (u32, u32) = (7, 2);
 const OLDEST_TEXT: &str = "7.2";
@@ -119,20 +119,6 @@ impl Qemu {
         command.env_clear().env("LC_ALL", "C").current_dir("/").stdin(Stdio::null());
         command
     }
-
-    /// As whom the monitor runs; `None` leaves it the caller's user.
-    fn user(&self) -> Option<(u32, u32)> {
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
-        let user = FIRST_USER + fastrand::u32(..USERS);
-        let group = match self.config.accelerator {
-            Accelerator::Tcg => None,
-            // The device's own group may open it, where it has one.
-            Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
-        };
-        Some((user, group.unwrap_or(user)))
-    }
 }
 
 #[async_trait]
@@ -154,6 +140,14 @@ impl Vmm for Qemu {
 
     fn disk_word(&self, disk: &Disk, _: usize) -> String {
         format!("serial:{}", disk.name)
+    }
+
+    fn port_word(&self, port: &str) -> String {
+        port.to_owned()
+    }
+
+    async fn settle(&self, _: &Machine) -> Result<()> {
+        Ok(())
     }
 
     async fn version(&self) -> Result<String> {
@@ -254,12 +248,11 @@ impl Qemu {
         let mut command = self.command();
         command.args(arguments(&self.config, &beginning, hardware, &descriptors));
         command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
-        let rules =
-            rules::of(self.program(), self.config.accelerator, &opened).map_err(|error| match error.kind() {
-                std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
-                _ => io("confine", self.program())(error),
-            })?;
-        let (user, allowance) = (self.user(), Allowance::of(hardware, memory.sharing()));
+        let read: Vec<&File> = opened.iter().collect();
+        let opened = Opened { read: &read, ..Opened::default() };
+        let rules = rules::of(self.program(), self.config.accelerator, &opened);
+        let rules = rules.map_err(|error| no_rules(self.program(), error))?;
+        let (user, allowance) = (user(self.config.accelerator), Allowance::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
             let enclosure = Enclosure::make(&allowance, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
@@ -288,8 +281,30 @@ impl Qemu {
     }
 }
 
+/// As whom a monitor runs; `None` leaves it the caller's user.
+pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let user = FIRST_USER + fastrand::u32(..USERS);
+    let group = match accelerator {
+        Accelerator::Tcg => None,
+        // The device's own group may open it, where it has one.
+        Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
+    };
+    Some((user, group.unwrap_or(user)))
+}
+
+/// Why a program could not be put under rules on files.
+pub(crate) fn no_rules(program: &Path, error: std::io::Error) -> VmError {
+    match error.kind() {
+        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
+        _ => io("confine", program)(error),
+    }
+}
+
 /// The host's own processor: who made it, and which it is.
-fn host_processor() -> String {
+pub(crate) fn host_processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let value = |key: &str| {
         let mut lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -132,6 +132,11 @@ impl Qmp {
         outcome.unwrap_or_else(|_| Err(broken(format!("no answer to the command {name} within {:?}", self.patience))))
     }
 
+    /// Whether it takes no commands any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.shared.waiting().is_none()
+    }
+
     /// Why the machine stops, if QEMU said so.
     pub(crate) fn shutdown(&self) -> Option<String> {
         self.shared.shutdown.borrow().clone()

@@ -22,6 +22,8 @@ use crate::error::{Result, VmError, io, shown_end};
 use crate::vmm::{Ended, MachineState, Vm};
 use crate::words::Words;
 
+/// Time that a process has to be seen to have ended whose connection has.
+const NOTICE_LIMIT: Duration = Duration::from_millis(500);
 /// Time that the kernel has to end a process that was killed.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
@@ -103,17 +105,52 @@ impl QemuVm {
             _ = ended.wait_for(Option::is_some) => Err(broken("it ended")),
         };
         let Err(error) = done else { return Ok(()) };
+        let error = self.explained(error).await;
         self.kill().await?;
         let said = self.said.text();
-        if said.is_empty() {
+        let (what, said) = (bare(&error), shown_end(&said));
+        if said.is_empty() || what.contains(&said) {
             Err(error)
         } else {
-            Err(broken(format!("{}; it says: {}", bare(&error), shown_end(&said))))
+            Err(broken(format!("{what}; it says: {said}")))
+        }
+    }
+
+    /// An error with how the process ended, where it did: then that is the reason.
+    async fn explained(&self, error: VmError) -> VmError {
+        let may_be = match &error {
+            VmError::Monitor { .. } => self.qmp.is_over() || self.is_gone(),
+            // The memory of a process goes first, its connections next, itself last.
+            VmError::Io { .. } => true,
+            _ => false,
+        };
+        if !may_be {
+            return error;
+        }
+        match tokio::time::timeout(NOTICE_LIMIT, self.ended()).await {
+            Ok(ended) => broken(format!("{}: {}", bare(&error), ended.why)),
+            Err(_) => error,
         }
     }
 
     async fn command(&self, name: &'static str) -> Result<()> {
-        self.qmp.command(name).await.map(drop)
+        match self.qmp.command(name).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.explained(error).await),
+        }
+    }
+
+    async fn written_down(&self, most: ByteSize) -> Result<MachineState> {
+        if state::is_running(&self.qmp).await? {
+            return Err(broken("a machine that runs cannot be written down"));
+        }
+        let devices = state::save(&self.qmp).await?;
+        let memory = self.copied_memory(most).await?;
+        // Of a process that was being killed, some of the memory may have been gone already. Such a one answers nothing.
+        if state::is_running(&self.qmp).await? {
+            return Err(broken("the machine went on while it was written down"));
+        }
+        MachineState::new(memory, devices)
     }
 
     /// A copy of the machine's memory, which stands still.
@@ -124,11 +161,13 @@ impl QemuVm {
         let copying = tokio::task::spawn_blocking(move || memory.copy(owner, most.as_bytes()));
         let copied = copying.await.map_err(|_| gone())?;
         // If its process has ended, what was read may be another's that has its number.
+        if self.is_gone() { Err(gone()) } else { copied }
+    }
+
+    /// Whether the process has ended, or nobody can tell.
+    fn is_gone(&self) -> bool {
         let mut process = [PollFd::new(&*self.process, PollFlags::IN)];
-        match poll(&mut process, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Ok(0) => copied,
-            _ => Err(gone()),
-        }
+        !matches!(poll(&mut process, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 }
 
@@ -166,11 +205,10 @@ impl Vm for QemuVm {
 
     async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
         let _turn = self.saving.lock().await;
-        if state::is_running(&self.qmp).await? {
-            return Err(broken("a machine that runs cannot be written down"));
+        match self.written_down(most).await {
+            Ok(state) => Ok(state),
+            Err(error) => Err(self.explained(error).await),
         }
-        let devices = state::save(&self.qmp).await?;
-        MachineState::new(self.copied_memory(most).await?, devices)
     }
 
     async fn ended(&self) -> Ended {

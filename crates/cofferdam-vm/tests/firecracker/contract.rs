@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Reply, Server, http};
 
-fn description() -> Value {
+pub(crate) fn description() -> Value {
     serde_json::from_str(include_str!("description.json")).expect("it is JSON")
 }
 
@@ -136,7 +136,13 @@ fn described<'a>(description: &'a Value, method: &str, path: &str) -> Option<&'a
 }
 
 /// How a request breaks the description.
-fn breaches(description: &Value, method: &str, path: &str, body: Option<&Value>, success: u16) -> Vec<String> {
+pub(crate) fn breaches(
+    description: &Value,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+    success: u16,
+) -> Vec<String> {
     let Some(described) = described(description, method, path) else {
         return vec![format!("{method} {path} is not described")];
     };

@@ -2,9 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod contract;
+mod driver;
 mod fake;
 mod faults;
+mod guest;
 mod jail;
+mod machine;
 mod process;
 mod real;
 mod support;

@@ -1,10 +1,14 @@
 //! Firecracker itself, where `FIRECRACKER_BIN` names it.
 
-use cofferdam_contract::{ByteSize, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+
+use cofferdam_contract::{Access, ByteSize, ErrorKind};
+use cofferdam_guest::{Guest, Renewal, Settings};
 use cofferdam_vm::firecracker::{
-    Action, Balloon, BootSource, CacheType, Drive, DriveId, Entropy, InstanceId, InstanceState, Launch, LogLevel,
-    Logger, MachineConfig, Metrics, Request, Serial, SnapshotLoad, VmState, Vsock,
+    Action, Balloon, BootSource, CacheType, Drive, DriveId, Entropy, FirecrackerConfig, FirecrackerVmm, InstanceId,
+    InstanceState, Launch, LogLevel, Logger, MachineConfig, Metrics, Request, Serial, SnapshotLoad, VmState, Vsock,
 };
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, Vmm};
 
 fn launch(test: &str) -> Option<Launch> {
     let program = std::env::var_os("FIRECRACKER_BIN");
@@ -75,4 +79,79 @@ async fn the_real_program_understands_a_load() {
     let error = machine.client().send("test", &Request::LoadSnapshot(load)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     machine.end().await.unwrap();
+}
+
+/// A machine by the driver: with the image that tests use where the processor runs ordinary guests, else with what is no
+/// kernel, which the real program must refuse without leaving anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_real_program_makes_a_machine_by_the_driver() {
+    let test = "the_real_program_makes_a_machine_by_the_driver";
+    let Some(launch) = launch(test) else { return };
+    let place = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let monitors = place.path().join("monitors");
+    let config = FirecrackerConfig { program: Some(launch.program), ..FirecrackerConfig::new(&monitors) };
+    let driver = FirecrackerVmm::new(config);
+    if let Err(error) = driver.version().await {
+        println!("SKIP {test}: {error}");
+        return;
+    }
+    let empty = || std::fs::read_dir(&monitors).unwrap().count() == 0;
+    let file = |name: &str, contents: &[u8]| {
+        let path = place.path().join(name);
+        std::fs::write(&path, contents).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+        path
+    };
+    let disk = |path| Disk { name: "root", contents: Contents::Shared(path), access: Access::ReadOnly };
+    let sample = Machine {
+        kernel: file("kernel", b"\x7fELF, and nothing behind it"),
+        initramfs: file("initramfs", b"x"),
+        command_line: String::new(),
+        memory: ByteSize::from_mebibytes(256),
+        processors: 1,
+        disks: vec![disk(file("root", &[0; 4096]))],
+        port: "dev.x",
+    };
+    let error = driver.start(sample).await.unwrap_err().into_contract("create");
+    assert!(error.message().contains("cannot start the machine"), "{error}");
+    assert!(empty(), "something is left");
+    let verdict = cofferdam_vm::kvm::Probe { cache: None, ..cofferdam_vm::kvm::Probe::default() }.verdict();
+    if !verdict.is_usable() {
+        println!("SKIP the rest of {test}: {verdict}");
+        return;
+    }
+    let Some(image) = crate::guest::image(test) else { return };
+    let machine = Machine {
+        kernel: image.kernel,
+        initramfs: image.initramfs,
+        command_line: crate::guest::OPTIONS.to_owned(),
+        memory: ByteSize::from_mebibytes(256),
+        processors: 1,
+        disks: vec![disk(image.root)],
+        port: "dev.x",
+    };
+    let (_, again) = (machine.processors, machine.memory);
+    let started = driver.start(machine).await.unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let (guest, _) = Guest::connect(started.reader, started.writer, Settings::default(), deadline).await.unwrap();
+    assert_eq!(crate::guest::said(&guest, "echo hello").await, "hello");
+    let record = guest.hold().await.unwrap().into_record();
+    started.vm.pause().await.unwrap();
+    let state = started.vm.snapshot(again).await.unwrap();
+    started.vm.resume().await.unwrap();
+    guest.release().await.unwrap();
+    assert_eq!(crate::guest::said(&guest, "echo again").await, "again");
+    started.vm.kill().await.unwrap();
+    let disks = vec![disk(crate::guest::image(test).unwrap().root)];
+    let hardware = Hardware { memory: again, processors: 1, disks, port: "dev.x" };
+    let restored = driver.restore(hardware, &state).await.unwrap();
+    restored.vm.resume().await.unwrap();
+    let renewal = Renewal::new("another").unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let adopting = Guest::adopt(restored.reader, restored.writer, Settings::default(), record, renewal, deadline);
+    let (adopted, _) = adopting.await.unwrap();
+    assert_eq!(crate::guest::said(&adopted, "echo restored").await, "restored");
+    restored.vm.kill().await.unwrap();
+    assert!(empty(), "something is left");
 }

@@ -47,7 +47,7 @@ pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
 /// Whether this user may make groups at all.
 async fn has_groups(test: &str) -> bool {
     let place = tempfile::tempdir().unwrap();
-    let found = doctor(&VmConfig::new(place.path()), None).await;
+    let found = doctor(&VmConfig::new(place.path())).await;
     let bounds = found.iter().find(|finding| finding.name == "monitor's bounds").expect("it is looked at");
     if bounds.state != FindingState::Ok {
         println!("SKIP {test}: {}", bounds.detail);
@@ -168,7 +168,7 @@ async fn walled() {
     assert!(named, "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
-    let findings = doctor(&VmConfig::new(place.path()), None).await;
+    let findings = doctor(&VmConfig::new(place.path())).await;
     let name = if wall == "Landlock" { "monitor's files" } else { "monitor's network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");

@@ -7,6 +7,7 @@ mod bounds;
 mod conformance;
 mod hold;
 mod images;
+mod kill;
 mod life;
 mod rest;
 mod state;

@@ -147,7 +147,7 @@ fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<V
         ),
     ];
     let kept = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
-        let command = settings.languages.by_name(name).ok()?.interpreter.clone();
+        let command = settings.code.languages.by_name(name).ok()?.interpreter.clone();
         let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
         Some(KeptInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });

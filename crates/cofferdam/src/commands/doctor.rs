@@ -28,11 +28,12 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
     let environment = Environment::read(|name| std::env::var_os(name))?;
     let default = match &args.backend {
         // Asking about a backend by name is not using it, so no level applies.
-        Some(name) => Chosen { info: registry::find(name)?, runtime: registry::runtime(name).map(str::to_owned) },
+        Some(name) => Chosen::named(name)?,
         None => backend(None, None, &environment, &file)?,
     };
     let mut setup = setup(&environment, &file);
     setup.containers.runtime = default.runtime;
+    setup.machines.driver = default.driver.unwrap_or(setup.machines.driver);
     let default = default.info;
     let names: Vec<&str> = match &args.backend {
         Some(_) => vec![default.name],

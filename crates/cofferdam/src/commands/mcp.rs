@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam::{Error, ErrorKind, Result, registry};
-use cofferdam_code::CodeConfig;
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
 
@@ -50,8 +49,7 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     let run = RunArgs { level, backend, limits, place, ..RunArgs::default() };
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
     let spec = plan::sandbox(&run, &settings)?;
-    let mut code = CodeConfig { languages: settings.languages.for_code()?, ..CodeConfig::default() };
-    code.bounds.max_output = settings.max_output;
+    let code = settings.code.clone();
     let config = McpConfig { spec, code, bounds };
     let listen = match http {
         None => None,

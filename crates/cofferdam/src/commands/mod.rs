@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod audit;
 mod backends;
 mod completions;
 mod conformance;
@@ -10,6 +11,7 @@ mod image;
 #[cfg(feature = "vm")]
 mod machine;
 mod mcp;
+mod repl;
 mod run;
 mod schema;
 #[cfg(feature = "wasm")]
@@ -28,6 +30,8 @@ use crate::args::{Cli, Command};
 pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
         Command::Run(args) => run::main(&args, cli.config, launcher),
+        Command::Repl(args) => repl::main(*args, cli.config),
+        Command::Audit(args) => audit::main(&args, cli.config),
         Command::Daemon(args) => daemon::main(&args, cli.config),
         Command::Mcp(args) => mcp::main(*args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),

@@ -6,8 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cofferdam::code::{Call, CodeConfig, Executor, Place, Want};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
-use cofferdam::{Backend, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
+use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
 use super::block_on;
@@ -30,9 +31,14 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         _ => Form::Text,
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
-        let daemon = resident::backend(args, &settings, config.as_deref())?;
-        let Settings { backend, setup, cancel_grace: grace, .. } = settings;
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about: Value::Null };
+        let mut daemon = resident::backend(args, &settings, config.as_deref())?;
+        if form == Form::Json && plan.code.is_some() && daemon.take().is_some() && args.output.verbose {
+            // A daemon shows no files, and starts one command in one sandbox.
+            report::remark("run without the daemon: the whole result of code needs the sandbox itself", Tone::Warning);
+        }
+        let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
+        let code = wants_code(&plan, form, watched).then_some(code);
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about: Value::Null, code };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -58,6 +64,13 @@ pub(super) struct Run<'a> {
     daemon: Option<Arc<dyn Backend>>,
     /// What else is to be said of the sandbox, as members of an object.
     about: Value,
+    /// How code runs, where there is to be a whole result, or it is screened or logged.
+    code: Option<CodeConfig>,
+}
+
+/// Whether a run is a call with code, or has to be screened or logged.
+fn wants_code(plan: &Plan, form: Form, watched: bool) -> bool {
+    watched || (form == Form::Json && plan.code.is_some())
 }
 
 /// How driving an exec ended.
@@ -73,7 +86,7 @@ impl<'a> Run<'a> {
     /// A run in a sandbox that is there already.
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
         let Settings { backend, setup, cancel_grace: grace, .. } = settings;
-        Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about }
+        Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about, code: None }
     }
 
     async fn session(mut self) -> Result<u8> {
@@ -89,16 +102,66 @@ impl<'a> Run<'a> {
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, tell)?
             }
         };
-        let (sandbox, handle) = tokio::select! {
-            started = backend.start_one(self.plan.spec.clone(), self.plan.request.clone()) => started?,
+        let mut call = self.begin(&*backend).await?;
+        let started = tokio::select! {
+            started = self.start(&*backend, call.as_mut()) => started,
             number = interrupts.next() => return Ok(signal_status(number)),
         };
+        let (sandbox, handle) = match (started, call.take()) {
+            (Err(error), Some(call)) => return Err(call.not_started(error).await),
+            (started, open) => {
+                call = open;
+                started?
+            }
+        };
         progress.iter().for_each(Progress::finish);
-        let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts).await;
+        let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts, call).await;
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
         }
         outcome
+    }
+
+    /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
+    async fn begin(&self, backend: &dyn Backend) -> Result<Option<Call>> {
+        let Some(config) = &self.code else { return Ok(None) };
+        let executor = Executor::new(config.clone())?;
+        let place = Place::of(backend);
+        let Some(code) = &self.plan.code else {
+            let request = self.plan.request.clone();
+            return executor.begin_command(&place, &self.plan.spec, request).await.map(Some);
+        };
+        let mut request = code.request.clone();
+        if self.form != Form::Json {
+            request.files = Want::No;
+        }
+        if self.form != Form::Json || code.in_place {
+            request.results = Want::No;
+        }
+        executor.begin(&place, &self.plan.spec, request).await.map(Some)
+    }
+
+    async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        let request = self.plan.request.clone();
+        let (Some(call), Form::Json, Some(code)) = (call, self.form, &self.plan.code) else {
+            return backend.start_one(self.plan.spec.clone(), request).await;
+        };
+        let sandbox = backend.create(self.plan.spec.clone()).await?;
+        let request = match code.in_place {
+            true => request,
+            false => call.request().to_builder().stdin(request.stdin().clone()).build()?,
+        };
+        let started = match call.prepare(&*sandbox).await {
+            Ok(()) => sandbox.start(request).await,
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(handle) => Ok((sandbox, handle)),
+            Err(error) => {
+                sandbox.close().await?;
+                Err(error)
+            }
+        }
     }
 
     pub(super) async fn follow(
@@ -107,6 +170,7 @@ impl<'a> Run<'a> {
         sandbox: &dyn Sandbox,
         handle: ExecHandle,
         interrupts: &mut Interrupts,
+        call: Option<Call>,
     ) -> Result<u8> {
         let mut sink = self.sink();
         if let Sink::Events(events) = &mut sink {
@@ -119,7 +183,7 @@ impl<'a> Run<'a> {
         let raw = if self.args.output.tty { Some(RawTerminal::enter()?) } else { None };
         let end = self.drive(&handle, &mut sink, interrupts).await;
         drop(raw);
-        self.conclude(end?, sink, backend, sandbox).await
+        self.conclude(end?, sink, backend, sandbox, call).await
     }
 
     fn sink(&self) -> Sink {
@@ -186,7 +250,18 @@ impl<'a> Run<'a> {
         Ok((exit, write_error))
     }
 
-    async fn conclude(&self, end: End, sink: Sink, backend: &dyn Backend, sandbox: &dyn Sandbox) -> Result<u8> {
+    async fn conclude(
+        &self,
+        end: End,
+        sink: Sink,
+        backend: &dyn Backend,
+        sandbox: &dyn Sandbox,
+        call: Option<Call>,
+    ) -> Result<u8> {
+        let whole = match call {
+            Some(call) => Some(call.finish(sandbox, completed(&end, &sink)).await?),
+            None => None,
+        };
         if let Some(error) = &end.write_error {
             return self.unwritable(error);
         }
@@ -198,6 +273,12 @@ impl<'a> Run<'a> {
             });
             merge(&mut document, identity(backend, sandbox));
             merge(&mut document, self.about.clone());
+            if self.plan.code.is_some() {
+                merge(
+                    &mut document,
+                    whole.as_ref().and_then(|whole| serde_json::to_value(whole).ok()).unwrap_or_default(),
+                );
+            }
             document
         };
         match sink {
@@ -242,6 +323,15 @@ impl<'a> Run<'a> {
         Err(Error::new(ErrorKind::Io, "run", format!("cannot write the output: {error}; the run was cancelled"))
             .with_remedy("make room where standard output or standard error goes"))
     }
+}
+
+/// An exec that has ended, with the output that was kept; live output is gone.
+fn completed(end: &End, sink: &Sink) -> Completed {
+    let (stdout, stderr) = match sink {
+        Sink::Collect(collected) => collected.output(),
+        _ => Default::default(),
+    };
+    Completed { exit: end.exit.clone(), stdout, stderr }
 }
 
 /// Forwards our standard input if the request wants it.

@@ -21,6 +21,39 @@ pub const DEFAULT_IMAGE: &str = "default";
 /// How long an image is kept that nobody asked for, unless told otherwise.
 pub const KEEP_IMAGES: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// Which monitor makes machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Driver {
+    /// Firecracker where it is there and hardware virtualisation was tried with it and works, else QEMU.
+    #[default]
+    Auto,
+    /// QEMU.
+    Qemu,
+    /// Firecracker, or no machine.
+    Firecracker,
+}
+
+impl Driver {
+    /// The word used in options and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Qemu => "qemu",
+            Self::Firecracker => "firecracker",
+        }
+    }
+}
+
+impl FromStr for Driver {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Auto, Self::Qemu, Self::Firecracker];
+        let found = all.into_iter().find(|driver| driver.as_str() == text);
+        found.ok_or_else(|| format!("'{}' is no driver; write auto, qemu or firecracker", text.escape_debug()))
+    }
+}
+
 /// What runs the instructions of machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acceleration {
@@ -81,6 +114,10 @@ pub struct Machines {
     pub memory: Option<ByteSize>,
     /// Processors of a machine whose spec asks for no share of them.
     pub processors: Option<u32>,
+    /// Which monitor makes them.
+    pub driver: Driver,
+    /// Firecracker's program. Default: the one of PATH, if there is one.
+    pub firecracker: Option<PathBuf>,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// How the accelerator is chosen.
@@ -92,8 +129,14 @@ pub struct Machines {
 impl Machines {
     /// Says in one line what differs from the defaults: two that differ make different machines.
     pub fn fingerprint(&self) -> String {
-        let Self { images, image, build, memory, processors, qemu, accelerator, processor } = self;
-        format!("{images:?} {image:?} {build:?} {memory:?} {processors:?} {qemu:?} {accelerator:?} {processor:?}")
+        let Self { images, image, build, memory, processors, driver, firecracker, qemu, accelerator, processor } = self;
+        let sizes = format!("{images:?} {image:?} {build:?} {memory:?} {processors:?}");
+        format!("{sizes} {driver:?} {firecracker:?} {qemu:?} {accelerator:?} {processor:?}")
+    }
+
+    /// The same with a driver, if one is named.
+    pub(super) fn with_driver(&self, driver: Option<Driver>) -> Self {
+        Self { driver: driver.unwrap_or(self.driver), ..self.clone() }
     }
 }
 
@@ -105,6 +148,8 @@ mod tests {
     fn words_are_understood_or_refused() {
         assert_eq!("kvm".parse(), Ok(Acceleration::Kvm));
         assert_eq!("missing".parse(), Ok(Build::Missing));
+        assert_eq!("firecracker".parse(), Ok(Driver::Firecracker));
+        assert!("xen".parse::<Driver>().is_err());
         assert!("hvf".parse::<Acceleration>().is_err() && "always".parse::<Build>().is_err());
     }
 }

@@ -106,10 +106,10 @@ impl Inside<'_> {
             () = pass(time) => None,
         };
         match (interrupted, plan) {
-            (None, Some(Plan { request, .. })) => {
+            (None, Some(Plan { request, code, .. })) => {
                 let handle = sandbox.start(request.clone()).await?;
-                let run = Run::inside(self.run, self.form, Plan { spec, request }, settings, about);
-                run.follow(backend, sandbox, handle, interrupts).await
+                let run = Run::inside(self.run, self.form, Plan { spec, request, code }, settings, about);
+                run.follow(backend, sandbox, handle, interrupts, None).await
             }
             (interrupted, _) => self.end(backend, sandbox, about, interrupted.map_or(0, signal_status)),
         }

@@ -7,16 +7,17 @@ use std::time::Duration;
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
 use cofferdam_debian::{Cache, Recipe};
 use cofferdam_vm::image::{Images as Store, Inventory, KernelSource, RootSource, Source};
-use cofferdam_vm::vmm::Acceleration as Wish;
+use cofferdam_vm::vmm::{Acceleration as Wish, Driver as Monitor};
 use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig, VmError};
 use serde::Serialize;
 
-use super::{Acceleration, Build, DEFAULT_IMAGE, Machines};
+use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Machines};
 use crate::registry::{Finding, FindingState, ImageProgress, ImageStep, cache_directory};
 
 impl Machines {
     fn config(&self) -> Result<VmConfig> {
-        let Self { images, image, build, memory, processors, qemu, accelerator, processor } = self.clone();
+        let Self { images, image, build, memory, processors, driver, firecracker, qemu, accelerator, processor } =
+            self.clone();
         let no_cache = || {
             Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for images of machines")
                 .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
@@ -26,6 +27,7 @@ impl Machines {
         let packages = cache_directory("debian").unwrap_or_else(|| images.join("packages"));
         let mut base = VmConfig::new(cache_directory("machines").unwrap_or_else(|| images.join("machines")));
         base.qemu.program = qemu;
+        base.firecracker.program = firecracker.or_else(|| program("firecracker"));
         if let Some(processor) = processor {
             base.qemu.processor = processor;
         }
@@ -39,6 +41,11 @@ impl Machines {
             },
             memory: memory.unwrap_or(base.memory),
             processors: processors.unwrap_or(base.processors),
+            driver: match driver {
+                Driver::Auto => Monitor::Auto,
+                Driver::Qemu => Monitor::Qemu,
+                Driver::Firecracker => Monitor::Firecracker,
+            },
             acceleration: match accelerator {
                 Acceleration::Auto => Wish::Auto,
                 Acceleration::Tcg => Wish::Tcg,
@@ -72,8 +79,7 @@ pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
             return vec![Finding { name, state, detail: error.to_string(), remedy }];
         }
     };
-    let firecracker = program("firecracker");
-    cofferdam_vm::doctor(&config, firecracker.as_deref()).await.into_iter().map(Finding::from).collect()
+    cofferdam_vm::doctor(&config).await.into_iter().map(Finding::from).collect()
 }
 
 /// A program of the user's PATH.
@@ -268,6 +274,8 @@ mod tests {
             image: Some("mine".to_owned()),
             memory: Some(ByteSize::from_mebibytes(256)),
             processors: Some(3),
+            driver: Driver::Firecracker,
+            firecracker: Some("/f".into()),
             qemu: Some("/q".into()),
             accelerator: Acceleration::Kvm,
             processor: Some("Haswell-v1".to_owned()),
@@ -281,6 +289,7 @@ mod tests {
         );
         assert_eq!((config.qemu.program, config.acceleration), (Some("/q".into()), Wish::Kvm));
         assert_eq!(config.qemu.processor, "Haswell-v1");
+        assert_eq!((config.driver, config.firecracker.program), (Monitor::Firecracker, Some("/f".into())));
         assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
     }
 

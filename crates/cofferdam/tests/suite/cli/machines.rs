@@ -99,13 +99,21 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
         let (code, _, stderr) = outcome(&mut command);
         assert!(code == 125 && stderr.contains(says) && stderr.contains("  try: "), "{words:?}: {code} {stderr}");
     }
-    let (code, _, stderr) = outcome(&mut run(["--backend", "vm:firecracker", "--", "true"]));
-    assert!(code == 125 && stderr.contains("no guest has been run") && stderr.contains("use vm"), "{stderr}");
+    for name in ["vm:firecracker", "firecracker"] {
+        let mut command = with_nothing(run(["--backend", name, "--", "true"]), place.path());
+        let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_FIRECRACKER", "/nowhere/firecracker"));
+        assert!(code == 125 && stderr.contains("firecracker is not installed"), "{stderr}");
+        assert!(stderr.contains("  try: install it from the releases of"), "{stderr}");
+        let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "tcg"));
+        assert!(code == 125 && stderr.contains("translates nothing"), "{stderr}");
+    }
 }
 
 #[test]
 fn settings_of_machines_that_make_no_sense_are_named() {
-    for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "many"), ("BUILD", "always")] {
+    for (name, value) in
+        [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "many"), ("BUILD", "always"), ("DRIVER", "xen")]
+    {
         let name = format!("COFFERDAM_VM_{name}");
         let (code, _, stderr) = outcome(run(["--backend", "vm", "--", "true"]).env(&name, value));
         assert!(code == 125 && stderr.contains(&format!("{name} is '{value}'")), "{code} {stderr}");

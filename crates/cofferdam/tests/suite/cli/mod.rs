@@ -1,8 +1,11 @@
 //! The command line, driven as a person or a script drives it.
 
+mod code;
 mod configuration;
 mod containers;
 mod forms;
+#[cfg(feature = "vm")]
+mod kills;
 mod machines;
 mod modules;
 mod run;

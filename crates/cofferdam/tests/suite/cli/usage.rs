@@ -60,6 +60,8 @@ fn the_top_level_help() {
 
     Commands:
       run          Run a file, a piece of code or a command in a new sandbox
+      repl         Talk to an interpreter in a sandbox, a line at a time
+      audit        Verify the audit log, and find lines in it
       daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       setup        Install interpreters for WebAssembly, once for this user

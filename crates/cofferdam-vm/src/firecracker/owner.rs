@@ -1,4 +1,4 @@
-//! Who made a jail: written into its name, read when jails are swept.
+//! Who made a machine's directory: written into its name, read when such directories are swept.
 
 use std::fs;
 use std::io;
@@ -38,13 +38,13 @@ impl Owner {
         })
     }
 
-    /// A new name for a jail of this owner's.
+    /// A new name for a directory of this owner's.
     pub(super) fn name(&self) -> Result<InstanceId> {
         let Self { boot, namespace, process, start } = self;
         InstanceId::new(format!("{PREFIX}-{boot:08x}-{namespace}-{process}-{start}-{:08x}", fastrand::u32(..)))
     }
 
-    /// Who made a jail of this name, if it is one of ours.
+    /// Who made a directory of this name, if it is one of ours.
     pub(super) fn of(name: &str) -> Option<Self> {
         let mut parts = name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-');
         let owner = Self {

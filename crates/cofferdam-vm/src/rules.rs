@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use cofferdam_linux::landlock::{self, Ruleset, access};
+use rustix::io::Errno;
 
-use super::KVM;
+use crate::qemu::KVM;
 use crate::vmm::Accelerator;
 
 /// Places that may be read, and executed from.
@@ -18,8 +19,19 @@ const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev/urandom"];
 /// Devices that may be written to.
 const DEVICES: [&str; 1] = ["/dev/null"];
 
-/// The rules; fails where the kernel has none. `opened` are files that it opens once more by their descriptors.
-pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &[File]) -> io::Result<Ruleset> {
+/// What a monitor opens besides that.
+#[derive(Debug, Default)]
+pub(crate) struct Opened<'a> {
+    /// Files that it opens once more by their descriptors, to read.
+    pub read: &'a [&'a File],
+    /// The same, to read and write.
+    pub written: &'a [&'a File],
+    /// A directory in which it makes sockets, and nothing else.
+    pub sockets: Option<&'a File>,
+}
+
+/// The rules; fails where the kernel has none.
+pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) -> io::Result<Ruleset> {
     let abi = landlock::abi();
     if abi == 0 {
         return Err(io::ErrorKind::Unsupported.into());
@@ -44,8 +56,19 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &[File]) -> i
     for path in DEVICES.into_iter().chain(kvm) {
         allow(path.as_ref(), access::READ_FILE | access::WRITE_FILE | access::IOCTL_DEV)?;
     }
-    for file in opened {
-        rules.allow(file.as_fd(), access::READ_FILE)?;
+    // A file of the host's memory stands in no directory: the kernel has no rules about it, and says so.
+    let allow_open = |file: &File, rights: u64| match rules.allow(file.as_fd(), rights) {
+        Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => Ok(()),
+        other => other,
+    };
+    for file in opened.read {
+        allow_open(file, access::READ_FILE)?;
+    }
+    for file in opened.written {
+        allow_open(file, access::READ_FILE | access::WRITE_FILE | access::TRUNCATE)?;
+    }
+    if let Some(directory) = opened.sockets {
+        rules.allow(directory.as_fd(), access::MAKE_SOCK)?;
     }
     Ok(rules)
 }

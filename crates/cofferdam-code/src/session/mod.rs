@@ -1,0 +1,402 @@
+//! Interpreters that live between calls, so that what one call defines is there for the next.
+//!
+//! ```text
+//! idle --call--> busy --end of the call--> idle
+//!                  '--time-out | crash | exit | nonsense | dropped call--> gone: every later call says why
+//! idle --nobody called for the idle time | lifetime | close--> gone
+//! ```
+//!
+//! An interpreter reads calls from its standard input, and marks the end of each in both of its outputs with a word that
+//! the host made up for that call. Code can forge that word: then its own session answers with what it forged, and no
+//! other does. What the backend says of the process cannot be forged.
+
+mod config;
+mod live;
+mod wire;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use cofferdam_audit::Program;
+use cofferdam_contract::{Capability, Error, ErrorKind, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::executor::{self, Channel, OnOutput};
+use crate::result::random_id;
+use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich};
+
+pub use config::SessionBounds;
+use live::{Answer, End, Live};
+use wire::Said;
+
+/// Sessions that are gone and whose reason is still known.
+const MOST_GONE: usize = 256;
+
+/// The sessions of an executor. Dropping it ends them all.
+#[derive(Debug)]
+pub struct Sessions {
+    executor: Executor,
+    places: Arc<Semaphore>,
+    book: Arc<Mutex<Book>>,
+}
+
+/// Which are open, and why others are not any more.
+#[derive(Debug, Default)]
+struct Book {
+    open: BTreeMap<String, Arc<CodeSession>>,
+    gone: VecDeque<(String, String)>,
+}
+
+/// One interpreter that lives between calls. One call at a time. Dropping the last reference ends it.
+#[derive(Debug)]
+pub struct CodeSession {
+    id: String,
+    language: String,
+    executor: Executor,
+    place: Place,
+    sandbox: Arc<dyn Sandbox>,
+    version: Option<String>,
+    book: Weak<Mutex<Book>>,
+    /// `None` while a call has it, and once it is gone.
+    live: tokio::sync::Mutex<Option<Live>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    last_use: Instant,
+    calls: u64,
+    /// Why it is gone, or would be if the call that is going on went away.
+    gone: Option<String>,
+}
+
+impl Sessions {
+    /// None so far.
+    pub fn new(executor: Executor) -> Self {
+        let places = Arc::new(Semaphore::new(executor.0.config.sessions.max_open));
+        Self { executor, places, book: Arc::default() }
+    }
+
+    /// What runs the calls.
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// Starts an interpreter in a sandbox. Must be called in a tokio runtime with time enabled.
+    ///
+    /// # Behavior
+    /// - Fails with `Unsupported` where the language has no sessions, or the backend keeps no program's input open.
+    /// - Fails with `ResourceExhausted` while as many are open as may be.
+    /// - It ends when nobody has called it for the idle time, at the end of its lifetime, and with its sandbox.
+    pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
+        let config = &self.executor.0.config;
+        let known = config.languages.by_name(language)?;
+        if known.results == Results::None {
+            return Err(Error::unsupported("open a session", format!("{language} has no sessions"))
+                .with_remedy("use python or javascript, or run each call by itself"));
+        }
+        let able = [Capability::StreamingStdin, Capability::UnixPrograms];
+        if !able.iter().all(|capability| place.capabilities.contains(capability)) {
+            let message = format!("the backend '{}' keeps no interpreter alive between calls", place.backend);
+            return Err(Error::unsupported("open a session", message)
+                .with_remedy("use level process, container or vm for sessions"));
+        }
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let most = config.sessions.max_open;
+            Error::new(
+                ErrorKind::ResourceExhausted,
+                "open a session",
+                format!("{most} sessions are open, and no more may be"),
+            )
+            .with_remedy("close one, or raise max_open in the table [sessions] of the configuration")
+        })?;
+        let version = self.executor.0.versions.ask(place, &**sandbox, language, known).await?;
+        let most = config.bounds.max_results;
+        let live = Live::start(&**sandbox, language, known, &config.sessions, most, permit).await?;
+        let end = live.end();
+        let session = Arc::new(CodeSession {
+            id: random_id()?,
+            language: language.to_owned(),
+            executor: self.executor.clone(),
+            place: place.clone(),
+            sandbox: Arc::clone(sandbox),
+            version: version.map(|version| version.to_string()),
+            book: Arc::downgrade(&self.book),
+            live: tokio::sync::Mutex::new(Some(live)),
+            state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None }),
+        });
+        lock(&self.book).open.insert(session.id.clone(), Arc::clone(&session));
+        tokio::spawn(watch(Arc::downgrade(&session), end, config.sessions.clone()));
+        Ok(session)
+    }
+
+    /// The session of this id.
+    ///
+    /// # Errors
+    /// `Closed` for one that is gone, with the reason; `NotFound` for one that nobody knows of.
+    pub fn find(&self, id: &str) -> Result<Arc<CodeSession>> {
+        let book = lock(&self.book);
+        if let Some(session) = book.open.get(id) {
+            return Ok(Arc::clone(session));
+        }
+        if let Some((_, why)) = book.gone.iter().find(|(gone, _)| gone == id) {
+            return Err(closed(id, why));
+        }
+        let shown: String = id.chars().take(40).collect();
+        Err(Error::new(ErrorKind::NotFound, "find a session", "there is no such session")
+            .with_context("session", shown.escape_debug().to_string())
+            .with_remedy("open one, and use the id that it has"))
+    }
+
+    /// The ids of those that are open.
+    pub fn ids(&self) -> Vec<String> {
+        lock(&self.book).open.keys().cloned().collect()
+    }
+
+    /// Ends all of them, and waits until their interpreters have ended.
+    pub async fn shutdown(&self) {
+        let all: Vec<_> = lock(&self.book).open.values().cloned().collect();
+        for session in all {
+            session.close().await;
+        }
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        // With the last reference each interpreter is killed.
+        lock(&self.book).open.clear();
+    }
+}
+
+impl CodeSession {
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its language.
+    pub fn language(&self) -> &str {
+        &self.language
+    }
+
+    /// Runs code in it; of the request, language, arguments, environment, input and working directory are not used.
+    ///
+    /// # Behavior
+    /// - As [`Executor::execute`], but for what is above.
+    /// - Fails with `Conflict` while another call goes on, and with `Closed` once the session is gone.
+    /// - A call that takes too long, crashes or ends the interpreter is a result, which says that the session is gone.
+    /// - Dropping the future ends the session.
+    pub async fn call(&self, request: CodeRequest) -> Result<CodeResult> {
+        self.call_live(request, &|_| {}).await
+    }
+
+    /// As [`Self::call`], and tells of output as it comes.
+    pub async fn call_live(&self, mut request: CodeRequest, on_output: OnOutput<'_>) -> Result<CodeResult> {
+        let sandbox = &*self.sandbox;
+        let executor = &self.executor;
+        let config = &executor.0.config;
+        check(&request)?;
+        request.language.clone_from(&self.language);
+        let language = config.languages.by_name(&self.language)?;
+        config.bounds.code(&request.code)?;
+        let timeout = config.bounds.timeout(request.timeout, sandbox.spec().limits().wall_time)?;
+        let most = config.bounds.output(request.max_output)?;
+        (request.timeout, request.max_output) = (Some(timeout), Some(most));
+        let mut place = self.live.try_lock().map_err(|_| busy())?;
+        if place.is_none() {
+            return Err(self.why_gone());
+        }
+        let id = random_id()?;
+        let what = Program::code(request.code.as_bytes());
+        let version = self.version.as_deref();
+        let mut entry = executor.entry(&id, &self.place, sandbox.spec(), &request, what, version).await?;
+        let screened = executor.screen(&mut entry, language, &request.code).await?;
+        let channel = match request.results {
+            Want::Yes => Channel::choose(&self.place, sandbox.spec())?,
+            Want::No => None,
+        };
+        let before = match request.files {
+            Want::Yes => files::look(sandbox, &config.bounds).await,
+            Want::No => None,
+        };
+        // From here on, whoever drops this future drops the interpreter as well.
+        let Some(mut live) = place.take() else { return Err(self.why_gone()) };
+        let calls = self.begin();
+        let inside = channel.as_ref().map(Channel::inside);
+        let answer = live.call(inside.as_deref(), &request.code, Instant::now() + timeout, most, on_output).await;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if let Some(entry) = entry {
+                    entry.failed(error.kind()).await;
+                }
+                self.end("the sandbox failed");
+                return Err(error);
+            }
+        };
+        let lost = live::lost(&answer.end, answer.duration);
+        let taken = match &channel {
+            // Also after a loss: somebody may have written it all the same.
+            Some(channel) => channel.take(sandbox, config.bounds.max_results).await,
+            None => rich::Taken::default(),
+        };
+        match &lost {
+            None => {
+                *place = Some(live);
+                lock(&self.state).gone = None;
+            }
+            Some(why) => {
+                live.close(matches!(answer.end, End::Served(Said::Exited(_)))).await;
+                self.end(why);
+            }
+        }
+        let files = files::compare(sandbox, &config.bounds, before, request.contents).await;
+        let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, most);
+        let (exit, stdout, stderr) = exit(answer);
+        let result = CodeResult {
+            id,
+            language: self.language.clone(),
+            usage: None,
+            results: taken.results,
+            results_dropped: taken.dropped,
+            files,
+            screening: screened,
+            session: Some(SessionState { id: self.id.clone(), calls, lost }),
+            ..executor::result(exit, stdout, stderr, meta)
+        };
+        lock(&self.state).last_use = Instant::now();
+        let mandatory = config.audit.as_ref().is_some_and(|audit| audit.mandatory);
+        executor::record(entry, mandatory, &result).await?;
+        Ok(result)
+    }
+
+    /// Ends it, and waits until its interpreter has ended. A call that goes on ends it itself.
+    pub async fn close(&self) {
+        self.retire("it was closed").await;
+    }
+
+    async fn retire(&self, why: &str) {
+        self.end(why);
+        if let Ok(mut place) = self.live.try_lock()
+            && let Some(live) = place.take()
+        {
+            live.close(false).await;
+        }
+    }
+
+    /// Counts a call that has the interpreter now.
+    fn begin(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.calls += 1;
+        state.last_use = Instant::now();
+        state.gone = Some("a call was cancelled".to_owned());
+        state.calls
+    }
+
+    /// Notes why it is gone, once.
+    fn end(&self, why: &str) {
+        lock(&self.state).gone = Some(why.to_owned());
+        let Some(book) = self.book.upgrade() else { return };
+        let mut book = lock(&book);
+        if book.open.remove(&self.id).is_some() {
+            book.gone.push_back((self.id.clone(), why.to_owned()));
+            if book.gone.len() > MOST_GONE {
+                book.gone.pop_front();
+            }
+        }
+    }
+
+    fn why_gone(&self) -> Error {
+        closed(&self.id, lock(&self.state).gone.as_deref().unwrap_or("it was closed"))
+    }
+}
+
+fn busy() -> Error {
+    Error::new(ErrorKind::Conflict, "execute", "the session is busy with another call")
+        .with_retry(Retry::MayHelp)
+        .with_remedy("wait for its end, or open another session")
+}
+
+fn closed(id: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Closed, "execute", format!("the session is gone: {why}"))
+        .with_context("session", id.to_owned())
+        .with_remedy("open another; what was defined in this one has to be defined anew")
+}
+
+/// Refuses what a live interpreter cannot be given any more.
+fn check(request: &CodeRequest) -> Result<()> {
+    let given = !request.args.is_empty()
+        || !request.env.is_empty()
+        || !request.secrets.is_empty()
+        || !request.stdin.is_empty()
+        || !request.working_dir.is_workspace();
+    if given {
+        let message = "a call of a session has no arguments, environment, secrets, input or directory of its own";
+        return Err(Error::invalid("execute", message).with_remedy("set them in the code, or run it without a session"));
+    }
+    Ok(())
+}
+
+/// How a call ended, in the form of an exec's end.
+fn exit(answer: Answer) -> (Exit, bytes::Bytes, bytes::Bytes) {
+    let plain = Exit {
+        code: 0,
+        signal: None,
+        timed_out: false,
+        cancelled: false,
+        truncated: answer.truncated,
+        killed_by: None,
+        limits_hit: Vec::new(),
+        duration: answer.duration,
+        usage: Usage::default(),
+    };
+    let exit = match answer.end {
+        End::Served(Said::Done) => plain,
+        End::Served(Said::Failed) => Exit { code: 1, ..plain },
+        End::Served(Said::Exited(code)) => Exit { code, ..plain },
+        End::TimedOut => Exit { code: -1, timed_out: true, ..plain },
+        End::Nonsense => Exit { code: -1, cancelled: true, ..plain },
+        End::Died(exit) => Exit { truncated: plain.truncated, duration: plain.duration, ..exit },
+    };
+    (exit, answer.stdout, answer.stderr)
+}
+
+/// Ends a session that nobody calls, that is too old, or whose interpreter is gone.
+async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds) {
+    let oldest = Instant::now() + bounds.lifetime;
+    loop {
+        let Some(until) = session.upgrade().map(|session| lock(&session.state).last_use + bounds.idle_timeout) else {
+            return;
+        };
+        let over = tokio::select! {
+            _ = end.exit() => true,
+            () = sleep_until(until.min(oldest)) => false,
+        };
+        let Some(session) = session.upgrade() else { return };
+        // While a call goes on, its end is a use, and it sees the interpreter's end itself.
+        let Ok(place) = session.live.try_lock() else {
+            drop(session);
+            sleep(bounds.idle_timeout.min(Duration::from_secs(1))).await;
+            continue;
+        };
+        let cancelled = lock(&session.state).gone.clone();
+        drop(place);
+        let idle = Instant::now() >= lock(&session.state).last_use + bounds.idle_timeout;
+        let why = match (over, idle, Instant::now() >= oldest) {
+            (true, ..) if cancelled.is_some() => cancelled.unwrap_or_default(),
+            (true, ..) => "the interpreter ended between two calls".to_owned(),
+            (_, true, _) => format!("nobody used it for {} s", bounds.idle_timeout.as_secs_f64()),
+            (_, _, true) => "it was as old as a session may become".to_owned(),
+            _ => continue,
+        };
+        session.retire(&why).await;
+        return;
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,113 @@
+//! The directory of a machine, and the walls around its Firecracker: what is shown to it, and nothing else of the host's.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam_contract::Access;
+use cofferdam_linux::child::{Pages, Seclusion, Start};
+use rustix::fs::{Gid, Uid, fchown};
+
+use super::ids::InstanceId;
+use super::owner::Owner;
+use super::process::{Raised, Remains, Running};
+use crate::bounds::{Allowance, Enclosure};
+use crate::error::{Result, VmError, io};
+use crate::qemu;
+use crate::rules::{self, Opened};
+use crate::vmm::Accelerator;
+
+/// Time to remove what a dead owner left, for each directory.
+const SWEEP_LIMIT: Duration = Duration::from_secs(1);
+
+/// A file that Firecracker is shown under a name in its directory.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub name: String,
+    pub file: File,
+    pub access: Access,
+}
+
+impl Shown {
+    pub(super) fn new(name: impl Into<String>, file: File, access: Access) -> Self {
+        Self { name: name.into(), file, access }
+    }
+}
+
+/// The directory of directories, and a new name in it. Removes those of owners that are gone.
+pub(super) fn place(base: &Path) -> Result<InstanceId> {
+    DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(io("make", base))?;
+    let here = Owner::this().map_err(io("name a directory in", base))?;
+    for entry in fs::read_dir(base).map_err(io("look at", base))? {
+        let name = entry.map_err(io("look at", base))?.file_name();
+        if name.to_str().and_then(Owner::of).is_some_and(|owner| owner.is_dead(&here)) {
+            let remains = Remains { directory: base.join(&name), groups: Vec::new(), enclosure: None };
+            // Somebody else may be removing it as well; what stays is found the next time.
+            let _ = remains.remove(SWEEP_LIMIT);
+        }
+    }
+    Ok(here.name()?)
+}
+
+/// Makes the directory of a machine with what it is shown, and the walls. Blocks its thread for some milliseconds.
+pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &Allowance) -> Result<Raised> {
+    let directory = base.join(id.as_str());
+    DirBuilder::new().mode(0o700).create(&directory).map_err(io("make", &directory))?;
+    let user = qemu::user(Accelerator::Kvm);
+    let enclosure = Enclosure::make(may, user.is_some());
+    let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
+    let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: Some(enclosure) };
+    // Removed when anything fails, or nobody waits for it any more.
+    let running = Running::new(remains);
+    let failed = || io("set up", &directory);
+    for Shown { name, file, access } in &all {
+        if let Some(user) = user {
+            give(file, *access, user).map_err(io("give to the machine's monitor", PathBuf::from(name)))?;
+        }
+        symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), directory.join(name)).map_err(failed())?;
+    }
+    let place = File::open(&directory).map_err(failed())?;
+    if let Some((uid, gid)) = user {
+        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        fchown(&place, uid, gid).map_err(|error| failed()(error.into()))?;
+    }
+    let with = |wanted| all.iter().filter(move |shown| shown.access == wanted).map(|shown| &shown.file);
+    let (read, written): (Vec<&File>, Vec<&File>) =
+        (with(Access::ReadOnly).collect(), with(Access::ReadWrite).collect());
+    let opened = Opened { read: &read, written: &written, sockets: Some(&place) };
+    let rules = rules::of(program, Accelerator::Kvm, &opened).map_err(|error| qemu::no_rules(program, error))?;
+    let start = Start {
+        keep: all.into_iter().map(|shown| OwnedFd::from(shown.file)).collect(),
+        user,
+        rules: Some(rules),
+        seclusion: Seclusion::Apart,
+        groups: groups.map_err(failed())?,
+        limits,
+        pages: Pages::Small,
+    };
+    Ok(Raised { directory, start, running, owner: user })
+}
+
+/// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others
+/// use, too, stays theirs.
+fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
+    let about = file.metadata()?;
+    if access == Access::ReadWrite {
+        return Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?);
+    }
+    if about.mode() & 0o004 == 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others than its owner may not read it"));
+    }
+    Ok(())
+}
+
+/// The program by its whole path.
+pub(super) fn whole(program: &Path) -> Result<PathBuf> {
+    program.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => VmError::MissingTool { tool: super::PROGRAM },
+        _ => io("find", program)(error),
+    })
+}

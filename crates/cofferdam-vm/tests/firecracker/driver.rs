@@ -1,0 +1,395 @@
+//! The driver: what it asks of Firecracker and in which order, and what becomes of machines whose Firecracker does not do it.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cofferdam_contract::{ByteSize, Error, ErrorKind};
+use cofferdam_vm::VmError;
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm};
+use cofferdam_vm::vmm::{MachineState, Started, Vmm};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::fake::is_gone;
+use crate::machine::{MARK_AT, MEMORY, Stage, driver_in, machine_in, requests, told};
+
+const VERSION: &str = "1.16.2";
+const PATIENCE: Duration = Duration::from_secs(20);
+/// For those that wait in vain.
+const SHORT: Duration = Duration::from_secs(2);
+/// Far longer than any deadline: what comes later is a hang.
+const NO_HANG: Duration = Duration::from_secs(120);
+const MOST: ByteSize = ByteSize::from_mebibytes(64);
+
+async fn promptly<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+}
+
+/// Whether the walls can be built here; a line that says what is skipped otherwise.
+fn can_be_confined(test: &str) -> bool {
+    let abi = cofferdam_linux::landlock::abi();
+    if abi == 0 {
+        println!("SKIP {test}: no Landlock here");
+    }
+    abi > 0
+}
+
+async fn says_back(started: &mut Started) -> bool {
+    let mut back = [0; 4];
+    let said = started.writer.write_all(b"ping").await.is_ok();
+    said && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
+}
+
+/// What the machine remembers.
+async fn mark(started: &mut Started) -> String {
+    started.writer.write_all(b"mark").await.expect("a connection");
+    let mut mark = [0; 64];
+    promptly(started.reader.read_exact(&mut mark)).await.expect("an answer");
+    String::from_utf8_lossy(&mark).trim_end().to_owned()
+}
+
+fn process(started: &Started) -> u32 {
+    told(&started.vm.console(), "PROCESS").expect("it says so").parse().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
+    let test = "a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing";
+    if !can_be_confined(test) {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    assert_eq!((driver.name(), &*driver.version().await.unwrap()), ("firecracker", VERSION));
+    let (machine, work) = stage.machine();
+    let words = [driver.disk_word(&machine.disks[0], 0), driver.disk_word(&machine.disks[1], 1)];
+    assert_eq!((words, driver.port_word("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
+    let mut started = promptly(driver.start(machine)).await.unwrap();
+    assert!(says_back(&mut started).await, "{}", started.vm.console());
+    let console = started.vm.console();
+    let boot_args = format!("{} cofferdam.x=1", driver.kernel_words());
+    let drive = |at: usize, read_only| {
+        json!({
+            "drive_id": format!("disk{at}"), "path_on_host": format!("disk{at}"), "is_root_device": false,
+            "is_read_only": read_only, "cache_type": "Unsafe", "io_engine": "Sync",
+        })
+    };
+    let expected = [
+        ("GET /version", json!(null)),
+        ("GET /", json!(null)),
+        (
+            "PUT /machine-config",
+            json!({ "vcpu_count": 2, "mem_size_mib": 8, "smt": false, "track_dirty_pages": false }),
+        ),
+        (
+            "PUT /boot-source",
+            json!({ "kernel_image_path": "kernel", "initrd_path": "initramfs", "boot_args": boot_args }),
+        ),
+        ("PUT /drives/disk0", drive(0, true)),
+        ("PUT /drives/disk1", drive(1, false)),
+        ("PUT /entropy", json!({})),
+        ("PUT /vsock", json!({ "guest_cid": 3, "uds_path": "v.sock" })),
+        ("PUT /actions", json!({ "action_type": "InstanceStart" })),
+    ];
+    assert_eq!(requests(&console), expected.map(|(request, body)| (request.to_owned(), body)));
+    // What it could reach.
+    let root = rustix::process::geteuid().is_root();
+    let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
+    assert_eq!(root, user != rustix::process::geteuid().as_raw(), "{console}");
+    assert_ne!(user, 0);
+    assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
+    assert_eq!((told(&console, "PASSWD"), told(&console, "MADE")), (Some("false"), Some("false")), "{console}");
+    assert_eq!(told(&console, "DEVICES"), Some("1"), "{console}");
+    assert!(started.vm.kept().contains("monitor"), "{}", started.vm.kept());
+    let mut written = [0; 14];
+    work.read_exact_at(&mut written, 0).unwrap();
+    assert_eq!(&written, b"written inside");
+    // Nothing of its directory says what the host has.
+    let [directory] = &std::fs::read_dir(stage.place()).unwrap().flatten().collect::<Vec<_>>()[..] else {
+        panic!("one machine, one directory");
+    };
+    for entry in std::fs::read_dir(directory.path()).unwrap().flatten() {
+        if let Ok(target) = std::fs::read_link(entry.path()) {
+            assert!(target.starts_with("/proc/self/fd"), "{}", target.display());
+        }
+    }
+    let process = process(&started);
+    assert!(started.vm.is_ended().is_none());
+    promptly(started.vm.kill()).await.unwrap();
+    promptly(started.vm.kill()).await.expect("again");
+    assert!(is_gone(process) && started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it was gone when the kill returned");
+    let mut rest = Vec::new();
+    promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
+    assert!(rest.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machines_pause_are_written_down_and_go_on_from_there() {
+    if !can_be_confined("machines_pause_are_written_down_and_go_on_from_there") {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    let mut first = promptly(driver.start(stage.machine().0)).await.unwrap();
+    assert_eq!(mark(&mut first).await, "booted");
+    for _ in 0..3 {
+        first.vm.pause().await.unwrap();
+        first.vm.pause().await.unwrap();
+        first.vm.resume().await.unwrap();
+        first.vm.resume().await.unwrap();
+        assert!(says_back(&mut first).await, "the connection that it had is still there");
+    }
+    assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a machine that runs"));
+    let mut states: Vec<MachineState> = Vec::new();
+    for _ in 0..2 {
+        first.vm.pause().await.unwrap();
+        let none = first.vm.snapshot(ByteSize::from_bytes(100)).await.unwrap_err();
+        assert!(matches!(none, VmError::NoRoom { most: 100 }), "{none}");
+        states.push(promptly(first.vm.snapshot(MOST)).await.unwrap());
+        first.vm.resume().await.unwrap();
+        assert!(says_back(&mut first).await, "another connection");
+        first.writer.write_all(b"note").await.unwrap();
+        assert!(says_back(&mut first).await);
+    }
+    let memory = states[0].memory();
+    assert_eq!(memory.metadata().unwrap().len(), MEMORY.as_bytes());
+    assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take room");
+    assert!(memory.write_at(b"x", 0).is_err(), "the state can be changed");
+    let mut text = [0; 6];
+    memory.read_exact_at(&mut text, MARK_AT).unwrap();
+    assert_eq!(&text, b"booted");
+    promptly(first.vm.kill()).await.unwrap();
+    // Many at once, of one state and of a state of a state.
+    let mut clones = Vec::new();
+    for (state, expected) in [(0, "booted, restored"), (0, "booted, restored"), (1, "booted!, restored")] {
+        let mut clone = promptly(driver.restore(stage.hardware(), &states[state])).await.unwrap();
+        assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it waits");
+        clone.vm.resume().await.unwrap();
+        assert_eq!(mark(&mut clone).await, expected);
+        clones.push(clone);
+    }
+    let load = json!({
+        "snapshot_path": "state.in", "mem_backend": { "backend_type": "File", "backend_path": "memory.in" },
+        "resume_vm": false, "track_dirty_pages": false, "vsock_override": { "uds_path": "v.sock" },
+    });
+    let seen = requests(&clones[0].vm.console());
+    assert_eq!(
+        seen[2..4],
+        [("PUT /snapshot/load".to_owned(), load), ("PATCH /vm".to_owned(), json!({ "state": "Resumed" }))]
+    );
+    clones[2].vm.pause().await.unwrap();
+    let of_a_state = promptly(clones[2].vm.snapshot(MOST)).await.unwrap();
+    let mut again = promptly(driver.restore(stage.hardware(), &of_a_state)).await.unwrap();
+    again.vm.resume().await.unwrap();
+    assert_eq!(mark(&mut again).await, "booted!, restored, restored");
+    assert_eq!(mark(&mut clones[0]).await, "booted, restored");
+    drop((clones, again));
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
+    if !can_be_confined("a_state_that_is_none_is_refused_and_leaves_nothing") {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    let file = |contents: &[u8], length: u64| {
+        let file = cofferdam_vm::sparse::blank(length).unwrap();
+        file.write_all_at(contents, 0).unwrap();
+        file
+    };
+    let state = |devices: &[u8], length| MachineState::new(file(b"", length), file(devices, 0)).unwrap();
+    let error = promptly(driver.restore(stage.hardware(), &state(b"x", MEMORY.as_bytes()))).await.unwrap_err();
+    let error = error.into_contract("restore");
+    assert!(error.message().contains("is no state") && error.remedy().is_some(), "{error}");
+    let short = driver.restore(stage.hardware(), &state(b"x", 4096)).await.unwrap_err();
+    assert!(matches!(short, VmError::BadSource { .. }), "{short}");
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+/// What went wrong, and that nothing of the machine is left.
+async fn failure(fault: &str, step: &str) -> Error {
+    let stage = Stage::new(fault, VERSION);
+    let driver = stage.driver(SHORT);
+    let start = promptly(driver.start(stage.machine().0)).await;
+    let error = match (step, start) {
+        ("start", Err(error)) => error,
+        ("start", Ok(_)) => panic!("{fault}: it started"),
+        (step, started) => {
+            let started = started.unwrap_or_else(|error| panic!("{fault}: {error}"));
+            let process = process(&started);
+            let failed = match step {
+                "pause" => promptly(started.vm.pause()).await.unwrap_err(),
+                "resume" => {
+                    started.vm.pause().await.unwrap();
+                    promptly(started.vm.resume()).await.unwrap_err()
+                }
+                "snapshot" => {
+                    started.vm.pause().await.unwrap();
+                    promptly(started.vm.snapshot(MOST)).await.unwrap_err()
+                }
+                other => panic!("{other}"),
+            };
+            promptly(started.vm.kill()).await.unwrap_or_else(|error| panic!("{fault}: {error}"));
+            assert!(is_gone(process), "{fault}");
+            failed
+        }
+    };
+    assert_eq!(stage.left(), Vec::<PathBuf>::new(), "{fault}");
+    error.into_contract("create")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
+    if !can_be_confined("a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing") {
+        return;
+    }
+    for (request, step) in [
+        ("GET /version", "start"),
+        ("GET /", "start"),
+        ("PUT /machine-config", "start"),
+        ("PUT /boot-source", "start"),
+        ("PUT /drives/disk0", "start"),
+        ("PUT /drives/disk1", "start"),
+        ("PUT /entropy", "start"),
+        ("PUT /vsock", "start"),
+        ("PUT /actions", "start"),
+        ("PATCH /vm", "pause"),
+        ("PUT /snapshot/create", "snapshot"),
+    ] {
+        for (kind, expected, says) in [
+            ("die", ErrorKind::Unavailable, ""),
+            ("hang", ErrorKind::Unavailable, "no answer within"),
+            ("refuse", ErrorKind::ResourceExhausted, "No space left"),
+            ("rubbish", ErrorKind::Unavailable, "broke"),
+        ] {
+            let fault = format!("{kind} {request}");
+            let error = failure(&fault, step).await;
+            assert_eq!(error.kind(), expected, "{fault}: {error}");
+            assert!(error.to_string().contains(says), "{fault}: {error}");
+            assert!(
+                error.remedy().is_some() || error.retry() != cofferdam_contract::Retry::Never,
+                "{fault}: {error:?}"
+            );
+        }
+    }
+    // It says that it paused, or wrote a state, and did not.
+    for (fault, step, says) in [
+        ("lie PATCH /vm", "pause", "says that it is Running"),
+        ("lie PUT /snapshot/create", "snapshot", "the state of its devices has 0 bytes"),
+    ] {
+        let error = failure(fault, step).await;
+        assert!(error.message().contains(says), "{fault}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_whose_restore_fails_leaves_nothing() {
+    if !can_be_confined("a_machine_whose_restore_fails_leaves_nothing") {
+        return;
+    }
+    let good = Stage::new("", VERSION);
+    let started = good.driver(PATIENCE).start(good.machine().0).await.unwrap();
+    started.vm.pause().await.unwrap();
+    let state = started.vm.snapshot(MOST).await.unwrap();
+    for kind in ["die", "hang", "refuse", "rubbish"] {
+        let stage = Stage::new(&format!("{kind} PUT /snapshot/load"), VERSION);
+        promptly(stage.driver(SHORT).restore(stage.hardware(), &state)).await.expect_err(kind);
+        assert_eq!(stage.left(), Vec::<PathBuf>::new(), "{kind}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_is_told_with_its_reason() {
+    if !can_be_confined("an_end_is_told_with_its_reason") {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
+        let mut started = promptly(driver.start(stage.machine().0)).await.unwrap();
+        assert!(says_back(&mut started).await);
+        started.writer.write_all(word).await.unwrap();
+        let ended = promptly(started.vm.ended()).await;
+        assert!(ended.by_itself == by_itself && ended.why.contains(says), "{ended:?}");
+        let mut rest = Vec::new();
+        promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
+        promptly(started.vm.kill()).await.unwrap();
+    }
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn starts_that_are_given_up_leave_nothing() {
+    if !can_be_confined("starts_that_are_given_up_leave_nothing") {
+        return;
+    }
+    let stage = Stage::new("hang PUT /actions", VERSION);
+    for after in [0, 5, 20, 100, 400] {
+        let driver = stage.driver(PATIENCE);
+        let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
+        assert!(start.is_err(), "it never starts");
+        assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_firecracker_cannot_do_is_refused() {
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    let many = cofferdam_vm::vmm::Machine { processors: 33, ..stage.machine().0 };
+    let error = driver.settle(&many).await.unwrap_err().into_contract("create");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("--cpus")), "{error:?}");
+    assert!(driver.start(many).await.is_err());
+    for (version, says) in
+        [("1.16.1", "1.16.2 or newer is needed"), ("1.10.0", "not supported"), ("2.0.0", "not supported")]
+    {
+        let old = Stage::new("", version);
+        let error = old.driver(PATIENCE).start(old.machine().0).await.unwrap_err().into_contract("create");
+        assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
+    }
+    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));
+    let error = none.start(stage.machine().0).await.unwrap_err().into_contract("create");
+    assert!(error.message().contains("not installed"), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
+    assert!(!stage.place().exists(), "nothing was made for what is refused");
+}
+
+/// The process that is killed in the next test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn makes_one_and_waits() {
+    let Some(place) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
+    let started = driver_in(&place, PATIENCE).start(machine_in(&place).0).await.unwrap();
+    println!("STARTED {}", process(&started));
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
+    if !can_be_confined("a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept") {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    let mut supervisor = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "driver::makes_one_and_waits", "--nocapture"])
+        .env("COFFERDAM_TEST_DRIVER_KILLED", stage.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(supervisor.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let monitor: u32 = lines.find_map(|line| line.split_once("STARTED ")?.1.parse().ok()).expect("it starts one");
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+    assert!(is_gone(monitor));
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
+    let started = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap();
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead one's is gone");
+    promptly(started.vm.kill()).await.unwrap();
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}

@@ -1,0 +1,204 @@
+//! A real kernel with the real init and agent, reached by a vsock: as Firecracker would have it, but in a machine of QEMU's
+//! whose vsock is rust-vmm's `vhost-device-vsock`, which speaks to the host as Firecracker's does.
+//!
+//! What cannot be run here is Firecracker itself with a Linux guest. What can be is all that happens inside of the machine:
+//! disks by the kernel's names, the listening socket, a connection that is lost while the agent is held, and its successor.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{ExecRequest, Limits, collect};
+use cofferdam_debian::{Cache, Recipe};
+use cofferdam_guest::{Guest, Renewal, Settings, TAKEN};
+use cofferdam_vm::MakePolicy;
+use cofferdam_vm::firecracker::vsock;
+use cofferdam_vm::image::{Image, Images, RootSource, Source};
+use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+
+/// Machines are translated, and others use the processors as well.
+const NO_HANG: Duration = Duration::from_secs(240);
+const TRY: Duration = Duration::from_secs(2);
+const WORDS: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off no_timer_check tsc=reliable";
+/// What the init is told.
+pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
+                     cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 cofferdam.shm=1048576:256 \
+                     cofferdam.user=4711:4712 cofferdam.port=vsock:1024 cofferdam.memory=134217728 cofferdam.tasks=65";
+
+/// Processes that end with the test.
+struct Machine {
+    place: TempDir,
+    processes: Vec<Child>,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Machine {
+    fn start(image: &Image, device: &Path) -> Self {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| place.path().join(name).display().to_string();
+        let mut device = Command::new(device);
+        let shape = format!("guest-cid=3,socket={},uds-path={}", path("vhost.sock"), path("v.sock"));
+        device.args(["--vm", &shape]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut machine = Self { processes: vec![device.spawn().expect("the device")], place };
+        let path = |name: &str| machine.place.path().join(name).display().to_string();
+        let begun = Instant::now();
+        while !Path::new(&path("vhost.sock")).exists() {
+            assert!(begun.elapsed() < NO_HANG, "the device opened no socket");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args("-nodefaults -no-user-config -no-reboot -display none -cpu Nehalem-v1 -m 256M -accel tcg".split(' '));
+        qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=memory"]);
+        qemu.args(["-object", "memory-backend-memfd,id=memory,size=256M,share=on"]);
+        qemu.arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", &format!("{WORDS} {OPTIONS}")]);
+        qemu.args(["-serial", &format!("file:{}", path("console"))]);
+        let root = image.root.display();
+        qemu.args(["-drive", &format!("file={root},if=none,id=root,format=raw,read-only=on,file.locking=off")]);
+        qemu.args(["-device", "virtio-blk-device,drive=root", "-device", "virtio-rng-device"]);
+        qemu.args(["-chardev", &format!("socket,id=vsock,path={}", path("vhost.sock"))]);
+        qemu.args(["-device", "vhost-user-vsock-device,chardev=vsock"]).stdin(Stdio::null()).stdout(Stdio::null());
+        machine.processes.push(qemu.spawn().expect("QEMU"));
+        machine
+    }
+
+    /// A connection that the agent took.
+    async fn connected(&self) -> UnixStream {
+        let (begun, socket) = (Instant::now(), self.place.path().join("v.sock"));
+        loop {
+            if let Ok(mut stream) = vsock::connect(&socket, 1024, TRY).await
+                && let Ok(Ok(TAKEN)) = tokio::time::timeout(TRY, stream.read_u8()).await
+            {
+                return stream;
+            }
+            assert!(begun.elapsed() < NO_HANG, "{}", self.console());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn console(&self) -> String {
+        std::fs::read_to_string(self.place.path().join("console")).unwrap_or_default()
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// The image that tests use, or a line that says what is skipped.
+pub(crate) fn image(test: &str) -> Option<Image> {
+    if variable("COFFERDAM_TEST_MACHINES").is_none() {
+        println!("SKIP {test}: COFFERDAM_TEST_MACHINES=1 has an image made, and machines tested");
+        return None;
+    }
+    let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().expect("a home").join("cofferdam"));
+    let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
+    let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
+    Some(images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"))
+}
+
+/// The image and the device, or a line that says what is skipped.
+fn parts(test: &str) -> Option<(Image, PathBuf)> {
+    let Some(device) = variable("VHOST_DEVICE_VSOCK_BIN") else {
+        println!("SKIP {test}: VHOST_DEVICE_VSOCK_BIN names no device (cargo install vhost-device-vsock)");
+        return None;
+    };
+    Some((image(test)?, device))
+}
+
+/// Moves bytes between the host's streams and the connection that it was given last.
+async fn pump(mut streams: tokio::io::DuplexStream, mut connections: mpsc::Receiver<Option<UnixStream>>) {
+    let mut connection: Option<UnixStream> = None;
+    loop {
+        let next = match &mut connection {
+            None => connections.recv().await,
+            Some(joined) => tokio::select! {
+                next = connections.recv() => next,
+                _ = tokio::io::copy_bidirectional(&mut streams, joined) => return,
+            },
+        };
+        match next {
+            Some(next) => connection = next,
+            None => return,
+        }
+    }
+}
+
+pub(crate) async fn said(guest: &Guest, line: &str) -> String {
+    let request = ExecRequest::shell(line).build().unwrap();
+    let handle = guest.start(&request, &Limits::default()).await.unwrap();
+    let collected = tokio::time::timeout(NO_HANG, collect(handle)).await.expect("no hang").unwrap();
+    String::from_utf8_lossy(&collected.stdout).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() {
+    let Some((image, device)) = parts("an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held") else {
+        return;
+    };
+    let machine = Machine::start(&image, &device);
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (connections, given) = mpsc::channel(1);
+    tokio::spawn(pump(theirs, given));
+    // A host that gave up is no end of the machine: the agent waits for another one.
+    drop(machine.connected().await);
+    connections.send(Some(machine.connected().await)).await.unwrap();
+    let (reader, writer) = tokio::io::split(ours);
+    let settings = || Settings { patience: NO_HANG, ..Settings::default() };
+    let connecting = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
+    let (guest, evidence) = connecting.unwrap_or_else(|error| panic!("{error}; {}", machine.console()));
+    assert_eq!(evidence.uids, vec![4711; 4]);
+    assert!(evidence.seccomp_filtered && evidence.no_new_privileges, "{evidence:?}");
+    assert_eq!(said(&guest, "echo $(id -u); cat /proc/1/comm").await, "4711\ncofferdam-agent");
+    // No guest reaches the host by it.
+    let tried = "import socket; socket.socket(40, socket.SOCK_STREAM)";
+    let refused = said(&guest, &format!("python3 -c '{tried}' 2>&1 | tail -n 1")).await;
+    assert!(refused.contains("not supported") || refused.contains("not permitted"), "{refused}");
+    said(&guest, "i=0; while :; do i=$((i+1)); echo $i > /workspace/count; sleep 0.05; done >/dev/null 2>&1 &").await;
+    for _ in 0..3 {
+        let before: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
+        guest.hold().await.unwrap();
+        connections.send(None).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        connections.send(Some(machine.connected().await)).await.unwrap();
+        guest.release().await.unwrap();
+        said(&guest, "sleep 0.3").await;
+        let after: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
+        assert!(after > before, "what ran inside did not go on: {before} {after}");
+    }
+    // Another host takes the held machine over, as one that was made from a state does.
+    let record = guest.hold().await.unwrap().into_record();
+    connections.send(None).await.unwrap();
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (other, given) = mpsc::channel(1);
+    tokio::spawn(pump(theirs, given));
+    other.send(Some(machine.connected().await)).await.unwrap();
+    let (reader, writer) = tokio::io::split(ours);
+    let renewal = Renewal::new("another-machine").unwrap();
+    let adopting = Guest::adopt(reader, writer, settings(), record, renewal, Instant::now() + NO_HANG);
+    let (adopted, _) = adopting.await.unwrap();
+    assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
+    // The end of its host is the end of the machine, which this kind has by a restart.
+    adopted.close().await;
+    drop(other);
+    let (mut machine, begun) = (machine, Instant::now());
+    while machine.processes[1].try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < NO_HANG, "{}", machine.console());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

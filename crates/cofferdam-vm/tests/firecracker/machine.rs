@@ -1,0 +1,353 @@
+//! A program in Firecracker's place, behind the driver's walls: it speaks the API as it is described, opens what it is told
+//! to as Firecracker does, writes states that a machine can go on from, and stands for the agent behind its vsock.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use cofferdam_contract::{Access, ByteSize};
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm};
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::contract;
+use crate::support::{Reply, Seen, http, listen};
+
+const PAGE: usize = 4096;
+/// Where the machine's own mark stands in its memory.
+pub(crate) const MARK_AT: u64 = 8 * PAGE as u64;
+pub(crate) const MEMORY: ByteSize = ByteSize::from_mebibytes(8);
+/// What the agent's byte is.
+const TAKEN: u8 = 6;
+
+/// The program, what machines are made of, and where they have their directories.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    directory: TempDir,
+}
+
+impl Stage {
+    /// `fault` is what goes wrong at which request, such as `die PUT /vsock`; `version` what the program says.
+    pub(crate) fn new(fault: &str, version: &str) -> Self {
+        let stage = Self { directory: tempfile::tempdir().expect("a directory") };
+        let path = |name: &str| stage.directory.path().join(name);
+        // Whoever runs the monitor may be another user than this one.
+        fs::set_permissions(path(""), fs::Permissions::from_mode(0o755)).expect("it can be opened");
+        fs::create_dir(path("bin")).expect("a directory");
+        fs::create_dir(path("lib")).expect("a directory");
+        let own = std::env::current_exe().expect("this program");
+        let fake = path("lib/fake");
+        if fs::hard_link(&own, &fake).is_err() {
+            fs::copy(&own, &fake).expect("a copy of this program");
+        }
+        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).expect("it can be executed");
+        let script = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'Firecracker v{version}'; exit; fi\n\
+             export COFFERDAM_TEST_MACHINE=\"$2 $4\" COFFERDAM_TEST_FAULT='{fault}' COFFERDAM_TEST_VERSION='{version}'\n\
+             exec '{}' --exact machine::is_a_firecracker_with_a_machine --nocapture --test-threads=1\n",
+            fake.display()
+        );
+        fs::write(stage.program(), script).expect("a script");
+        fs::set_permissions(stage.program(), fs::Permissions::from_mode(0o755)).expect("it can be executed");
+        while let Err(error) = Command::new(stage.program()).arg("--version").output() {
+            assert_eq!(error.kind(), std::io::ErrorKind::ExecutableFileBusy, "{error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for (name, contents) in [("vmlinux", &b"\x7fELF kernel"[..]), ("initramfs", b"initramfs"), ("root", b"root")] {
+            fs::write(path(name), contents).expect("a file");
+            fs::set_permissions(path(name), fs::Permissions::from_mode(0o444)).expect("others may read it");
+        }
+        stage
+    }
+
+    fn program(&self) -> PathBuf {
+        self.directory.path().join("bin/firecracker")
+    }
+
+    pub(crate) fn place(&self) -> PathBuf {
+        self.directory.path().join("monitors")
+    }
+
+    pub(crate) fn driver(&self, patience: Duration) -> FirecrackerVmm {
+        driver_in(self.directory.path(), patience)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A machine, and the disk that it can write to.
+    pub(crate) fn machine(&self) -> (Machine, File) {
+        machine_in(self.directory.path())
+    }
+
+    pub(crate) fn hardware(&self) -> Hardware {
+        self.machine().0.into_parts().0
+    }
+
+    /// What is left of machines, after a time in which it may still go.
+    pub(crate) fn left(&self) -> Vec<PathBuf> {
+        let begun = std::time::Instant::now();
+        loop {
+            let entries = fs::read_dir(self.place()).map(|all| all.flatten().map(|entry| entry.path()).collect());
+            let entries: Vec<PathBuf> = entries.unwrap_or_default();
+            if entries.is_empty() || begun.elapsed() > Duration::from_secs(10) {
+                return entries;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+pub(crate) fn driver_in(directory: &Path, patience: Duration) -> FirecrackerVmm {
+    let program = Some(directory.join("bin/firecracker"));
+    FirecrackerVmm::new(FirecrackerConfig { program, patience, ..FirecrackerConfig::new(directory.join("monitors")) })
+}
+
+pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {
+    let work = tempfile::tempfile_in(directory).expect("a disk");
+    work.set_len(1 << 20).expect("its size");
+    let own = Contents::Own(work.try_clone().expect("a descriptor"));
+    let root = Contents::Shared(directory.join("root"));
+    let machine = Machine {
+        kernel: directory.join("vmlinux"),
+        initramfs: directory.join("initramfs"),
+        command_line: "cofferdam.x=1".to_owned(),
+        memory: MEMORY,
+        processors: 2,
+        disks: vec![
+            Disk { name: "root", contents: root, access: Access::ReadOnly },
+            Disk { name: "work", contents: own, access: Access::ReadWrite },
+        ],
+        port: "dev.x",
+    };
+    (machine, work)
+}
+
+/// The requests that a monitor's console tells, in order.
+pub(crate) fn requests(console: &str) -> Vec<(String, Value)> {
+    let lines = console.lines().filter_map(|line| line.split_once("SEEN ").map(|(_, rest)| rest));
+    lines
+        .map(|line| {
+            let (request, body) = line.split_once(" BODY ").expect("a request and its body");
+            (request.to_owned(), serde_json::from_str(body).expect("JSON"))
+        })
+        .collect()
+}
+
+/// What a console tells under a word.
+pub(crate) fn told<'a>(console: &'a str, word: &str) -> Option<&'a str> {
+    console.lines().find_map(|line| Some(line.split_once(&format!("{word} "))?.1.trim()))
+}
+
+#[derive(Debug, Default)]
+struct Fake {
+    state: &'static str,
+    drives: BTreeMap<String, (PathBuf, bool)>,
+    memory: u64,
+    mark: String,
+}
+
+type Shared = Arc<Mutex<Fake>>;
+
+fn lock(fake: &Shared) -> MutexGuard<'_, Fake> {
+    fake.lock().expect("no panic")
+}
+
+fn path(body: &Value, key: &str) -> PathBuf {
+    body[key].as_str().expect("a path").into()
+}
+
+/// Does what is asked; why not, otherwise.
+fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
+    let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
+    let body = seen.body.clone().unwrap_or_default();
+    let mut it = lock(fake);
+    match (seen.method.as_str(), seen.path.as_str()) {
+        ("PUT", "/machine-config") => it.memory = body["mem_size_mib"].as_u64().expect("a number") << 20,
+        ("PUT", "/boot-source") => {
+            for (key, begin) in [("kernel_image_path", "\u{7f}ELF"), ("initrd_path", "initramfs")] {
+                let place = path(&body, key);
+                let found = fs::read(&place).map_err(|error| failed("cannot open", &place, error))?;
+                assert!(found.starts_with(begin.as_bytes()), "{key}: {found:?}");
+            }
+        }
+        ("PUT", drive) if drive.starts_with("/drives/") => {
+            let (place, read_only) = (path(&body, "path_on_host"), body["is_read_only"].as_bool().expect("a word"));
+            let file = File::options().read(true).write(!read_only).open(&place);
+            let file = file.map_err(|error| failed("cannot open", &place, error))?;
+            if read_only {
+                assert!(File::options().write(true).open(&place).is_err(), "{} can be written to", place.display());
+            } else {
+                file.write_all_at(b"written inside", 0).expect("it can be written to");
+            }
+            it.drives.insert(drive.to_owned(), (place, read_only));
+        }
+        ("PUT", "/vsock") => serve_vsock(fake, &path(&body, "uds_path"))?,
+        ("PUT", "/actions") => {
+            it.state = "Running";
+            it.mark = "booted".to_owned();
+        }
+        ("PATCH", "/vm") => it.state = if body["state"] == "Paused" { "Paused" } else { "Running" },
+        ("PUT", "/snapshot/create") => {
+            if it.state != "Paused" {
+                return Err("it is not paused".to_owned());
+            }
+            let (state, memory) = (path(&body, "snapshot_path"), path(&body, "mem_file_path"));
+            let open = |place: &Path| File::options().write(true).create(true).truncate(false).open(place);
+            let mut file = open(&state).map_err(|error| failed("cannot open", &state, error))?;
+            let drives: BTreeMap<_, _> = it.drives.iter().map(|(id, drive)| (id.clone(), json!(drive))).collect();
+            file.write_all(json!({ "drives": drives, "memory": it.memory }).to_string().as_bytes()).expect("it writes");
+            let file = open(&memory).map_err(|error| failed("cannot open", &memory, error))?;
+            file.set_len(it.memory).expect("its length");
+            // All of it, as a full state is written.
+            for at in (0..it.memory).step_by(1 << 20) {
+                file.write_all_at(&vec![0; 1 << 20], at).expect("it writes");
+            }
+            file.write_all_at(it.mark.as_bytes(), MARK_AT).expect("it writes");
+            file.sync_all().expect("it syncs");
+        }
+        ("PUT", "/snapshot/load") => {
+            let state = path(&body, "snapshot_path");
+            let memory = path(&body["mem_backend"], "backend_path");
+            let text = fs::read(&state).map_err(|error| failed("cannot open", &state, error))?;
+            let saved: Value = serde_json::from_slice(&text).map_err(|error| format!("is no state: {error}"))?;
+            let drives: BTreeMap<String, (PathBuf, bool)> =
+                serde_json::from_value(saved["drives"].clone()).map_err(|error| error.to_string())?;
+            for (place, read_only) in drives.values() {
+                // By the name that it had in the machine before.
+                let file = File::options().read(true).write(!read_only).open(place);
+                file.map_err(|error| failed("cannot open", place, error))?;
+            }
+            let mut file = File::open(&memory).map_err(|error| failed("cannot open", &memory, error))?;
+            let other = File::options().write(true).open(&memory);
+            assert!(other.and_then(|other| other.write_at(b"x", 0)).is_err(), "the state can be changed");
+            let mut all = Vec::new();
+            file.read_to_end(&mut all).expect("it reads");
+            it.memory = saved["memory"].as_u64().expect("a number");
+            if all.len() as u64 != it.memory {
+                return Err("the memory file has another size".to_owned());
+            }
+            let mark = &all[MARK_AT as usize..MARK_AT as usize + 64];
+            it.mark = format!("{}, restored", String::from_utf8_lossy(mark).trim_end_matches('\0'));
+            (it.drives, it.state) = (drives, "Paused");
+            serve_vsock(fake, &path(&body["vsock_override"], "uds_path"))?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn serve_vsock(fake: &Shared, place: &Path) -> Result<(), String> {
+    let listener = UnixListener::bind(place).map_err(|error| format!("cannot bind {}: {error}", place.display()))?;
+    let fake = Arc::clone(fake);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(guest(Arc::clone(&fake), stream));
+        }
+    });
+    Ok(())
+}
+
+/// Stands for the agent: says back what it hears, with the machine's mark where it hears `mark`.
+async fn guest(fake: Shared, stream: UnixStream) {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    let mut line = String::new();
+    if reader.read_line(&mut line).await.is_err() || line != "CONNECT 1024\n" || lock(&fake).state != "Running" {
+        return;
+    }
+    // The first time, nobody inside listens yet.
+    if !std::mem::replace(&mut *BOOTED.lock().expect("no panic"), true) {
+        return;
+    }
+    println!("CONNECTED");
+    let greeting = [&b"OK 1073741824\n"[..], &[TAKEN]].concat();
+    if writer.write_all(&greeting).await.is_err() {
+        return;
+    }
+    loop {
+        let mut word = [0; 4];
+        match reader.read_exact(&mut word).await {
+            Ok(_) if &word == b"mark" => {
+                let mark = lock(&fake).mark.clone();
+                let _ = writer.write_all(format!("{mark:<64}").as_bytes()).await;
+            }
+            Ok(_) if &word == b"note" => lock(&fake).mark.push('!'),
+            Ok(_) if &word == b"exit" => std::process::exit(0),
+            Ok(_) if &word == b"fail" => std::process::exit(3),
+            Ok(_) => {
+                let _ = writer.write_all(&word).await;
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+static BOOTED: Mutex<bool> = Mutex::new(false);
+
+/// What the walls let it see, told once.
+fn tell_walls() {
+    let status = fs::read_to_string("/proc/self/status").expect("its own status");
+    let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned()));
+    let user = value("Uid:").and_then(|line| line.split_whitespace().next().map(str::to_owned));
+    println!("USER {}", user.expect("a user"));
+    println!("PRIVILEGES {}", value("NoNewPrivs:").expect("a word"));
+    println!("PASSWD {}", File::open("/etc/passwd").is_ok());
+    println!("MADE {}", File::create("made").is_ok());
+    let devices = fs::read_to_string("/proc/self/net/dev").expect("its devices");
+    println!("DEVICES {}", devices.lines().filter(|line| line.contains(':')).count());
+    println!("PROCESS {}", fs::read_link("/proc/self").expect("it sees itself").display());
+}
+
+/// The fake's life, in a process of its own.
+#[tokio::test(flavor = "current_thread")]
+async fn is_a_firecracker_with_a_machine() {
+    let Ok(arguments) = std::env::var("COFFERDAM_TEST_MACHINE") else { return };
+    let (socket, id) = arguments.split_once(' ').expect("a socket and a name");
+    let version = std::env::var("COFFERDAM_TEST_VERSION").expect("a version");
+    let fault = std::env::var("COFFERDAM_TEST_FAULT").unwrap_or_default();
+    let (kind, at) = fault.split_once(' ').unwrap_or_default();
+    let (kind, at, name) = (kind.to_owned(), at.to_owned(), id.to_owned());
+    tell_walls();
+    let fake: Shared = Arc::new(Mutex::new(Fake { state: "Not started", ..Fake::default() }));
+    let description = contract::description();
+    let listener = UnixListener::bind(socket).expect("a socket");
+    listen(listener, Arc::new(Mutex::new(Vec::new())), move |seen| {
+        let (request, body) = (format!("{} {}", seen.method, seen.path), seen.body.clone().unwrap_or_default());
+        println!("SEEN {request} BODY {body}");
+        if request == at || (at.ends_with('*') && request.starts_with(at.trim_end_matches('*'))) {
+            match kind.as_str() {
+                "die" => std::process::exit(9),
+                "hang" => return Reply::Silence,
+                "refuse" => return Reply::Say(http(400, r#"{"fault_message":"No space left on device"}"#)),
+                "rubbish" => return Reply::SayAndEnd(b"SSH-2.0-x\r\n\r\n".to_vec()),
+                // It says that it did, and did not.
+                "lie" => return Reply::Say(http(204, "")),
+                other => panic!("{other}"),
+            }
+        }
+        let success = if seen.method == "GET" { 200 } else { 204 };
+        let breaches = contract::breaches(&description, &seen.method, &seen.path, seen.body.as_ref(), success);
+        let done = if breaches.is_empty() { obey(&fake, seen) } else { Err(breaches.join("; ")) };
+        match (done, success, seen.path.as_str()) {
+            (Err(why), ..) => Reply::Say(http(400, &json!({ "fault_message": why }).to_string())),
+            (Ok(()), 204, _) => Reply::Say(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
+            (Ok(()), _, "/version") => Reply::Say(http(200, &json!({ "firecracker_version": version }).to_string())),
+            (Ok(()), ..) => {
+                let state = lock(&fake).state;
+                let about = json!({ "app_name": "Firecracker", "id": name, "state": state, "vmm_version": version });
+                Reply::Say(http(200, &about.to_string()))
+            }
+        }
+    })
+    .await;
+}

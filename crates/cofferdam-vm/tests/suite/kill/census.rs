@@ -1,0 +1,127 @@
+//! What there is of a supervisor, and of all: processes, control groups, mounts, sockets, devices, files.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::support::NO_HANG;
+
+/// How deep control groups are looked for.
+const DEPTH: usize = 6;
+/// Where programs leave what is to be there for a while.
+const USUAL: [&str; 5] = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/dev/mqueue"];
+
+fn numbers() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Name, state, parent and session of a process.
+fn about(pid: u32) -> Option<(String, String, u32, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, rest) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    Some((name.to_owned(), fields[0].to_owned(), fields[1].parse().ok()?, fields[3].parse().ok()?))
+}
+
+/// Processes of a session that have not ended. Those that have and that nobody has waited for are their new parent's.
+pub(super) fn session(leader: u32) -> BTreeSet<String> {
+    let of = |pid: u32| {
+        let (name, state, _, session) = about(pid)?;
+        (session == leader && !["Z", "X"].contains(&&*state)).then(|| format!("{name}) {state}"))
+    };
+    numbers().filter_map(of).collect()
+}
+
+/// Monitors that a process started and that have not ended, by number.
+pub(super) fn monitors_of(parent: u32) -> BTreeSet<u32> {
+    let is_one = |pid: &u32| {
+        about(*pid).is_some_and(|(name, state, found, _)| {
+            found == parent && name.contains("qemu-system") && !["Z", "X"].contains(&&*state) && is_a_machine(*pid)
+        })
+    };
+    numbers().filter(is_one).collect()
+}
+
+/// A monitor that is asked for its version has no machine; nor has what has not become one yet.
+fn is_a_machine(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|&byte| byte == 0).any(|word| word == b"-machine" || word == b"-M")
+}
+
+/// Control groups that bear the name of a process.
+pub(super) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    groups_below(Path::new("/sys/fs/cgroup"), DEPTH, pid, &mut found);
+    found
+}
+
+fn groups_below(parent: &Path, depth: usize, pid: u32, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix("cofferdam-").and_then(|rest| rest.split('-').nth(1)?.parse::<u32>().ok());
+        if owner == Some(pid) {
+            found.insert(entry.path());
+        }
+        if depth > 1 {
+            groups_below(&entry.path(), depth - 1, pid, found);
+        }
+    }
+}
+
+/// Every file below a directory, by its path in it.
+pub(super) fn files(place: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    files_below(place, place, &mut found);
+    found
+}
+
+fn files_below(place: &Path, directory: &Path, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        found.insert(entry.path().strip_prefix(place).unwrap_or(&entry.path()).to_owned());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            files_below(place, &entry.path(), found);
+        }
+    }
+}
+
+/// What is the host's and may be ours: mounts, namespaces that are held by one, sockets with names, network devices that
+/// machines have, and what bears our name in the usual directories.
+pub(super) fn host() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let ours = |line: &&str| line.contains("cofferdam") || line.contains("nsfs") || line.contains("/.tmp");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    found.extend(mounts.lines().filter(ours).map(|line| format!("mount {line}")));
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let named = sockets.lines().skip(1).filter_map(|line| line.split_whitespace().nth(7));
+    found.extend(named.filter(ours).map(|name| format!("socket {name}")));
+    for entry in fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().join("tun_flags").exists() || name.starts_with("macvtap") {
+            found.insert(format!("network device {name}"));
+        }
+    }
+    for place in USUAL {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains("cofferdam") {
+                found.insert(entry.path().display().to_string());
+            }
+        }
+    }
+    found
+}
+
+/// What of the host is there that was not before, in every look for a while: others come and go.
+pub(super) fn host_left(before: &BTreeSet<String>) -> BTreeSet<String> {
+    let begun = Instant::now();
+    let mut left: BTreeSet<String> = &host() - before;
+    while !left.is_empty() && begun.elapsed() < NO_HANG {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        left = &left & &host();
+    }
+    left
+}

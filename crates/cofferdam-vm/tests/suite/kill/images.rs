@@ -1,0 +1,104 @@
+//! A maker of images, killed at each of its steps: the next start has the whole image, or makes it, and nothing else is there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use cofferdam_debian::Cache;
+use cofferdam_vm::MakePolicy;
+use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
+
+use super::{Place, Supervisor, at, census, millis, moments, place_of};
+
+const PART: &str = "maker";
+const TEST: &str = "kill::images::maker";
+const NAME: &str = "mine";
+
+fn images(place: &Path) -> Images {
+    Images::new(place.join("images"), Cache::new(place.join("packages")))
+}
+
+fn source(place: &Path, root: &str) -> Source {
+    let kernel = KernelSource::Files { image: place.join("kernel"), modules: Vec::new() };
+    Source { kernel, root: RootSource::Directory(place.join(root)), ..Source::default() }
+}
+
+/// Nothing for a test of its own: what [`an_image_whose_maker_is_killed_is_whole_or_not_there`] kills.
+#[test]
+fn maker() {
+    let Some(place) = place_of(PART) else { return };
+    let mut count = 0;
+    let mut tell = |step: Progress| {
+        count += 1;
+        at(&count.to_string());
+        println!("{step}");
+    };
+    images(&place).make_named(NAME, "a test", &source(&place, "root"), &mut tell).unwrap();
+    at("end");
+    // Whoever kills us was slower.
+    std::thread::sleep(Duration::from_secs(3600));
+}
+
+/// Files of some size, and a directory that is closed to its owner.
+fn sample(root: &Path) {
+    std::fs::create_dir_all(root.join("closed")).unwrap();
+    for number in 0..400 {
+        std::fs::write(root.join(format!("file{number}")), vec![number as u8; 20_000]).unwrap();
+    }
+    std::fs::write(root.join("closed/file"), "x").unwrap();
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o500);
+    std::fs::set_permissions(root.join("closed"), closed).unwrap();
+}
+
+/// What is in the cache once the image was made without anybody's being killed, and how many steps that takes.
+fn undisturbed(place: &Place) -> (BTreeSet<PathBuf>, usize) {
+    let mut steps = 0;
+    images(place.path()).make_named(NAME, "a test", &source(place.path(), "root"), &mut |_| steps += 1).unwrap();
+    (census::files(&place.path().join("images")), steps)
+}
+
+#[test]
+fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
+    let test = "an_image_whose_maker_is_killed_is_whole_or_not_there";
+    if Command::new("mkfs.ext4").arg("-V").output().is_err() && !Path::new("/usr/sbin/mkfs.ext4").exists() {
+        println!("SKIP {test}: no mkfs.ext4 (package e2fsprogs)");
+        return;
+    }
+    let mut random = moments(test);
+    let place = Place::new();
+    std::fs::write(place.path().join("kernel"), "no kernel").unwrap();
+    sample(&place.path().join("root"));
+    std::fs::create_dir(place.path().join("other")).unwrap();
+    let cache = place.path().join("images");
+    let (whole, steps) = undisturbed(&place);
+    for step in 1..=steps {
+        for within in [1, 40] {
+            std::fs::remove_dir_all(&cache).unwrap();
+            let mut maker = Supervisor::start(TEST, PART, place.path(), "");
+            maker.reach(&step.to_string());
+            let after = millis(&mut random, within);
+            println!("at step {step}, after {after:?}");
+            maker.kill(after);
+            let names = census::files(&cache);
+            match images(place.path()).named(NAME) {
+                Ok(_) => assert_eq!(names, whole),
+                Err(error) => assert!(error.to_string().contains(NAME), "{error}"),
+            }
+            // Whatever starts next has nothing of it, whether it makes an image or not.
+            let names = census::files(&cache);
+            let more: Vec<_> = names.difference(&whole).collect();
+            assert!(more.is_empty(), "{} files are left: {:?}", more.len(), more[0]);
+            assert_eq!(census::files(&place.path().join("tmp")), BTreeSet::new());
+            images(place.path()).make_named(NAME, "a test", &source(place.path(), "root"), &mut |_| ()).unwrap();
+            assert_eq!(census::files(&cache), whole);
+        }
+    }
+    // One that is made already needs no making, and what was left of another goes all the same.
+    let mut maker = Supervisor::start(TEST, PART, place.path(), "");
+    maker.reach("end");
+    maker.kill(Duration::ZERO);
+    let found = images(place.path()).find(&source(place.path(), "root"), MakePolicy::Never, &mut |_| ()).unwrap();
+    assert_eq!(found, images(place.path()).named(NAME).unwrap());
+    assert_eq!(census::files(&cache), whole);
+}

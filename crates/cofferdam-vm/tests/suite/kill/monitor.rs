@@ -1,0 +1,315 @@
+//! Monitors that are killed by SIGKILL while their supervisor has something done: it goes on, says why that came to nothing,
+//! has nothing left of them, and makes the next machine.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cofferdam_contract::{
+    Backend, ByteSize, ErrorKind, ExecRequest, FileReader, Limits, Result, Sandbox, SandboxPath, Snapshot, Spec, Stdin,
+};
+use cofferdam_vm::VmBackend;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::AsyncWriteExt;
+
+use super::{PART, PLACE, Place, census, config, millis, moments, place_of};
+use crate::support::{self, NO_HANG};
+
+/// What tells this program that it is the supervisor.
+const KEEPER: &str = "keeper";
+/// Far less than any bound on an answer, and far more than any step takes.
+const PROMPT: Duration = Duration::from_secs(60);
+
+fn spec() -> Spec {
+    let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), cpu_time: None, ..Limits::default() };
+    Spec::builder().limits(limits).build().unwrap()
+}
+
+fn monitors() -> BTreeSet<u32> {
+    census::monitors_of(std::process::id())
+}
+
+fn kill(pid: u32) {
+    // It may have ended by itself, with what was done.
+    let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
+}
+
+/// Whose monitor is killed.
+enum Whose<'a> {
+    /// One that is there.
+    Known(u32),
+    /// The first besides these.
+    New(&'a BTreeSet<u32>),
+}
+
+/// Kills a monitor while something is done, and gives what came of it. What takes long is a hang.
+async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output = T>) -> T {
+    let mut done = false;
+    let mut work = std::pin::pin!(work);
+    let killer = async {
+        let pid = match whose {
+            Whose::Known(pid) => pid,
+            Whose::New(known) => loop {
+                if let Some(pid) = monitors().difference(known).next() {
+                    break *pid;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            },
+        };
+        tokio::time::sleep(after).await;
+        kill(pid);
+        std::future::pending::<()>().await;
+    };
+    let begun = Instant::now();
+    let outcome = tokio::select! {
+        outcome = &mut work => { done = true; Some(outcome) }
+        () = killer => None,
+        () = tokio::time::sleep(PROMPT) => None,
+    };
+    assert!(done, "no end within {:?}", begun.elapsed());
+    outcome.unwrap()
+}
+
+/// What is said of a machine that was killed.
+fn is_told<T>(step: &str, outcome: Result<T>) -> bool {
+    let Err(error) = outcome else {
+        println!("{step}: done before it was killed");
+        return false;
+    };
+    let text = error.to_string();
+    println!("{step}: {error}");
+    let has_reason = text.contains("its monitor ended (signal: 9 (SIGKILL))") || text.contains("died while it waited");
+    let is_its_own = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
+    assert!(has_reason && is_its_own && !text.contains("within") && !text.contains("in time"), "{step}: {error:?}");
+    true
+}
+
+struct Keeper {
+    backend: VmBackend,
+    good: Snapshot,
+    random: fastrand::Rng,
+}
+
+impl Keeper {
+    /// A machine that works, and the number of its monitor.
+    async fn machine(&self) -> (Arc<dyn Sandbox>, u32) {
+        let before = monitors();
+        let sandbox = prompt(self.backend.restore(self.good.clone(), spec())).await.unwrap();
+        let done = prompt(sandbox.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
+        assert_eq!(&*done.stdout, b"works\n");
+        let new: Vec<u32> = monitors().difference(&before).copied().collect();
+        assert_eq!(new.len(), 1, "{new:?}");
+        (sandbox, new[0])
+    }
+
+    /// Moments in a step: at once, and two random ones.
+    fn moments(&mut self, most: u64) -> [Duration; 3] {
+        [Duration::ZERO, millis(&mut self.random, most / 4 + 1), millis(&mut self.random, most)]
+    }
+
+    /// A sandbox whose monitor is gone: everything says so, and closing it is no error.
+    async fn is_over(&self, sandbox: Arc<dyn Sandbox>) {
+        assert!(is_told("exec after it", prompt(sandbox.start(forever())).await.map(drop)));
+        assert!(is_told("list after it", prompt(sandbox.list_dir(&SandboxPath::default())).await));
+        assert!(is_told("snapshot after it", prompt(sandbox.snapshot()).await));
+        assert!(is_told("fork after it", prompt(sandbox.fork()).await.map(drop)));
+        prompt(sandbox.close()).await.expect("what is gone is closed");
+    }
+
+    async fn boots(&mut self) {
+        for after in self.moments(900) {
+            let before = monitors();
+            let created = killed(Whose::New(&before), after, self.backend.create(spec())).await;
+            assert!(is_told(&format!("create, {after:?}"), created.map(drop)));
+            assert_eq!(monitors(), before);
+        }
+    }
+
+    async fn execs(&mut self) {
+        for after in self.moments(100) {
+            let (sandbox, pid) = self.machine().await;
+            let flood = ExecRequest::shell("while :; do echo a line; done").timeout(NO_HANG).build().unwrap();
+            let flood = prompt(sandbox.start(flood)).await.unwrap();
+            let reads = ExecRequest::shell("cat > /dev/null").stdin(Stdin::Stream).timeout(NO_HANG).build().unwrap();
+            let reads = prompt(sandbox.start(reads)).await.unwrap();
+            let output = async {
+                let mut output = flood.output();
+                while output.next().await.is_some() {}
+                flood.exit().await
+            };
+            assert!(is_told("exec with output", killed(Whose::Known(pid), after, output).await));
+            assert!(is_told("exec with input", prompt(reads.exit()).await));
+            let mut stdin = reads.stdin().unwrap();
+            prompt(stdin.write_all(&vec![7; 4 << 20])).await.expect_err("nobody reads it");
+            self.is_over(sandbox).await;
+            let (sandbox, pid) = self.machine().await;
+            let path = SandboxPath::new("file").unwrap();
+            let contents: FileReader = Box::new(tokio::io::AsyncReadExt::take(tokio::io::repeat(7), 24 << 20));
+            let written = killed(Whose::Known(pid), after, sandbox.write_file(&path, contents)).await;
+            is_told("write", written);
+            self.is_over(sandbox).await;
+        }
+    }
+
+    async fn snapshots(&mut self) {
+        let mut cut_off = 0;
+        for after in self.moments(60) {
+            let (sandbox, pid) = self.machine().await;
+            let handle = prompt(sandbox.start(forever())).await.unwrap();
+            let taken = killed(Whose::Known(pid), after, sandbox.snapshot()).await;
+            cut_off += u32::from(is_told(&format!("snapshot, {after:?}"), taken));
+            kill(pid);
+            assert!(is_told("its exec", prompt(handle.exit()).await));
+            self.is_over(sandbox).await;
+            let (sandbox, pid) = self.machine().await;
+            let before = monitors();
+            let forked = killed(Whose::Known(pid), after, sandbox.fork()).await;
+            if let Ok(fork) = &forked {
+                prompt(fork.close()).await.unwrap();
+            }
+            cut_off += u32::from(is_told(&format!("fork, {after:?}"), forked));
+            kill(pid);
+            self.is_over(sandbox).await;
+            assert!(monitors().is_subset(&before));
+        }
+        assert!(cut_off > 0, "none was killed in the midst of it");
+    }
+
+    async fn pauses(&mut self) {
+        for paused in [false, true] {
+            let (sandbox, pid) = self.machine().await;
+            let handle = prompt(sandbox.start(forever())).await.unwrap();
+            if paused {
+                prompt(sandbox.pause()).await.unwrap();
+                kill(pid);
+                assert!(is_told("resume", prompt(sandbox.resume()).await));
+            } else {
+                kill(pid);
+                assert!(is_told("pause", prompt(sandbox.pause()).await));
+            }
+            assert!(is_told("its exec", prompt(handle.exit()).await));
+            self.is_over(sandbox).await;
+        }
+        // Killed while it stands still, and never told to go on.
+        let (sandbox, pid) = self.machine().await;
+        prompt(sandbox.pause()).await.unwrap();
+        kill(pid);
+        assert!(is_told("snapshot of a paused one", prompt(sandbox.snapshot()).await));
+        prompt(sandbox.close()).await.unwrap();
+    }
+
+    async fn restores(&mut self) {
+        let mut cut_off = 0;
+        for after in self.moments(200).into_iter().chain([5, 20, 50].map(Duration::from_millis)) {
+            let before = monitors();
+            let restored = killed(Whose::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
+            if let Ok(sandbox) = &restored {
+                prompt(sandbox.close()).await.unwrap();
+            }
+            cut_off += u32::from(is_told(&format!("restore, {after:?}"), restored));
+            assert_eq!(monitors(), before);
+        }
+        assert!(cut_off > 0, "none was killed in the midst of it");
+    }
+
+    async fn warms(&mut self) {
+        let before = monitors();
+        let boot = millis(&mut self.random, 600);
+        let warmed = killed(Whose::New(&before), boot, self.backend.warm(spec())).await;
+        assert!(is_told("the first warm one", warmed));
+        // What could not be made is made by the next that asks.
+        let mut warm = prompt(self.backend.warm(spec())).await.unwrap();
+        for after in self.moments(150) {
+            let there = monitors();
+            let warmed = killed(Whose::New(&there), after, self.backend.warm(spec())).await;
+            if !is_told("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
+                prompt(warmed.unwrap().close()).await.unwrap();
+            }
+            assert_eq!(monitors(), there);
+        }
+        let pid = *monitors().difference(&before).next().unwrap();
+        kill(pid);
+        prompt(async {
+            while warm.is_alive() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        assert!(is_told("claim", prompt(warm.claim(spec())).await.map(drop)));
+        warm = prompt(self.backend.warm(spec())).await.unwrap();
+        let pid = *monitors().difference(&before).next().unwrap();
+        // The claim may not have seen that it is dead; then its first exec does.
+        kill(pid);
+        if let Ok(sandbox) = prompt(warm.claim(spec())).await {
+            self.is_over(sandbox).await;
+        }
+        let claimed = prompt(prompt(self.backend.warm(spec())).await.unwrap().claim(spec())).await.unwrap();
+        let done = prompt(claimed.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
+        assert_eq!(&*done.stdout, b"works\n");
+        prompt(claimed.close()).await.unwrap();
+        assert_eq!(monitors(), before);
+    }
+
+    async fn closes(&mut self) {
+        for after in self.moments(20) {
+            let (sandbox, pid) = self.machine().await;
+            killed(Whose::Known(pid), after, sandbox.close()).await.expect("what is gone is closed");
+            prompt(sandbox.close()).await.unwrap();
+            assert!(!monitors().contains(&pid));
+        }
+    }
+}
+
+fn forever() -> ExecRequest {
+    ExecRequest::argv(["sleep", "1000000"]).timeout(NO_HANG).build().unwrap()
+}
+
+async fn prompt<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PROMPT, work).await.expect("no hang")
+}
+
+/// Nothing for a test of its own: the supervisor of [`a_supervisor_goes_on_whenever_its_monitor_is_killed`], a process with no
+/// machines but its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeper() {
+    let Some(place) = place_of(KEEPER) else { return };
+    let backend = VmBackend::new(config(&place)).unwrap();
+    let before = support::census();
+    let first = prompt(backend.create(spec())).await.unwrap();
+    let good = prompt(first.snapshot()).await.unwrap();
+    let mut keeper = Keeper { backend, good, random: moments("keeper") };
+    keeper.boots().await;
+    keeper.execs().await;
+    keeper.snapshots().await;
+    keeper.pauses().await;
+    keeper.restores().await;
+    keeper.warms().await;
+    keeper.closes().await;
+    // The one that was there all the time, and one that boots, work.
+    for sandbox in [first, prompt(keeper.backend.create(spec())).await.unwrap()] {
+        let done = prompt(sandbox.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
+        assert_eq!(&*done.stdout, b"works\n");
+        prompt(sandbox.close()).await.unwrap();
+    }
+    drop(keeper);
+    assert_eq!(support::left(&before).await, BTreeSet::new());
+    assert_eq!(census::groups_of(std::process::id()), BTreeSet::new());
+    assert_eq!(census::files(&place.join("disks")), BTreeSet::new());
+    assert_eq!(census::files(&place.join("tmp")), BTreeSet::new());
+}
+
+#[test]
+fn a_supervisor_goes_on_whenever_its_monitor_is_killed() {
+    let test = "a_supervisor_goes_on_whenever_its_monitor_is_killed";
+    if support::image(test).is_none() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "kill::monitor::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, place.path());
+    let output = command.env("TMPDIR", place.path().join("tmp")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,103 @@
+//! Whether code goes on with the next line. Pure, and no more than a guess: the interpreter says what is right.
+
+/// Whether more is to come: a bracket or text is open, or a block has begun that no empty line ended.
+pub fn goes_on(language: &str, code: &str) -> bool {
+    let python = language == "python";
+    let open = open_parts(code, python);
+    if open.text || open.brackets > 0 {
+        return true;
+    }
+    let last = code.trim_end_matches('\n').lines().next_back().unwrap_or_default();
+    if last.ends_with('\\') {
+        return true;
+    }
+    if !python {
+        return false;
+    }
+    let blank = code.ends_with("\n\n") || last.trim().is_empty();
+    let block = code.lines().any(|line| without_comment(line).trim_end().ends_with(':')) || code.starts_with('@');
+    block && !blank
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split(" #").next().unwrap_or(line)
+}
+
+/// What is open at the end of code.
+struct Open {
+    brackets: i64,
+    /// A text of many lines.
+    text: bool,
+}
+
+fn open_parts(code: &str, python: bool) -> Open {
+    let (mut brackets, mut quote): (i64, Option<&str>) = (0, None);
+    let mut rest = code;
+    let quotes: &[&str] = if python { &["\"\"\"", "'''", "\"", "'"] } else { &["`", "\"", "'"] };
+    while let Some(c) = rest.chars().next() {
+        if let Some(end) = quote {
+            let ended = rest.starts_with(end);
+            // A text of one line ends with it, whatever is missing.
+            let broken = c == '\n' && end.len() == 1 && end != "`";
+            if ended || broken {
+                quote = None;
+            }
+            let step = if c == '\\' { 1 + rest[1..].chars().next().map_or(0, char::len_utf8) } else { c.len_utf8() };
+            rest = &rest[if ended { end.len() } else { step }..];
+            continue;
+        }
+        if let Some(begun) = quotes.iter().find(|quote| rest.starts_with(**quote)) {
+            quote = Some(begun);
+            rest = &rest[begun.len()..];
+            continue;
+        }
+        let comment = if python { c == '#' } else { rest.starts_with("//") };
+        if comment {
+            rest = rest.find('\n').map_or("", |end| &rest[end..]);
+            continue;
+        }
+        match c {
+            '(' | '[' | '{' => brackets += 1,
+            ')' | ']' | '}' => brackets -= 1,
+            _ => {}
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    Open { brackets, text: quote.is_some_and(|quote| quote.len() == 3 || quote == "`") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_goes_on_while_something_is_open() {
+        for (language, code, more) in [
+            ("python", "1 + 1\n", false),
+            ("python", "f(1,\n", true),
+            ("python", "f(1,\n2)\n", false),
+            ("python", "def f():\n", true),
+            ("python", "def f():\n    return 1\n", true),
+            ("python", "def f():\n    return 1\n\n", false),
+            ("python", "if x: pass\n", false),
+            ("python", "'''a\n", true),
+            ("python", "'''a\n'''\n", false),
+            ("python", "x = '('\n", false),
+            ("python", "x = 1 # (\n", false),
+            ("python", "x = \\\n", true),
+            ("python", "for a in b: # why\n", true),
+            ("python", "@decorated\n", true),
+            ("python", "'it\\'s ('\n", false),
+            ("python", ")\n", false),
+            ("javascript", "function f() {\n", true),
+            ("javascript", "function f() {\n}\n", false),
+            ("javascript", "`a\n", true),
+            ("javascript", "x = '{' // {\n", false),
+            ("javascript", "a: 1\n", false),
+            ("python", "'\\", false),
+            ("python", "'\u{e9}\\\u{e9}", false),
+        ] {
+            assert_eq!(goes_on(language, code), more, "{code:?}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Code with its whole result, an interpreter to talk to, and the log of what ran.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
+
+/// Python in the WebAssembly backend is there only where somebody installed it.
+fn installed(stderr: &str, test: &str) -> bool {
+    let missing = stderr.contains("is not installed") || stderr.contains("not in this version");
+    if missing {
+        println!("SKIP without an interpreter for WebAssembly: {test}");
+    }
+    !missing
+}
+
+#[test]
+fn a_document_has_the_whole_result_of_code() {
+    let code = "print('hi')\nopen('a.txt', 'w').write('x')\n[6 * 7]";
+    let (status, stdout, stderr) = outcome(&mut run(["--json", "--lang", "python", "--code", code]));
+    assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
+    let document = json(&stdout);
+    assert_eq!(document["stdout"]["text"], "hi\n");
+    assert_eq!(document["exit"]["code"], 0);
+    assert_eq!(document["exit_code"], 0);
+    assert_eq!(document["results"][0]["data"]["text/plain"], "[42]");
+    assert_eq!(document["files"]["changes"][0]["name"], "a.txt");
+    assert_eq!(document["meta"]["runtime"]["interpreter"], "python3");
+    assert_eq!(document["meta"]["posture"].as_str().map(str::len), Some(64));
+    assert!(document["posture"].is_array() && document["session"].is_null());
+    let words = [
+        "--json",
+        "--stdin",
+        "--lang",
+        "python",
+        "--code",
+        "import sys; print(sys.stdin.read(), sys.argv[1])",
+        "--",
+        "b",
+    ];
+    let mut child = start(&mut run(words));
+    child.stdin.take().expect("a pipe").write_all(b"a").expect("written");
+    let (_, stdout, _) = read(&child.wait_with_output().expect("it ends"));
+    assert_eq!(json(&stdout)["stdout"]["text"], "a b\n");
+    let (status, stdout, stderr) = outcome(&mut run(["--json", "--lang", "python", "--code", "def ("]));
+    assert_eq!(status, 125);
+    assert!(stderr.contains("syntax error in line 1"), "{stderr}");
+    assert_eq!(json(&stdout)["error"]["kind"], "invalid-input");
+    let (_, stdout, _) = outcome(&mut run(["--json", "examples/primes.py"]));
+    assert_eq!(json(&stdout)["language"], "python");
+}
+
+#[test]
+fn the_result_of_webassembly_is_of_the_same_form() {
+    for (lang, code) in [
+        ("python", "print('hi')\nopen('a.txt', 'w').write('x')\n6 * 7"),
+        ("javascript", "console.log('hi'); require('fs').writeFileSync('a.txt', 'x'); 6 * 7"),
+    ] {
+        let (status, stdout, stderr) = outcome(
+            run(["--json", "--level", "wasm", "--lang", lang, "--code", code])
+                .env("HOME", std::env::var_os("HOME").unwrap_or_default()),
+        );
+        if !installed(&stderr, "the_result_of_webassembly_is_of_the_same_form") {
+            return;
+        }
+        assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
+        let document = json(&stdout);
+        assert_eq!(document["stdout"]["text"], "hi\n");
+        assert_eq!(document["results"][0]["data"]["text/plain"], "42", "{document:#}");
+        assert_eq!(document["files"]["changes"][0]["name"], "a.txt");
+        assert_eq!(document["level"], "wasm");
+    }
+}
+
+fn repl(words: &[&str]) -> Command {
+    let mut command = cofferdam();
+    command.args(["repl", "--no-history", "--allow-weaker", WEAKER]).args(words).current_dir(repository());
+    command
+}
+
+fn typed(command: &mut Command, lines: &str) -> (i32, String, String) {
+    let mut child = start(command);
+    child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("written");
+    read(&child.wait_with_output().expect("it ends"))
+}
+
+#[test]
+fn lines_share_their_variables() {
+    let lines =
+        "x = 20\ndef f(y):\n    return x + y\n\nf(22)\nprint('out')\nnope\nimport os; os._exit(3)\n'x' in globals()\n";
+    let (status, stdout, stderr) = typed(&mut repl(&[]), lines);
+    assert_eq!((status, stdout.as_str()), (0, "42\nout\nFalse\n"), "{stderr}");
+    assert!(stderr.contains("NameError: name 'nope' is not defined"), "{stderr}");
+    assert!(stderr.contains("the interpreter ended, with exit code 3"), "{stderr}");
+    let lines = "while True: pass\n1\n";
+    let (status, stdout, stderr) = typed(&mut repl(&["--timeout", "1s"]), lines);
+    assert_eq!((status, stdout.as_str()), (0, "1\n"), "{stderr}");
+    assert!(stderr.contains("did not end within 1."), "{stderr}");
+    let (status, stdout, stderr) =
+        typed(&mut repl(&["--lang", "javascript", "--pids", "32"]), "const a = {\nb: 1 }\na.b + 1\n");
+    assert_eq!((status, stdout.as_str()), (0, "2\n"), "{stderr}");
+}
+
+fn configured(directory: &Path) -> String {
+    let file = directory.join("config.toml");
+    let log = directory.join("log");
+    let text = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
+    std::fs::write(&file, text).expect("written");
+    file.display().to_string()
+}
+
+#[test]
+fn runs_are_logged_and_the_log_is_verified() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured(home.path());
+    let audit = |words: &[&str]| outcome(cofferdam().args(["audit"]).args(words).args(["--config", &config]));
+    let rows: &[(&[&str], i32)] = &[
+        (&["--lang", "python", "--code", "print(1)"], 0),
+        (&["--json", "--lang", "python", "--code", "print(1)"], 0),
+        (&["--lang", "python", "--code", "import socket"], 125),
+        (&["--tenant", "acme", "--", "sh", "-c", "exit 4"], 4),
+        (&["--", "no-such-program"], 127),
+    ];
+    for (words, status) in rows {
+        let mut command = run(["--config", &config]);
+        assert_eq!(outcome(command.args(*words)).0, *status, "{words:?}");
+    }
+    let (status, stdout, stderr) = audit(&["verify", "--json"]);
+    assert_eq!((status, stderr.as_str()), (0, ""));
+    let report = json(&stdout);
+    assert_eq!(
+        (&report["executions"]["ended"], &report["executions"]["cancelled"]),
+        (&json("3"), &json("2")),
+        "{report}"
+    );
+    let (_, stdout, _) = audit(&["query", "--tenant", "acme"]);
+    let lines: Vec<_> = stdout.lines().map(json).collect();
+    assert_eq!(lines.len(), 2, "{stdout}");
+    assert_eq!(lines[1]["record"]["exit"]["code"], 4);
+    assert_eq!(outcome(cofferdam().args(["audit", "query", "--last", "1", "--config", &config])).1.lines().count(), 1);
+    let segment = home.path().join("log/audit-00000001.jsonl");
+    let text = std::fs::read_to_string(&segment).expect("readable");
+    std::fs::write(&segment, text.replacen("\"code\":4", "\"code\":0", 1)).expect("written");
+    assert_eq!(audit(&["verify"]).0, 1, "a line was changed");
+    // Where nothing can be logged, nothing runs.
+    std::fs::rename(home.path().join("log"), home.path().join("old")).expect("moved");
+    std::fs::write(home.path().join("log"), "in the way").expect("written");
+    let mark = home.path().join("workspace");
+    std::fs::create_dir(&mark).expect("made");
+    let words = ["--config", &config, "--workspace", mark.to_str().expect("a name"), "--", "touch", "ran"];
+    let (status, _, stderr) = outcome(&mut run(words));
+    assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
+    assert!(!mark.join("ran").exists());
+}
