@@ -126,7 +126,8 @@ pub const FOR_BENCHMARKS: &[Need] = &[Need {
 pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];
 
 fn python_has(module: &str) -> bool {
-    let status = Command::new("/usr/bin/python3").args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
+    let status =
+        Command::new("/usr/bin/python3").args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 

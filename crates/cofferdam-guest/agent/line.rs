@@ -9,8 +9,7 @@
 //! A connection through a device of the machine's does not outlive a copy of the machine, so a host that held this
 //! process may come back by another one. Nothing of anybody's is under way then.
 
-use super::asks::LISTENER;
-use super::partner::Partner;
+use super::asks::{DESCRIPTOR, LISTENER};
 use super::sys::{self, Fd, Res};
 use super::wire::TAKEN;
 
@@ -21,9 +20,11 @@ pub struct Line {
 }
 
 impl Line {
-    /// To be asked before this process opens anything. Only an init hands a listening socket over.
-    pub fn find(partner: Option<&Partner>) -> Self {
-        let listener = partner.and_then(|_| listener());
+    /// To be asked before this process opens anything, or looks for its partner: what is opened takes the first free number.
+    /// Only an init hands a listening socket over, beside its own.
+    pub fn find() -> Self {
+        let inherited = is_socket(DESCRIPTOR) && is_socket(LISTENER);
+        let listener = if inherited { sys::duplicate(&Fd::own(LISTENER)).ok() } else { None };
         Self { lost: listener.is_some(), listener }
     }
 
@@ -62,11 +63,6 @@ impl Line {
     }
 }
 
-fn listener() -> Option<Fd> {
-    let stat = sys::stat_at(LISTENER, b"\0").ok()?;
-    if stat.mode & sys::S_IFMT != sys::S_IFSOCK {
-        return None;
-    }
-    let inherited = Fd::own(LISTENER);
-    sys::duplicate(&inherited).ok()
+fn is_socket(number: i32) -> bool {
+    sys::stat_at(number, b"\0").is_ok_and(|stat| stat.mode & sys::S_IFMT == sys::S_IFSOCK)
 }

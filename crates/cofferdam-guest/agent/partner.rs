@@ -3,6 +3,8 @@
 use super::asks::{self, ANSWER, DESCRIPTOR, REQUEST, Request};
 use super::sys::{self, Fd, Ready, Res};
 
+/// Above all descriptors that an init hands over.
+const FIRST_FREE: usize = 16;
 /// Time that the init has for an answer.
 const LIMIT_MICROS: u64 = 20_000_000;
 const ETIMEDOUT: i32 = 110;
@@ -22,7 +24,8 @@ impl Partner {
             return None;
         }
         let inherited = Fd::own(DESCRIPTOR);
-        sys::duplicate(&inherited).ok().map(|socket| Self { socket, number: 0 })
+        // Not where a listening socket may be looked for.
+        sys::duplicate_above(&inherited, FIRST_FREE).ok().map(|socket| Self { socket, number: 0 })
     }
 
     /// Asks, and waits for the answer, but not for ever.

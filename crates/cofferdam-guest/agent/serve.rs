@@ -119,8 +119,8 @@ struct Agent {
 
 impl Agent {
     fn begin() -> Res<Self> {
+        let line = Line::find();
         let partner = Partner::find();
-        let line = Line::find(partner.as_ref());
         let children = sys::child_signal()?;
         // Opened while this process still owns its files in `/proc`.
         let score = open_score();
@@ -181,7 +181,7 @@ impl Agent {
     }
 
     fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
-        if !self.configured || self.still != Still::Nothing {
+        if !self.configured || self.still != Still::Nothing || self.stage != Stage::Open {
             let errno = if self.configured { EBUSY } else { EPROTO };
             return Err(NotStarted { step: Step::Prepare, errno });
         }

@@ -87,7 +87,9 @@ impl Guest {
     ///
     /// # Behavior
     /// - Before any program goes on, the machine gets a clock that is right, random numbers of its own, and another id,
-    ///   boot id and name; what the former host gave is forgotten; and everything is measured again.
+    ///   boot id and name; what the former host gave is forgotten; and everything is measured again. Where `known` is what
+    ///   was measured in the guest that this is a copy of, by this program and under the same settings, only what a copy can
+    ///   differ in is: what its kernel calls itself. What the agent is confined by is asked for as well.
     /// - Execs of the record go on without a handle: their input is at its end, their output is discarded, and their
     ///   limits hold, the time before they were held included. Those of the settings hold as well: nothing goes on for
     ///   longer than their wall time from now, or with more CPU time in all than theirs.
@@ -98,7 +100,7 @@ impl Guest {
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
         settings: Settings,
-        record: Record,
+        (record, known): (Record, Option<&Evidence>),
         renewal: Renewal,
         deadline: Instant,
     ) -> Result<(Self, Evidence)> {
@@ -123,7 +125,10 @@ impl Guest {
         let taking_over = async {
             renew(&link, &settings, &record, &renewal, begun).await?;
             stage = "measuring";
-            let evidence = probes::again(&link, &settings).await?;
+            let evidence = match known {
+                Some(known) => probes::differences(&link, known).await?,
+                None => probes::again(&link, &settings).await?,
+            };
             let first = first_count(&link, &record).await?;
             stage = "releasing";
             match link.call(ADOPT, &Order::Release).await? {

@@ -18,6 +18,8 @@ use crate::wire::{Configure, MAGIC, MAX_DATA, Order, Probe, Sink, Texts, VERSION
 const CREATE: &str = "create";
 /// What the kernel writes where it bounds nothing: the most pages that fit into a signed number.
 const UNBOUNDED: u64 = 1 << 60;
+/// Where the kernel says what it calls itself from its start to its end.
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 /// Places where nothing inside may make a file.
 const NOT_WRITABLE: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
@@ -165,6 +167,14 @@ pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
     Ok(evidence)
 }
 
+/// Measures what a copy of a guest can differ in from the guest: mounts, users and filters came with its memory.
+pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
+    let (boot, confinement) = (file(link, BOOT)?, ask(link, Probe::Confinement)?);
+    let mut evidence = Evidence { boot: boot_id(&boot.found().await?), ..known.clone() };
+    read_confinement(&mut evidence, &confinement.found().await?);
+    Ok(evidence)
+}
+
 /// What decides how the rest is asked for; `marks` tries marks.
 async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
@@ -305,8 +315,7 @@ fn share(text: &str) -> Option<u64> {
 async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> Result<()> {
     let [status, uids, gids, mounts, net] =
         ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
-    let kernel = file(link, "/proc/version")?;
-    let boot = file(link, "/proc/sys/kernel/random/boot_id")?;
+    let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT)?);
     let directory = look(link, &settings.workspace)?;
     let namespaces = NAMESPACES.map(|name| (name, look(link, &format!("/proc/self/ns/{name}"))));
     let confinement = ask(link, Probe::Confinement)?;
@@ -323,7 +332,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     evidence.mounts = mounts?.found().await?.text().and_then(|text| evidence::mounts(&text));
     evidence.kernel =
         kernel.found().await?.text().and_then(|text| evidence::kernel(&text).map(str::to_owned)).unwrap_or_default();
-    evidence.boot = boot.found().await?.text().map(|text| text.trim().to_owned()).unwrap_or_default();
+    evidence.boot = boot_id(&boot.found().await?);
     evidence.workspace_inode = directory.found().await?.ok().map(|found| found.value);
     evidence.interfaces = net?.found().await?.text().map(|text| evidence::interfaces(&text));
     for (name, asked) in namespaces {
@@ -420,6 +429,10 @@ fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence)
     let path = format!("{}/.cofferdam-write-probe", settings.workspace);
     let probe = Probe::Open { path: path.as_bytes(), flags: O_WRONLY | O_CREAT_EXCL, confined: true };
     ask(link, probe).map(Some)
+}
+
+fn boot_id(found: &Found) -> String {
+    found.text().map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 fn read_status(evidence: &mut Evidence, found: &Found) {

@@ -7,6 +7,7 @@ use crate::wire::{
     Sink, Split, Start, Step, Texts, put_text,
 };
 
+#[expect(dead_code, reason = "each side uses its half")]
 #[path = "../../cofferdam-linux/bare/partner.rs"]
 mod partner;
 

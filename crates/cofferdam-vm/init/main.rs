@@ -84,7 +84,7 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     let (own, theirs) = sys::socket_pair().step("make", b"a socket for the agent")?;
     let stack = STACK.take().ok_or_else(|| Failure::new("start", AGENT, 0))?;
     let mut child = || {
-        let Err(failure) = become_agent(&options, &agent, &theirs);
+        let Err(failure) = become_agent(&options, &identity, &agent, &theirs);
         failure::tell(&failure);
     };
     let pid = sys::spawn_apart(stack, &mut child).step("start", AGENT)?;
@@ -98,10 +98,17 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     Err(Failure::new("go on:", b"the agent has ended", 0))
 }
 
-fn become_agent(options: &Options<'_>, agent: &sys::Fd, partner: &sys::Fd) -> Result<core::convert::Infallible, Failure> {
+fn become_agent(
+    options: &Options<'_>,
+    identity: &renew::Identity,
+    agent: &sys::Fd,
+    partner: &sys::Fd,
+) -> Result<core::convert::Infallible, Failure> {
     const NULL: &[u8] = b"/dev/null\0";
     let port = devices::port(options.port)?;
     groups::join()?;
+    mounts::processes()?;
+    identity.begin()?;
     mounts::enter()?;
     let null = sys::open_at(sys::AT_FDCWD, NULL, sys::O_WRONLY, 0).step("open", NULL)?;
     let console = sys::duplicate_number(2).step("keep", b"the console")?;

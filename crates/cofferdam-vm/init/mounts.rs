@@ -85,9 +85,13 @@ pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
     mount(b"none\0", b"/root/dev\0", b"none\0", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, b"")
 }
 
-/// Makes the root file system the root of this process, for good, with what of processes and control groups is its own.
+/// What the kernel says of the processes among which this one is.
+pub fn processes() -> Result<(), Failure> {
+    mount(b"proc\0", b"/root/proc\0", b"proc\0", CLOSED, b"")
+}
+
+/// Makes the root file system the root of this process, for good, with what of control groups is its own.
 pub fn enter() -> Result<(), Failure> {
-    mount(b"proc\0", b"/root/proc\0", b"proc\0", CLOSED, b"")?;
     mount(b"cgroup2\0", b"/root/sys/fs/cgroup\0", b"cgroup2\0", CLOSED | MS_RDONLY, b"")?;
     for path in [&b"/proc\0"[..], b"/sys\0", b"/dev\0"] {
         sys::unmount(path).step("unmount", path)?;

@@ -235,7 +235,8 @@ impl Raw {
         let origin = self.host.vmm.origin().await?;
         let manifest =
             SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
-        VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)
+        let snapshot = VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)?;
+        Ok(snapshot.measured(self.evidence.clone()))
     }
 
     /// From here on it is somebody's, with these limits; nothing of the machine was built from what differs in them.
@@ -333,7 +334,8 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
     let id = new_id();
     let renewal = Renewal::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
-    match Guest::adopt(reader, writer, settings, manifest.guest().clone(), renewal, ready_by).await {
+    let held = (manifest.guest().clone(), snapshot.evidence());
+    match Guest::adopt(reader, writer, settings, held, renewal, ready_by).await {
         Ok((guest, evidence)) => Ok(Raw {
             id,
             guest: bind(guest, &vm),

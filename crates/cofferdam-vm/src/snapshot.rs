@@ -12,7 +12,7 @@ use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cofferdam_contract::{Access, ByteSize, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
-use cofferdam_guest::Record;
+use cofferdam_guest::{Evidence, Record};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
@@ -150,6 +150,8 @@ pub(crate) struct Frozen {
     pub disk: Option<File>,
     /// The root file system that it had, where it did not travel.
     pub root: Option<(RootFs, Arc<File>)>,
+    /// What was measured in the machine by this process; nothing of one that travelled is believed.
+    evidence: Option<Evidence>,
     /// What it takes of the memory that snapshots may take.
     lease: Mutex<Lease>,
 }
@@ -186,7 +188,21 @@ impl VmSnapshot {
         if disk.as_ref().map(length).transpose()? != manifest.plan.shares.disk {
             return bad("its disk is not as large as its manifest says");
         }
-        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, lease: Mutex::new(lease) })))
+        let (evidence, lease) = (None, Mutex::new(lease));
+        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, evidence, lease })))
+    }
+
+    /// With what was measured in its machine, by whoever took it right now.
+    pub(crate) fn measured(mut self, evidence: Evidence) -> Self {
+        if let Some(frozen) = Arc::get_mut(&mut self.0) {
+            frozen.evidence = Some(evidence);
+        }
+        self
+    }
+
+    /// What was measured in its machine.
+    pub(crate) fn evidence(&self) -> Option<&Evidence> {
+        self.0.evidence.as_ref()
     }
 
     /// Counts all of its memory: machines that are made from it fill its holes by no more than reading them, and what they
@@ -343,7 +359,9 @@ mod tests {
             VmSnapshot::new(manifest.clone(), state, disk, None, lease())
         };
         let memory = manifest.memory().as_bytes();
-        assert!(of(&manifest, memory, None).is_ok());
+        let travelled = of(&manifest, memory, None).unwrap();
+        assert!(travelled.evidence().is_none(), "somebody else measured it, if anybody");
+        assert_eq!(travelled.measured(Evidence::default()).evidence(), Some(&Evidence::default()));
         assert!(of(&manifest, memory - 4096, None).is_err());
         assert!(of(&manifest, memory, Some(sparse::blank(9).unwrap())).is_err());
         assert!(of(&SnapshotManifest { format: 2, ..manifest }, memory, None).is_err());

@@ -18,6 +18,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask bench hogs",
     "cargo xtask bench wasm",
     "cargo xtask bench vm",
+    "cargo xtask bench code",
     "cargo xtask tidy",
 ];
 

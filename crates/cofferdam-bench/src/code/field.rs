@@ -29,6 +29,8 @@ struct Post {
 pub struct Field {
     executor: Executor,
     sessions: Sessions,
+    /// The interpreters of this machine.
+    bare: Vec<(Lang, String)>,
     posts: Vec<Post>,
 }
 
@@ -48,7 +50,17 @@ impl Field {
             };
             posts.push(Post { wall, backend, live: None, sessions: Vec::new() });
         }
-        Ok(Self { sessions: Sessions::new(executor.clone()), executor, posts })
+        let mut bare = Vec::new();
+        for lang in Lang::ALL {
+            let [interpreter, option] = lang.bare();
+            let told = tokio::process::Command::new(interpreter).args([option, lang.place()]).output().await;
+            if let Ok(told) = told.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+                && !told.is_empty()
+            {
+                bare.push((lang, told));
+            }
+        }
+        Ok(Self { sessions: Sessions::new(executor.clone()), executor, bare, posts })
     }
 
     /// Makes what lives, if it is needed and not there.
@@ -76,7 +88,9 @@ impl Field {
         let request = || CodeRequest::new(lang.name(), lang.code());
         let result = match way {
             Way::Bare => {
-                program::run(&lang.bare(), "1\n", Keep::Output).await.map_err(anyhow::Error::msg)?;
+                let (_, interpreter) = self.bare.iter().find(|(of, _)| *of == lang).context("there is none here")?;
+                let line = [interpreter.as_str(), lang.bare()[1], lang.code()];
+                program::run(&line, "1\n", Keep::Output).await.map_err(anyhow::Error::msg)?;
                 return Ok(begun.elapsed());
             }
             Way::New(wall) => {

@@ -47,11 +47,19 @@ impl Lang {
         }
     }
 
-    /// Without any sandbox.
-    fn bare(self) -> [&'static str; 3] {
+    /// The interpreter, and the option that code comes after.
+    fn bare(self) -> [&'static str; 2] {
         match self {
-            Self::Python => ["python3", "-c", self.code()],
-            Self::JavaScript => ["node", "-e", self.code()],
+            Self::Python => ["python3", "-c"],
+            Self::JavaScript => ["node", "-e"],
+        }
+    }
+
+    /// Has the interpreter print where it is: what a search path leads to may be a script that looks for it.
+    fn place(self) -> &'static str {
+        match self {
+            Self::Python => "import sys; print(sys.executable)",
+            Self::JavaScript => "console.log(process.execPath)",
         }
     }
 }

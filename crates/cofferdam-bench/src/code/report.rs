@@ -36,10 +36,17 @@ impl Report {
             let _ = write!(text, "\n{way:42} {:5} {median:12.0} {p99:12.0} {ratio:>9}", sample.len());
         }
         text.push_str("\n\nof fewer than 100 runs, p99 is the slowest\n");
+        let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for line in &self.lines {
-            if let Err(why) = &line.outcome {
-                let _ = writeln!(text, "not measured: {}, {}: {why}", line.lang.name(), line.way);
+            let Err(why) = &line.outcome else { continue };
+            let name = format!("{} {}", line.lang.name(), line.way.slug());
+            match reasons.iter_mut().find(|(reason, _)| reason == why) {
+                Some((_, names)) => names.push(name),
+                None => reasons.push((why, vec![name])),
             }
+        }
+        for (why, names) in reasons {
+            let _ = writeln!(text, "not measured: {}: {why}", names.join(", "));
         }
         text
     }
@@ -80,20 +87,22 @@ mod tests {
             way,
             outcome: Ok(Sample::new(vec![Duration::from_millis(millis); 5])),
         };
+        let absent = |lang| Line { lang, way: Way::New(WALLS[3]), outcome: Err("--vm includes it".to_owned()) };
         let report = Report {
             lines: vec![
                 line(Lang::Python, Way::Bare, 10),
                 line(Lang::Python, Way::Session(WALLS[1]), 1),
                 line(Lang::JavaScript, Way::Bare, 40),
                 line(Lang::JavaScript, Way::New(WALLS[1]), 60),
-                Line { lang: Lang::Python, way: Way::New(WALLS[3]), outcome: Err("--vm includes it".to_owned()) },
+                absent(Lang::Python),
+                absent(Lang::JavaScript),
             ],
         };
         let text = report.table(&machine::facts());
         let row = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
         assert!(row("process: a call of a live session").ends_with(" 0.100"), "{text}");
         assert!(row("process: new sandbox").ends_with(" 1.500"), "{text}");
-        assert!(text.contains("not measured: python, vm: new sandbox, execute, close: --vm includes it"), "{text}");
+        assert!(text.contains("not measured: python new-vm, javascript new-vm: --vm includes it"), "{text}");
         let json = report.json(&machine::facts());
         assert_eq!((&json["results"][3]["ratio"], &json["absent"][0]["name"]), (&1.5.into(), &"new-vm".into()));
     }

@@ -67,7 +67,10 @@ impl Agent {
         if !self.configured || self.still != Still::Nothing || !jobs.is_empty() {
             return Err(EBUSY);
         }
-        self.freeze(true)?;
+        // All that runs in a machine descends from this process: where it has no child, there is nobody to stop, nor will be.
+        if self.partner.is_none() || sys::has_children() {
+            self.freeze(true)?;
+        }
         self.stage = Stage::Held;
         Ok(())
     }

@@ -176,7 +176,7 @@ async fn in_a_container_nobody_may_renew_anything() {
     drop((guest, handle));
     let (reader, writer) = promptly(splice).await.unwrap();
     let renewal = Renewal::new("copy").unwrap();
-    let adopting = Guest::adopt(reader, writer, Settings::default(), record, renewal, Instant::now() + LONG);
+    let adopting = Guest::adopt(reader, writer, Settings::default(), (record, None), renewal, Instant::now() + LONG);
     let error = promptly(adopting).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     enclosure.ended().await;
@@ -268,7 +268,7 @@ async fn adopted_by(record: Record, answer: impl FnOnce(u64) -> Vec<u8> + Send +
     let (reader, writer) = tokio::io::split(ours);
     let settings = Settings { patience: Duration::from_secs(2), ..Settings::default() };
     let by = Instant::now() + Duration::from_secs(3);
-    let adopting = Guest::adopt(reader, writer, settings, record, Renewal::new("copy").unwrap(), by);
+    let adopting = Guest::adopt(reader, writer, settings, (record, None), Renewal::new("copy").unwrap(), by);
     let error = promptly(adopting).await.unwrap_err();
     (error.kind(), promptly(answering).await.unwrap())
 }
@@ -303,7 +303,7 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
     let (ours, mut theirs) = tokio::io::duplex(1024);
     let (reader, writer) = tokio::io::split(ours);
     let renewal = Renewal::new("copy").unwrap();
-    let error = Guest::adopt(reader, writer, Settings::default(), other, renewal, Instant::now() + LONG).await;
+    let error = Guest::adopt(reader, writer, Settings::default(), (other, None), renewal, Instant::now() + LONG).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(order(&mut theirs).await.is_none(), "nothing was said");
 }

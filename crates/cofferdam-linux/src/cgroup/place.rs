@@ -16,6 +16,10 @@ use super::{Hierarchy, Owner, PREFIX, Share, Version};
 /// Controllers of version 1 that are of use.
 const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 
+/// Times that removing a group is tried whose processes are ending, two milliseconds apart: the threads of a monitor may take a
+/// while on a busy machine.
+const SWEEPS: usize = 250;
+
 /// A place where the owner's group may be made: one directory a hierarchy.
 pub(super) struct Parents {
     version: Version,
@@ -178,7 +182,7 @@ pub(super) fn sweep_named(parent: BorrowedFd<'_>, name: &str) {
 
 /// Its processes died with their owner; should one be left, it is in a group that only we make.
 fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
-    for _ in 0..50 {
+    for _ in 0..SWEEPS {
         match rustix::fs::unlinkat(parent, name, rustix::fs::AtFlags::REMOVEDIR) {
             Err(Errno::BUSY) => {}
             _ => return,

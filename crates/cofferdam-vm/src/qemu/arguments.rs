@@ -45,6 +45,7 @@ pub(crate) fn kernel_words(accelerator: Accelerator, ticks_per_millisecond: Opti
     // What the machine has not is not looked for, and what others tested is not tested again: a sixth of the time.
     let mut words =
         "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on pci=off 8250.nr_uarts=1 cryptomgr.notests \
+                     lsm=landlock,yama psi=0 audit=0 \
                      rcupdate.rcu_expedited=1"
             .to_owned();
     if accelerator == Accelerator::Tcg {

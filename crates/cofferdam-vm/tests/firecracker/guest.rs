@@ -14,6 +14,8 @@ use cofferdam_guest::{Guest, Renewal, Settings, TAKEN};
 use cofferdam_vm::MakePolicy;
 use cofferdam_vm::firecracker::vsock;
 use cofferdam_vm::image::{Image, Images, RootSource, Source};
+use cofferdam_vm::qemu::{Qemu, QemuConfig};
+use cofferdam_vm::vmm::Vmm;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -22,7 +24,6 @@ use tokio::sync::mpsc;
 /// Machines are translated, and others use the processors as well.
 const NO_HANG: Duration = Duration::from_secs(240);
 const TRY: Duration = Duration::from_secs(2);
-const WORDS: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off no_timer_check tsc=reliable";
 /// What the init is told.
 pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
                      cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 cofferdam.shm=1048576:256 \
@@ -57,6 +58,7 @@ impl Machine {
             assert!(begun.elapsed() < NO_HANG, "the device opened no socket");
             std::thread::sleep(Duration::from_millis(10));
         }
+        let words = Qemu::new(QemuConfig::default()).expect("a driver").kernel_words();
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args("-nodefaults -no-user-config -no-reboot -display none -cpu Nehalem-v1 -m 256M -accel tcg".split(' '));
         qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=memory"]);
@@ -65,7 +67,7 @@ impl Machine {
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            .args(["-append", &format!("{WORDS} {OPTIONS}")]);
+            .args(["-append", &format!("{words} {OPTIONS}")]);
         qemu.args(["-serial", &format!("file:{}", path("console"))]);
         let root = image.root.display();
         qemu.args(["-drive", &format!("file={root},if=none,id=root,format=raw,read-only=on,file.locking=off")]);
@@ -190,7 +192,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     other.send(Some(machine.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let renewal = Renewal::new("another-machine").unwrap();
-    let adopting = Guest::adopt(reader, writer, settings(), record, renewal, Instant::now() + NO_HANG);
+    let adopting = Guest::adopt(reader, writer, settings(), (record, None), renewal, Instant::now() + NO_HANG);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
     // The end of its host is the end of the machine, which this kind has by a restart.

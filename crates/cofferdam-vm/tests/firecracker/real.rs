@@ -149,7 +149,8 @@ async fn the_real_program_makes_a_machine_by_the_driver() {
     restored.vm.resume().await.unwrap();
     let renewal = Renewal::new("another").unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let adopting = Guest::adopt(restored.reader, restored.writer, Settings::default(), record, renewal, deadline);
+    let adopting =
+        Guest::adopt(restored.reader, restored.writer, Settings::default(), (record, None), renewal, deadline);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(crate::guest::said(&adopted, "echo restored").await, "restored");
     restored.vm.kill().await.unwrap();

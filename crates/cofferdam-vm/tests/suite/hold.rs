@@ -12,6 +12,9 @@ use tokio::task::JoinHandle;
 use crate::boot::{WORDS, promptly, start};
 use crate::support::{self, NO_HANG};
 
+/// Where guests read who their machine is.
+const IDS: [&str; 2] = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
+
 type Streams = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
 
 /// Stands between a machine and its host, so that the host can go and the machine does not notice.
@@ -85,10 +88,14 @@ async fn ids(guest: &Guest) -> Ids {
     Ids { machine: machine.to_owned(), boot: (*boot).to_owned(), name: (*name).to_owned() }
 }
 
-async fn adopt(streams: Streams, record: Record, renewal: &Renewal) -> (Guest, Evidence, JoinHandle<Streams>) {
+async fn adopt(
+    streams: Streams,
+    held: (Record, Option<&Evidence>),
+    renewal: &Renewal,
+) -> (Guest, Evidence, JoinHandle<Streams>) {
     let (reader, writer, splicing) = splice(streams);
     let by = Instant::now() + NO_HANG;
-    let (guest, evidence) = Guest::adopt(reader, writer, settings(), record, renewal.clone(), by).await.unwrap();
+    let (guest, evidence) = Guest::adopt(reader, writer, settings(), held, renewal.clone(), by).await.unwrap();
     (guest, evidence, splicing)
 }
 
@@ -105,7 +112,17 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let (reader, writer, splicing) = splice((Box::new(reader), Box::new(writer)));
     let connected = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
     let (guest, first) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
+    // Nobody runs in it, so nobody has to be stopped.
+    promptly(guest.hold()).await.unwrap();
+    let nothing = ExecRequest::argv(["true"]).build().unwrap();
+    let refused = promptly(guest.start(&nothing, &Limits::default())).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    promptly(guest.release()).await.unwrap();
     let cold = ids(&guest).await;
+    for mount in IDS {
+        let found = first.mounts.iter().flatten().filter(|found| found.path == mount && found.read_only);
+        assert_eq!(found.count(), 1, "{mount}: {:?}", first.mounts);
+    }
     assert_eq!((&*cold.boot, &*cold.name), (&*first.boot, "sandbox"));
 
     // One that would block if nobody took its output, and notices signals; one that waits for the end of its input.
@@ -136,7 +153,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let day = Duration::from_secs(24 * 3600);
     let renewal = Renewal { now: SystemTime::now() + day, ..Renewal::new("copy-1").unwrap() };
     let begun = Instant::now();
-    let (guest, evidence, splicing) = adopt(streams, held.into_record(), &renewal).await;
+    let (guest, evidence, splicing) = adopt(streams, (held.into_record(), None), &renewal).await;
     println!("adopted after {:?}", begun.elapsed());
     assert_eq!(guest.adopted(), running);
     let now = ids(&guest).await;
@@ -153,7 +170,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     assert_eq!(same(&evidence), same(&first));
     assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);
     assert!(evidence.calls.iter().all(|call| !call.was_let_through()), "{:?}", evidence.calls);
-    for mount in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
+    for mount in IDS {
         let found = evidence.mount_of(mount).filter(|found| found.path == mount);
         assert!(found.is_some_and(|found| found.read_only), "{mount}: {:?}", evidence.mounts);
         run(&guest, &format!("! echo x > {mount} && ! rm -f {mount} && test -s {mount}")).await;
@@ -179,11 +196,18 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     drop(guest);
     let streams = promptly(splicing).await.unwrap();
     let again = Renewal::new("copy-2").unwrap();
-    let (guest, evidence, splicing) = adopt(streams, record, &again).await;
+    let known = Evidence { no_new_privileges: false, seccomp_filtered: false, ..evidence };
+    let (guest, evidence, splicing) = adopt(streams, (record, Some(&known)), &again).await;
     assert_eq!(guest.adopted(), running[..1]);
     let last = ids(&guest).await;
     assert_eq!((&*last.machine, &*last.name), (&*hex(&again.machine_id), "copy-2"));
-    assert!(last.boot != now.boot && last.boot != cold.boot);
+    assert!(last.boot != now.boot && last.boot != cold.boot && last.boot == evidence.boot);
+    // What a copy can differ in was measured, the rest is what was known.
+    assert!(evidence.no_new_privileges && evidence.seccomp_filtered);
+    assert_eq!(
+        Evidence { no_new_privileges: false, seccomp_filtered: false, boot: known.boot.clone(), ..evidence.clone() },
+        known
+    );
     let mounts = evidence.mounts.iter().flatten().filter(|mount| mount.path == "/etc/machine-id");
     assert_eq!(mounts.count(), 1, "nothing is heaped up");
     other_than(&guest, "count", &count).await;

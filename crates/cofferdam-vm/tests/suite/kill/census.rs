@@ -29,9 +29,15 @@ fn about(pid: u32) -> Option<(String, String, u32, u32)> {
 pub(super) fn session(leader: u32) -> BTreeSet<String> {
     let of = |pid: u32| {
         let (name, state, _, session) = about(pid)?;
-        (session == leader && !["Z", "X"].contains(&&*state)).then(|| format!("{name}) {state}"))
+        (session == leader && !has_ended(pid, &state)).then(|| format!("{name}) {state}"))
     };
     numbers().filter_map(of).collect()
+}
+
+/// Of a process whose first thread has ended, others may be ending still.
+fn has_ended(pid: u32, state: &str) -> bool {
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count();
+    ["Z", "X"].contains(&state) && threads() <= 1
 }
 
 /// Monitors that a process started and that have not ended, by number.
@@ -107,7 +113,10 @@ pub(super) fn host() -> BTreeSet<String> {
     }
     for place in USUAL {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().contains("cofferdam") {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Tests and benchmarks, which may run beside this one, say by their names that they are.
+            let is_of_tests = ["cofferdam-test-", "cofferdam-bench-"].iter().any(|begin| name.starts_with(begin));
+            if name.contains("cofferdam") && !is_of_tests {
                 found.insert(entry.path().display().to_string());
             }
         }

@@ -35,7 +35,10 @@ fn session(leader: u32) -> BTreeSet<String> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (name, rest) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
-        (fields[3] == leader.to_string() && !["Z", "X"].contains(&fields[0])).then(|| name.to_owned())
+        // Of a process whose first thread has ended, others may be ending still.
+        let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count();
+        let has_ended = ["Z", "X"].contains(&fields[0]) && threads() <= 1;
+        (fields[3] == leader.to_string() && !has_ended).then(|| name.to_owned())
     };
     pids.filter_map(of).collect()
 }
