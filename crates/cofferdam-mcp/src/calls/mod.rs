@@ -6,7 +6,7 @@ mod files;
 mod sandboxes;
 mod text;
 
-use cofferdam_contract::{Error, Result};
+use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -60,7 +60,23 @@ impl<'a> Caller<'a> {
         result.unwrap_or_else(|error| failure::result(&error))
     }
 
+    /// Files are worked on no longer than code may run: one without any contents can be as long as its guest likes.
     async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
+        let files = [Name::ReadFile, Name::WriteFile, Name::EditFile, Name::ListFiles].contains(&name);
+        let carried_out = self.carry_out(name, arguments);
+        if !files {
+            return carried_out.await;
+        }
+        let most = self.server.config.spec.limits().wall_time;
+        tokio::time::timeout(most, carried_out).await.unwrap_or_else(|_| {
+            let what = format!("the files were not done with after {most:?}");
+            Err(Error::new(ErrorKind::ResourceExhausted, name.as_str(), what)
+                .with_retry(Retry::Never)
+                .with_remedy("work on less at once, or with run_command"))
+        })
+    }
+
+    async fn carry_out(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
         match name {
             Name::RunCode => self.run_code(parse(name, arguments)?).await,
             Name::RunCommand => self.run_command(parse(name, arguments)?).await,
@@ -122,7 +138,7 @@ fn parse<T: DeserializeOwned>(name: Name, arguments: JsonObject) -> Result<T> {
 /// A result that has a structured part, and content for who does not read that.
 fn structured(value: &impl Serialize, content: Vec<ContentBlock>) -> Result<CallToolResult> {
     let value = serde_json::to_value(value).map_err(|error| {
-        Error::new(cofferdam_contract::ErrorKind::Internal, "call", "the result has no form as JSON").with_source(error)
+        Error::new(ErrorKind::Internal, "call", "the result has no form as JSON").with_source(error)
     })?;
     let mut result = CallToolResult::success(content);
     if result.content.is_empty() {

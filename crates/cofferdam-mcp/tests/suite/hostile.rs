@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_contract::ByteSize;
+use cofferdam_contract::{ByteSize, Limits};
 use cofferdam_mcp::{Bounds, McpConfig};
 use serde_json::json;
 
@@ -152,6 +152,20 @@ async fn floods_are_bounded() {
     assert_eq!(client.fails("write_file", json!({"path": "x", "content": "x".repeat(100_001)})).await.1, "denied");
     let listing = client.works("list_files", json!({})).await;
     assert_eq!((listing["entries"].as_array().unwrap().len(), &listing["truncated"]), (50, &json!(true)));
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_any_length_holds_nothing_up() {
+    let mut config = config(Bounds::default());
+    let limits = Limits { wall_time: Duration::from_secs(2), ..config.spec.limits().clone() };
+    config.spec = config.spec.to_builder().limits(limits).build().unwrap();
+    let mut client = Client::new(process(), config).await;
+    client.works("run_command", json!({"command": "truncate -s 4E endless"})).await;
+    let (text, kind) = client.fails("read_file", json!({"path": "endless", "offset": 1_u64 << 61})).await;
+    assert_eq!(kind, "resource-exhausted", "{text}");
+    let begin = client.works("read_file", json!({"path": "endless", "limit": 10})).await;
+    assert_eq!((&begin["bytes"], &begin["more"]), (&json!(10), &json!(true)), "{begin}");
     client.gone().await;
 }
 
