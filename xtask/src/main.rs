@@ -5,6 +5,7 @@
 mod bench;
 mod census;
 mod check;
+mod clients;
 mod command;
 mod dist;
 mod engines;
@@ -24,6 +25,7 @@ use repository::Repository;
 const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
+cargo xtask clients                           install what `cofferdam mcp` is tested with, for tests that are started by hand
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
 cargo xtask dist                              build the command line as it is to be installed, and say where it is
 cargo xtask tidy                              the rules of the house that no other tool checks
@@ -52,6 +54,7 @@ fn run(words: &[&str]) -> Result<()> {
     let repository = Repository::this();
     match words {
         ["test"] => test::run(&repository, None),
+        ["clients"] => clients::run(&repository),
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["engines", program, arguments @ ..] => engines::run(program, arguments),
         ["check"] => check::run(&repository),

@@ -5,6 +5,7 @@ mod audit;
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+mod mcp;
 mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
@@ -22,6 +23,7 @@ pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
+pub use mcp::McpArgs;
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
@@ -64,6 +66,8 @@ pub enum Command {
     Audit(AuditArgs),
     /// Keep sandboxes and interpreters warm for the runs to come, until told to end
     Daemon(DaemonArgs),
+    /// Serve sandboxes to agents over the Model Context Protocol
+    Mcp(Box<McpArgs>),
     /// Tell what each backend can enforce on this host, what is missing and how to get it
     Doctor(DoctorArgs),
     /// Install interpreters for WebAssembly, once for this user

@@ -55,6 +55,34 @@ pub struct ConfigFile {
     pub containers: ConfigContainers,
     /// How virtual machines are made.
     pub machines: ConfigMachines,
+    /// How agents are served.
+    pub mcp: ConfigMcp,
+}
+
+/// The table `[mcp]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigMcp {
+    /// Sandboxes at once.
+    pub sandboxes: Option<usize>,
+    /// Sandboxes of one client.
+    pub sandboxes_of_client: Option<usize>,
+    /// Snapshots at once.
+    pub snapshots: Option<usize>,
+    /// Snapshots of one client.
+    pub snapshots_of_client: Option<usize>,
+    /// Time after which a sandbox is closed that no call uses.
+    pub idle: Option<Human<Duration>>,
+    /// Calls at once.
+    pub calls: Option<usize>,
+    /// Client sessions over HTTP.
+    pub clients: Option<usize>,
+    /// Connections over HTTP.
+    pub connections: Option<usize>,
+    /// The largest file that is read or written at once.
+    pub max_file: Option<Human<ByteSize>>,
+    /// The largest message of a client.
+    pub max_message: Option<Human<ByteSize>>,
 }
 
 /// The table `[machines]`.

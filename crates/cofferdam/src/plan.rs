@@ -56,6 +56,11 @@ impl Plan {
     }
 }
 
+/// What every sandbox of a server is made from.
+pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
+    spec(args, settings, args.place.workspace.as_deref().map(workspace).transpose()?)
+}
+
 /// A workspace as named on the command line, and where it is.
 struct HostWorkspace {
     named: PathBuf,

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
+use crate::clients;
 use crate::command::{is_root, wait_until};
 use crate::engines::Engines;
 use crate::packages;
@@ -48,11 +49,12 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     } else {
         (repository.clone(), None)
     };
-    let built = build::build(&sources, target.clone())?;
+    let mut built = build::build(&sources, target.clone())?;
     let engines = Engines::start(user::ORDINARY)?;
     if let Some((_, cofferdam)) = built.binaries.iter().find(|(name, _)| name == "cofferdam") {
         engines.make_base_image(cofferdam, &built.target.join("cache"));
     }
+    built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
     let before = census(&built.target);
     let mut totals = Vec::new();
     let mut users = vec![User::current()];
@@ -153,6 +155,9 @@ fn program_command(program: &Program, built: &Built, sources: &Repository, engin
         .envs(engines.variables());
     if user.is_current() && std::env::var_os(MACHINES).is_none() {
         command.env(MACHINES, "1");
+    }
+    if let Some(clients) = &built.clients {
+        command.env(clients::VARIABLE, clients);
     }
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);

@@ -51,6 +51,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-contract", "cofferdam-interpreter"],
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
+    layer("cofferdam-mcp", &["cofferdam-code", "cofferdam-contract"], &["cofferdam-process", "cofferdam-simulated"]),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
     layer("cofferdam-code", &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen"], &["cofferdam-process"]),
     layer(

@@ -10,6 +10,7 @@ mod doctor;
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+mod mcp;
 mod repl;
 mod run;
 mod schema;
@@ -32,6 +33,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Repl(args) => repl::main(*args, cli.config),
         Command::Audit(args) => audit::main(&args, cli.config),
         Command::Daemon(args) => daemon::main(&args, cli.config),
+        Command::Mcp(args) => mcp::main(*args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         #[cfg(feature = "wasm")]
         Command::Setup(args) => setup::main(&args),
@@ -50,12 +52,26 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
 
 /// Runs a future to its end on this thread.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    // What still runs on other threads is cleaning up; it may not hold us for ever.
+    run_on(tokio::runtime::Builder::new_current_thread(), Duration::from_secs(2), future)
+}
+
+/// Runs a future to its end that serves many at once. It has cleaned up when it ends: what is left on other threads waits
+/// for input that nobody will send.
+fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    run_on(tokio::runtime::Builder::new_multi_thread(), Duration::from_millis(100), future)
+}
+
+fn run_on<T>(
+    mut builder: tokio::runtime::Builder,
+    patience: Duration,
+    future: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let runtime = builder
         .enable_all()
         .build()
         .map_err(|error| Error::new(ErrorKind::Io, "start", "cannot set up the event loop").with_source(error))?;
     let result = runtime.block_on(future);
-    // What still runs on other threads is cleaning up; it may not hold us for ever.
-    runtime.shutdown_timeout(Duration::from_secs(2));
+    runtime.shutdown_timeout(patience);
     result
 }

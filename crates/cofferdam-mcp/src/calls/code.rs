@@ -1,0 +1,121 @@
+//! Code in a language.
+
+use bytes::Bytes;
+use cofferdam_code::{CodeRequest, CodeResult, Contents, RichKind, RichResult};
+use cofferdam_contract::{ByteSize, Chunk, Result, SandboxPath};
+use rmcp::model::{CallToolResult, ContentBlock};
+use serde_json::Value;
+
+use super::{Caller, structured, text};
+use crate::arguments::RunCode;
+use crate::policy;
+use crate::results::{CodeOutput, End, FileChange, Place, Rich};
+
+/// The only image that results hold.
+const PNG: &str = "image/png";
+/// Characters of a value that stand in the text for models.
+const MOST_VALUE: usize = 10_000;
+/// Files that the text names.
+const MOST_NAMED: usize = 20;
+
+impl Caller<'_> {
+    pub(super) async fn run_code(self, arguments: RunCode) -> Result<CallToolResult> {
+        let request = request(&arguments)?;
+        // A language that may not run needs no sandbox to be refused.
+        self.server.executor.config().languages.by_name(&request.language)?;
+        let found = self.find(arguments.sandbox.as_deref()).await?;
+        let on_output = |chunk: &Chunk| self.reporter.output(chunk);
+        let place = &self.server.place;
+        let result = self.server.executor.execute_live(place, &**found.sandbox, request, &on_output).await?;
+        answer(result, found.place.clone())
+    }
+}
+
+fn request(arguments: &RunCode) -> Result<CodeRequest> {
+    let mut request = CodeRequest::new(arguments.language.clone(), arguments.code.clone());
+    request.args.clone_from(&arguments.args);
+    request.env.clone_from(&arguments.env);
+    request.stdin = arguments.stdin.clone().map(Bytes::from).unwrap_or_default();
+    request.working_dir = SandboxPath::new(&arguments.working_dir)?;
+    request.timeout = arguments.timeout_seconds.map(|time| policy::seconds("timeout_seconds", time)).transpose()?;
+    request.max_output = arguments.max_output_bytes.map(ByteSize::from_bytes);
+    request.contents = if arguments.file_contents { Contents::Carry } else { Contents::Leave };
+    Ok(request)
+}
+
+fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
+    let end = End::from(&result);
+    let mut text = text::of(&result.stdout.text(), &result.stderr.text(), &end);
+    let mut images = Vec::new();
+    for rich in &result.results {
+        match rich.data.get(PNG).and_then(Value::as_str) {
+            Some(image) => images.push(ContentBlock::image(image, PNG)),
+            None => text += &shown(rich),
+        }
+    }
+    text += &named(&result);
+    let runtime = match &result.meta.runtime.version {
+        Some(version) => format!("{} {version}", result.meta.runtime.interpreter),
+        None => result.meta.runtime.interpreter.clone(),
+    };
+    let screening = result.screening.as_ref();
+    let output = CodeOutput {
+        stdout: result.stdout.text().into_owned(),
+        stderr: result.stderr.text().into_owned(),
+        end,
+        results_dropped: result.results_dropped,
+        files: result.files.changes.iter().map(FileChange::from).collect(),
+        files_complete: result.files.complete && result.files.total == result.files.changes.len() as u64,
+        findings: screening.into_iter().flat_map(|found| &found.findings).map(ToString::to_string).collect(),
+        runtime,
+        backend: result.meta.backend,
+        level: result.meta.level.as_str().to_owned(),
+        posture: result.meta.posture,
+        execution: result.id,
+        place,
+        results: result.results.into_iter().map(rich).collect(),
+    };
+    let content = std::iter::once(ContentBlock::text(text)).chain(images).collect();
+    structured(&output, content)
+}
+
+/// A result for models: as plain text.
+fn shown(rich: &RichResult) -> String {
+    let Some(value) = rich.data.get("text/plain").and_then(Value::as_str) else { return String::new() };
+    let value: String = value.chars().take(MOST_VALUE).collect();
+    match rich.kind {
+        RichKind::Value => format!("\n=> {value}"),
+        RichKind::Display | RichKind::Figure => format!("\n{value}"),
+    }
+}
+
+/// The files that changed, for models.
+fn named(result: &CodeResult) -> String {
+    let changes = &result.files.changes;
+    if changes.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = changes
+        .iter()
+        .take(MOST_NAMED)
+        .map(FileChange::from)
+        .map(|file| format!("{} ({}, {} bytes)", file.path.escape_debug(), file.change, file.size))
+        .collect();
+    let more = changes.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("\n[files: {}{more}]", names.join(", "))
+}
+
+/// A result as structured: without its image, which is content of its own.
+fn rich(rich: RichResult) -> Rich {
+    let kind = match rich.kind {
+        RichKind::Value => "value",
+        RichKind::Display => "display",
+        RichKind::Figure => "figure",
+    };
+    let mut data = rich.data;
+    if data.contains_key(PNG) {
+        data.insert(PNG.to_owned(), Value::Null);
+    }
+    Rich { kind: kind.to_owned(), data, note: rich.note }
+}

@@ -1,0 +1,149 @@
+//! Calls of tools: arguments in, result out. What fails is a result that says why; nothing here is a protocol error.
+
+mod code;
+mod command;
+mod files;
+mod sandboxes;
+mod text;
+
+use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use crate::catalog::Name;
+use crate::failure;
+use crate::live::Reporter;
+use crate::results::Place;
+use crate::server::{Inner, Source};
+use crate::store::{InUse, Owner};
+
+/// Who calls, and what it may use.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    pub(crate) server: &'a Inner,
+    pub(crate) owner: Owner,
+    /// The sandbox of calls that name none.
+    pub(crate) own: &'a Mutex<Option<String>>,
+    pub(crate) reporter: &'a Reporter,
+}
+
+/// A sandbox for one call.
+struct Found<'a> {
+    sandbox: InUse,
+    place: Place,
+    /// Closes it, where it is for this call alone.
+    _alone: Option<Alone<'a>>,
+}
+
+/// Closes a sandbox that was made for one call, when that is over or given up.
+struct Alone<'a> {
+    server: &'a Inner,
+    id: String,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.server.store.abandon(&self.id);
+    }
+}
+
+impl<'a> Caller<'a> {
+    /// Carries out a call.
+    pub async fn call(self, name: Name, arguments: JsonObject) -> CallToolResult {
+        let result = match self.server.enter_call() {
+            Ok(_call) => self.dispatch(name, arguments).await,
+            Err(error) => Err(error),
+        };
+        result.unwrap_or_else(|error| failure::result(&error))
+    }
+
+    /// Files are worked on no longer than code may run: one without any contents can be as long as its guest likes.
+    async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
+        let files = [Name::ReadFile, Name::WriteFile, Name::EditFile, Name::ListFiles].contains(&name);
+        let carried_out = self.carry_out(name, arguments);
+        if !files {
+            return carried_out.await;
+        }
+        let most = self.server.config.spec.limits().wall_time;
+        tokio::time::timeout(most, carried_out).await.unwrap_or_else(|_| {
+            let what = format!("the files were not done with after {most:?}");
+            Err(Error::new(ErrorKind::ResourceExhausted, name.as_str(), what)
+                .with_retry(Retry::Never)
+                .with_remedy("work on less at once, or with run_command"))
+        })
+    }
+
+    async fn carry_out(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
+        match name {
+            Name::RunCode => self.run_code(parse(name, arguments)?).await,
+            Name::RunCommand => self.run_command(parse(name, arguments)?).await,
+            Name::ReadFile => self.read_file(parse(name, arguments)?).await,
+            Name::WriteFile => self.write_file(parse(name, arguments)?).await,
+            Name::EditFile => self.edit_file(parse(name, arguments)?).await,
+            Name::ListFiles => self.list_files(parse(name, arguments)?).await,
+            Name::CreateSandbox => self.create_sandbox(parse(name, arguments)?).await,
+            Name::SnapshotSandbox => self.snapshot_sandbox(parse(name, arguments)?).await,
+            Name::RestoreSandbox => self.restore_sandbox(parse(name, arguments)?).await,
+            Name::ForkSandbox => self.fork_sandbox(parse(name, arguments)?).await,
+            Name::CloseSandbox => self.close_sandbox(parse(name, arguments)?).await,
+        }
+    }
+
+    /// The sandbox that a call names, else the session's own, which is made if there is none. Without a session there is
+    /// one for this call alone.
+    async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
+        if let Some(id) = named {
+            let sandbox = self.server.store.enter(self.owner, id)?;
+            let place = Place { sandbox: Some(id.to_owned()), created: false };
+            return Ok(Found { sandbox, place, _alone: None });
+        }
+        let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
+        if self.owner == Owner::Anyone {
+            let sandbox = self.server.make(self.owner, spec()).await?;
+            let alone = Alone { server: self.server, id: sandbox.id().to_owned() };
+            return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _alone: Some(alone) });
+        }
+        // Calls that come meanwhile wait for the sandbox that this one makes.
+        let mut own = self.own.lock().await;
+        if let Some(sandbox) = own.as_deref().and_then(|id| self.server.store.enter(self.owner, id).ok()) {
+            let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
+            return Ok(Found { sandbox, place, _alone: None });
+        }
+        let sandbox = self.server.make(self.owner, spec()).await?;
+        *own = Some(sandbox.id().to_owned());
+        let place = Place { sandbox: Some(sandbox.id().to_owned()), created: true };
+        Ok(Found { sandbox, place, _alone: None })
+    }
+
+    /// As [`Self::find`], for what would be pointless in a sandbox that is gone after the call.
+    async fn find_lasting(self, named: Option<&str>) -> Result<Found<'a>> {
+        if named.is_none() && self.owner == Owner::Anyone {
+            return Err(Error::invalid(
+                "find",
+                "no sandbox is named, and this revision of the protocol has no sessions",
+            )
+            .with_remedy("make a sandbox with create_sandbox, and give its id as sandbox"));
+        }
+        self.find(named).await
+    }
+}
+
+fn parse<T: DeserializeOwned>(name: Name, arguments: JsonObject) -> Result<T> {
+    serde_json::from_value(Value::Object(arguments)).map_err(|error| failure::arguments(name.as_str(), &error))
+}
+
+/// A result that has a structured part, and content for who does not read that.
+fn structured(value: &impl Serialize, content: Vec<ContentBlock>) -> Result<CallToolResult> {
+    let value = serde_json::to_value(value).map_err(|error| {
+        Error::new(ErrorKind::Internal, "call", "the result has no form as JSON").with_source(error)
+    })?;
+    let mut result = CallToolResult::success(content);
+    if result.content.is_empty() {
+        result.content.push(ContentBlock::text(value.to_string()));
+    }
+    result.structured_content = Some(value);
+    Ok(result)
+}

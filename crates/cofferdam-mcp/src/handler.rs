@@ -1,0 +1,168 @@
+//! What answers the requests of one client session, or one request where the protocol has no sessions.
+#![expect(deprecated, reason = "clients of the revision before the current one set the level of log messages")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rmcp::RoleServer;
+use rmcp::handler::server::ServerHandler;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, ErrorData, Implementation, InitializeRequestParams, InitializeResult,
+    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, LoggingLevel, PaginatedRequestParams,
+    ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
+    SetLevelRequestParams, Tool,
+};
+use rmcp::service::RequestContext;
+use tokio::sync::Mutex;
+
+use crate::calls::Caller;
+use crate::catalog::{self, Name};
+use crate::live::Reporter;
+use crate::resources;
+use crate::server::Inner;
+use crate::store::Owner;
+
+/// Tells models what this is.
+const INSTRUCTIONS: &str = "Runs code and commands that nobody vouches for in sandboxes. Files live in the sandbox's \
+     workspace, /workspace inside. Within a session, calls that name no sandbox share one; create_sandbox makes others. \
+     A sandbox that no call uses for a while is closed, and its files are gone. Limits and network were set when the \
+     server was started; arguments can only make them tighter.";
+
+/// Answers requests. Dropped, it closes the sandboxes of its session.
+#[derive(Debug)]
+pub struct Handler {
+    server: Arc<Inner>,
+    session: OnceLock<u64>,
+    /// The sandbox of calls that name none.
+    own: Mutex<Option<String>>,
+    /// Whether the client has said that it wants no messages about ordinary things.
+    quiet: AtomicBool,
+}
+
+impl Handler {
+    pub(crate) fn new(server: Arc<Inner>) -> Self {
+        Self { server, session: OnceLock::new(), own: Mutex::new(None), quiet: AtomicBool::new(false) }
+    }
+
+    /// From now on, what it makes belongs to a session.
+    pub(crate) fn begin_session(&self) {
+        self.session.get_or_init(|| self.server.next_session());
+    }
+
+    fn owner(&self) -> Owner {
+        self.session.get().map_or(Owner::Anyone, |number| Owner::Session(*number))
+    }
+
+    /// Whether this request's client wants output as log messages. In the current revision each request says so; before
+    /// it, a session may say that it does not.
+    fn wants_logs(&self, context: &RequestContext<RoleServer>) -> bool {
+        let current = context.protocol_version().is_some_and(|version| version >= ProtocolVersion::V_2026_07_28);
+        match (context.meta.log_level(), current) {
+            (Some(level), _) => includes_info(level),
+            (None, true) => false,
+            (None, false) => !self.quiet.load(Ordering::Relaxed),
+        }
+    }
+}
+
+fn includes_info(level: LoggingLevel) -> bool {
+    matches!(level, LoggingLevel::Debug | LoggingLevel::Info)
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        if let Owner::Session(number) = self.owner() {
+            self.server.store.end_session(Owner::Session(number));
+        }
+    }
+}
+
+impl ServerHandler for Handler {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_logging().enable_resources().enable_tools().build();
+        let implementation = Implementation::new("cofferdam", env!("CARGO_PKG_VERSION"));
+        ServerConfig::new(capabilities).with_server_info(implementation).with_instructions(INSTRUCTIONS)
+    }
+
+    async fn initialize(
+        &self,
+        request: InitializeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        // Only revisions with sessions know this request.
+        self.begin_session();
+        context.peer.set_peer_info(request.clone());
+        self.negotiate_initialize(&request)
+    }
+
+    async fn set_level(
+        &self,
+        request: SetLevelRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.quiet.store(!includes_info(request.level), Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(catalog::tools().to_vec()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        catalog::tools().iter().find(|tool| tool.name == name).cloned()
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let Some(name) = Name::parse(&request.name) else {
+            let shown: String = request.name.chars().take(64).collect();
+            return Err(ErrorData::invalid_params(format!("there is no tool '{}'", shown.escape_debug()), None));
+        };
+        let reporter = Reporter::new(&context, self.wants_logs(&context));
+        let caller = Caller { server: &self.server, owner: self.owner(), own: &self.own, reporter: &reporter };
+        let result = tokio::select! {
+            biased;
+            // Whoever drops what a call holds ends what runs for it. Nobody reads an answer to it.
+            () = context.ct.cancelled() => return Err(ErrorData::internal_error("the call was cancelled", None)),
+            result = caller.call(name, request.arguments.unwrap_or_default()) => result,
+        };
+        reporter.finish().await;
+        Ok(result.into())
+    }
+
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor);
+        resources::list(&self.server, self.owner(), cursor.as_deref()).await
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(ListResourceTemplatesResult::with_all_items(vec![resources::template()]))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        tokio::select! {
+            biased;
+            () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
+            result = resources::read(&self.server, self.owner(), &request.uri) => result.map(Into::into),
+        }
+    }
+}

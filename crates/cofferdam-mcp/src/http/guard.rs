@@ -1,0 +1,109 @@
+//! Who is let in: the bearer token, and answers to those who have none.
+
+use std::convert::Infallible;
+use std::fmt;
+
+use bytes::Bytes;
+use cofferdam_contract::{Error, Result};
+use http::{HeaderMap, Response, StatusCode, header};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use sha2::{Digest, Sha256};
+
+/// An answer, as the SDK makes them.
+pub type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+/// The shortest token that is taken.
+const LEAST_CHARACTERS: usize = 16;
+
+/// What clients present. Its hash is kept, so that neither memory nor the time of a comparison tells it.
+#[derive(Clone)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// Reads a token; blanks around it do not count.
+    pub fn new(text: &str) -> Result<Self> {
+        let text = text.trim();
+        if text.len() < LEAST_CHARACTERS || !text.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(Error::invalid(
+                "read token",
+                format!("a token is {LEAST_CHARACTERS} or more letters, digits and signs, without blanks"),
+            )
+            .with_remedy("make one with: head -c 32 /dev/urandom | base64"));
+        }
+        Ok(Self(Sha256::digest(text).into()))
+    }
+
+    /// Whether a request presents it.
+    pub fn admits(&self, headers: &HeaderMap) -> bool {
+        let mut values = headers.get_all(header::AUTHORIZATION).iter();
+        let (Some(value), None) = (values.next(), values.next()) else { return false };
+        let presented = value.to_str().ok().and_then(|value| value.split_once(' '));
+        match presented {
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => {
+                let hash: [u8; 32] = Sha256::digest(token.trim()).into();
+                self.0.iter().zip(hash).fold(0, |different, (own, other)| different | (own ^ other)) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// Nothing is at this path.
+pub fn not_found() -> Answer {
+    text(StatusCode::NOT_FOUND, "Not Found: the server is at /mcp\n")
+}
+
+/// The token is missing, or another.
+pub fn unauthorized() -> Answer {
+    let mut answer =
+        text(StatusCode::UNAUTHORIZED, "Unauthorized: send the server's token, as Authorization: Bearer\n");
+    answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    answer
+}
+
+fn text(status: StatusCode, text: &'static str) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())).boxed());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_token_is_let_in() {
+        let token = Token::new(" 0123456789abcdef\n").unwrap();
+        let admits = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, value.parse().unwrap());
+            }
+            token.admits(&headers)
+        };
+        assert!(admits(&["Bearer 0123456789abcdef"]) && admits(&["bearer  0123456789abcdef"]));
+        for values in [
+            &[][..],
+            &["0123456789abcdef"],
+            &["Bearer 0123456789abcde"],
+            &["Bearer 0123456789abcdef0"],
+            &["Basic 0123456789abcdef"],
+            &["Bearer "],
+            &["Bearer x", "Bearer 0123456789abcdef"],
+        ] {
+            assert!(!admits(values), "{values:?}");
+        }
+        for text in ["", "short", "0123456789 abcdef", "0123456789abcdé"] {
+            assert!(Token::new(text).is_err(), "{text}");
+        }
+        assert_eq!(format!("{token:?}"), "Token");
+    }
+}

@@ -1,0 +1,130 @@
+//! What a call may ask of the sandbox it gets: less than the server was started with, never more. Pure.
+
+use std::time::Duration;
+
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, NetworkPolicy, Result, Spec, Workspace};
+
+use crate::arguments::{CreateSandbox, Network, Tighter};
+
+/// The spec for a sandbox that a client asks for.
+pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
+    let mut builder = tightened(template, &asked.limits)?.to_builder();
+    if asked.network == Some(Network::None) {
+        builder = builder.network(NetworkPolicy::None);
+    }
+    if asked.read_only {
+        builder = builder.workspace(match template.workspace() {
+            Workspace::Private { .. } => Workspace::Private { access: Access::ReadOnly },
+            Workspace::HostDir { path, .. } => Workspace::HostDir { path: path.clone(), access: Access::ReadOnly },
+        });
+    }
+    builder.build()
+}
+
+/// The spec with tighter limits.
+pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
+    let Tighter { timeout_seconds, cpu_seconds, memory_bytes, disk_bytes, processes } = asked;
+    let mut limits = template.limits().clone();
+    if let Some(asked) = timeout_seconds {
+        let asked = seconds("timeout_seconds", *asked)?;
+        limits.wall_time = at_most("timeout_seconds", asked, Some(limits.wall_time), |time| format!("{time:?}"))?;
+    }
+    if let Some(asked) = cpu_seconds {
+        let asked = seconds("cpu_seconds", *asked)?;
+        limits.cpu_time = Some(at_most("cpu_seconds", asked, limits.cpu_time, |time| format!("{time:?}"))?);
+    }
+    limits.memory = size("memory_bytes", *memory_bytes, limits.memory)?;
+    limits.disk = size("disk_bytes", *disk_bytes, limits.disk)?;
+    if let Some(asked) = processes {
+        limits.processes = Some(at_most("processes", *asked, limits.processes, |count| count.to_string())?);
+    }
+    template.to_builder().limits(limits).build()
+}
+
+fn size(name: &str, asked: Option<u64>, most: Option<ByteSize>) -> Result<Option<ByteSize>> {
+    let Some(asked) = asked else { return Ok(most) };
+    at_most(name, ByteSize::from_bytes(asked), most, |size| size.as_bytes().to_string()).map(Some)
+}
+
+/// A time as a client gives it.
+pub fn seconds(name: &str, asked: f64) -> Result<Duration> {
+    let time = Duration::try_from_secs_f64(asked).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| {
+        Error::invalid("policy", format!("{name} must be a number of seconds above 0"))
+            .with_remedy(format!("leave {name} out, or give a number such as 10"))
+    })
+}
+
+fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, most: Option<T>, show: fn(T) -> String) -> Result<T> {
+    match most {
+        Some(most) if asked > most => {
+            let what = format!("{name} is {}, and {} is the most that this server allows", show(asked), show(most));
+            Err(Error::new(ErrorKind::Denied, "policy", what)
+                .with_remedy(format!("ask for at most that, or leave {name} out; no argument widens what is allowed")))
+        }
+        _ => Ok(asked),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_contract::Limits;
+
+    #[test]
+    fn limits_only_become_tighter() {
+        let template = Spec::default();
+        let asked = Tighter {
+            timeout_seconds: Some(1.5),
+            cpu_seconds: Some(1.0),
+            memory_bytes: Some(64 << 20),
+            disk_bytes: Some(1 << 20),
+            processes: Some(3),
+        };
+        let limits = tightened(&template, &asked).unwrap().limits().clone();
+        let expected = Limits {
+            cpu_time: Some(Duration::from_secs(1)),
+            memory: Some(ByteSize::from_mebibytes(64)),
+            disk: Some(ByteSize::from_mebibytes(1)),
+            wall_time: Duration::from_millis(1500),
+            processes: Some(3),
+            cpus: None,
+        };
+        assert_eq!(limits, expected);
+        for asked in [
+            Tighter { timeout_seconds: Some(61.0), ..Tighter::default() },
+            Tighter { cpu_seconds: Some(30.5), ..Tighter::default() },
+            Tighter { memory_bytes: Some(u64::MAX), ..Tighter::default() },
+            Tighter { disk_bytes: Some((1 << 30) + 1), ..Tighter::default() },
+            Tighter { processes: Some(11), ..Tighter::default() },
+        ] {
+            assert_eq!(tightened(&template, &asked).unwrap_err().kind(), ErrorKind::Denied, "{asked:?}");
+        }
+        for wrong in [0.0, -1.0, f64::INFINITY, f64::NAN, 1e300] {
+            let asked = Tighter { timeout_seconds: Some(wrong), ..Tighter::default() };
+            assert_eq!(tightened(&template, &asked).unwrap_err().kind(), ErrorKind::InvalidInput, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_limit_that_was_lifted_can_be_set() {
+        let limits = Limits { memory: None, processes: None, ..Limits::default() };
+        let template = Spec::builder().limits(limits).build().unwrap();
+        let asked = Tighter { memory_bytes: Some(1 << 30), processes: Some(500), ..Tighter::default() };
+        let limits = tightened(&template, &asked).unwrap().limits().clone();
+        assert_eq!((limits.memory, limits.processes), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
+    }
+
+    #[test]
+    fn network_and_workspace_only_become_less() {
+        let network = NetworkPolicy::Allow { hosts: vec!["example.com".to_owned()] };
+        let workspace = Workspace::HostDir { path: "/srv".into(), access: Access::ReadWrite };
+        let template = Spec::builder().network(network.clone()).workspace(workspace).build().unwrap();
+        let same = spec(&template, &CreateSandbox::default()).unwrap();
+        assert_eq!(same, template);
+        let asked = CreateSandbox { network: Some(Network::None), read_only: true, ..CreateSandbox::default() };
+        let less = spec(&template, &asked).unwrap();
+        assert_eq!(*less.network(), NetworkPolicy::None);
+        assert_eq!(*less.workspace(), Workspace::HostDir { path: "/srv".into(), access: Access::ReadOnly });
+    }
+}

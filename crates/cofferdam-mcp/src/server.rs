@@ -1,0 +1,123 @@
+//! What all clients of one server share: the backend, the sandboxes, the bounds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cofferdam_code::{Executor, Place};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Snapshot, Spec};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+
+use crate::config::McpConfig;
+use crate::handler::Handler;
+use crate::store::{InUse, Owner, Reserved, Store};
+
+/// A server: makes sandboxes of one backend for its clients, and closes them all in the end.
+#[derive(Debug, Clone)]
+pub struct Server(Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) config: McpConfig,
+    pub(crate) store: Arc<Store>,
+    pub(crate) executor: Executor,
+    /// Where all sandboxes come from.
+    pub(crate) place: Place,
+    calls: Semaphore,
+    sessions: AtomicU64,
+}
+
+/// What a new sandbox is made of.
+pub(crate) enum Source {
+    /// Nothing but a spec.
+    Spec(Box<Spec>),
+    /// A snapshot, with the limits of a spec.
+    Snapshot(Snapshot, Box<Spec>),
+    /// Another sandbox, as it is.
+    Fork(InUse),
+}
+
+impl Server {
+    /// A server for the sandboxes of `backend`. Must be called in a tokio runtime with time enabled.
+    pub fn new(backend: Arc<dyn Backend>, config: McpConfig) -> Result<Self> {
+        config.validate()?;
+        let store = Store::new(config.bounds.clone());
+        let calls = Semaphore::new(config.bounds.calls);
+        let executor = Executor::new(config.code.clone())?;
+        let place = Place::of(&*backend);
+        let sessions = AtomicU64::new(0);
+        Ok(Self(Arc::new(Inner { backend, config, store, executor, place, calls, sessions })))
+    }
+
+    /// What answers one client, whose sandboxes are closed when it is dropped.
+    pub fn session(&self) -> Handler {
+        let handler = self.stateless();
+        handler.begin_session();
+        handler
+    }
+
+    /// What answers requests that belong to no session, until one says that it begins one.
+    pub fn stateless(&self) -> Handler {
+        Handler::new(Arc::clone(&self.0))
+    }
+
+    pub(crate) fn config(&self) -> &McpConfig {
+        &self.0.config
+    }
+
+    /// Closes every sandbox, and waits until nothing is left.
+    ///
+    /// # Errors
+    /// If something is left after `patience`.
+    pub async fn shutdown(&self, patience: Duration) -> Result<()> {
+        match self.0.store.shutdown(patience).await {
+            0 => Ok(()),
+            left => Err(Error::new(
+                ErrorKind::Internal,
+                "shutdown",
+                format!("{left} sandboxes or snapshots are not closed after {patience:?}"),
+            )),
+        }
+    }
+}
+
+impl Inner {
+    /// The owner of a session that begins now.
+    pub fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A place among the calls that may run at once.
+    pub fn enter_call(&self) -> Result<SemaphorePermit<'_>> {
+        self.calls.try_acquire().map_err(|_| {
+            let most = self.config.bounds.calls;
+            Error::new(ErrorKind::ResourceExhausted, "call", format!("{most} calls run at once, and no more may"))
+                .with_remedy("call again when one of them has ended")
+        })
+    }
+
+    /// Makes a sandbox. Who gives up meanwhile leaves nothing half made: what comes then is closed.
+    pub async fn make(&self, owner: Owner, source: Source) -> Result<InUse> {
+        let place = self.store.reserve(owner)?;
+        let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
+        let (sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            let made = make(&*backend, &store, place, source).await;
+            if let Err(Ok(unwanted)) = sender.send(made) {
+                store.abandon(unwanted.id());
+            }
+        });
+        let died = || Error::new(ErrorKind::Internal, "create", "the task that makes the sandbox ended early");
+        receiver.await.map_err(|_| died())?
+    }
+}
+
+async fn make(backend: &dyn Backend, store: &Arc<Store>, place: Reserved, source: Source) -> Result<InUse> {
+    let sandbox: Arc<dyn Sandbox> = match source {
+        Source::Spec(spec) => backend.create(*spec).await?,
+        Source::Snapshot(snapshot, spec) => backend.restore(snapshot, *spec).await?,
+        Source::Fork(sandbox) => sandbox.fork().await?,
+    };
+    store.put(place, sandbox).await
+}

@@ -1,0 +1,178 @@
+//! One client over standard input and output, or any two pipes.
+
+use std::collections::HashSet;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use cofferdam_contract::{Error, ErrorKind, Result};
+use rmcp::RoleServer;
+use rmcp::model::{ClientJsonRpcMessage, ClientNotification, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::service::serve_server_with_ct;
+use rmcp::transport::Transport;
+use rmcp::transport::async_rw::AsyncRwTransport;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::Server;
+
+/// How long calls may still take once the client has closed its side: enough to answer what came just before.
+const AFTER_END: Duration = Duration::from_secs(1);
+/// How long sandboxes may take to close.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Serves one client until it closes its side, or `stop` is cancelled; then closes everything.
+pub async fn serve(
+    server: &Server,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+    stop: CancellationToken,
+) -> Result<()> {
+    let served = converse(server, input, output, stop).await;
+    let closed = server.shutdown(PATIENCE).await;
+    served.and(closed)
+}
+
+async fn converse(
+    server: &Server,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+    stop: CancellationToken,
+) -> Result<()> {
+    let bounds = &server.config().bounds;
+    let ended = CancellationToken::new();
+    let input = Watched { input, ended: ended.clone() };
+    let most = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
+    let lines = AsyncRwTransport::new_server(input, output).with_max_line_length(most);
+    let transport = Bounded { inner: lines, most: bounds.requests, open: Arc::default() };
+    // What is cancelled with it is this connection alone.
+    let connection = stop.child_token();
+    let cancel = connection.clone();
+    let watch = tokio::spawn(async move {
+        ended.cancelled().await;
+        tokio::time::sleep(AFTER_END).await;
+        cancel.cancel();
+    });
+    let served = match serve_server_with_ct(server.session(), transport, connection).await {
+        Ok(running) => running.waiting().await.map(drop).map_err(|error| failed(&error)),
+        // A client that goes before it has said anything is no failure.
+        Err(_) if stop.is_cancelled() || watch.is_finished() => Ok(()),
+        Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => Ok(()),
+        Err(error) => Err(failed(&error)),
+    };
+    watch.abort();
+    served
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Error {
+    let text: String = error.to_string().chars().take(500).collect();
+    Error::new(ErrorKind::Io, "serve", format!("the conversation with the client failed: {text}"))
+        .with_remedy("the client must begin with an initialize request, or with requests that carry their revision")
+}
+
+/// Tells when the client has closed its side.
+struct Watched<R> {
+    input: R,
+    ended: CancellationToken,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.input).poll_read(context, buffer);
+        let over = match &polled {
+            Poll::Ready(Ok(())) => buffer.filled().len() == before && buffer.capacity() > 0,
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        };
+        if over {
+            self.ended.cancel();
+        }
+        polled
+    }
+}
+
+/// Reads nothing more while too many requests have no answer yet, which a client that reads none of them brings about.
+struct Bounded<T> {
+    inner: T,
+    most: usize,
+    open: Arc<Open>,
+}
+
+/// Requests without an answer.
+#[derive(Default)]
+struct Open {
+    ids: Mutex<HashSet<RequestId>>,
+    freed: Notify,
+}
+
+impl Open {
+    fn ids(&self) -> MutexGuard<'_, HashSet<RequestId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self, id: Option<&RequestId>) {
+        if let Some(id) = id {
+            self.ids().remove(id);
+        }
+        self.freed.notify_waiters();
+    }
+
+    async fn room(&self, most: usize) {
+        loop {
+            let freed = self.freed.notified();
+            if self.ids().len() < most {
+                return;
+            }
+            freed.await;
+        }
+    }
+}
+
+impl<T: Transport<RoleServer>> Transport<RoleServer> for Bounded<T> {
+    type Error = T::Error;
+
+    fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        let answered = match &item {
+            JsonRpcMessage::Response(response) => Some(response.id.clone()),
+            JsonRpcMessage::Error(error) => error.id.clone(),
+            _ => None,
+        };
+        let open = Arc::clone(&self.open);
+        let sent = self.inner.send(item);
+        async move {
+            let result = sent.await;
+            open.answered(answered.as_ref());
+            result
+        }
+    }
+
+    async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
+        self.open.room(self.most).await;
+        let message = self.inner.receive().await?;
+        match &message {
+            JsonRpcMessage::Request(request) => {
+                self.open.ids().insert(request.id.clone());
+            }
+            JsonRpcMessage::Notification(notification) => {
+                // What was cancelled gets no answer.
+                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification {
+                    self.open.answered(cancelled.params.request_id.as_ref());
+                }
+            }
+            _ => {}
+        }
+        Some(message)
+    }
+
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        self.inner.close().await
+    }
+}

@@ -1,0 +1,238 @@
+//! Many clients over HTTP: who is let in, whose sandbox is whose.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use cofferdam_contract::ByteSize;
+use cofferdam_mcp::http::{HttpConfig, Listening, Token};
+use cofferdam_mcp::{Bounds, CancellationToken, Server};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::pipe::{config, process, until_running};
+use crate::revisions::meta;
+
+const TOKEN: &str = "a-token-of-many-letters";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Served {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: JoinHandle<cofferdam_contract::Result<()>>,
+}
+
+impl Served {
+    async fn new(bounds: Bounds, token: Option<&str>) -> Self {
+        let server = Server::new(process(), config(bounds)).unwrap();
+        let http = HttpConfig {
+            address: "127.0.0.1:0".parse().unwrap(),
+            token: token.map(|text| Token::new(text).unwrap()),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+        };
+        let listening = Listening::bind(http).await.unwrap();
+        let (address, stop) = (listening.address(), CancellationToken::new());
+        let token = stop.clone();
+        let task = tokio::spawn(async move { listening.serve(&server, token).await });
+        Self { address, stop, task }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+    }
+
+    /// Sends a request as it stands, and reads the answer to its end.
+    async fn raw(&self, text: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    async fn send(&self, method: &str, headers: &[(&str, &str)], body: &str) -> String {
+        self.raw(&self.text(method, headers, body)).await
+    }
+
+    fn text(&self, method: &str, headers: &[(&str, &str)], body: &str) -> String {
+        let mut text = format!("{method} /mcp HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+        let usual = [
+            ("Host", self.address.to_string()),
+            ("Content-Type", "application/json".to_owned()),
+            ("Accept", "application/json, text/event-stream".to_owned()),
+        ];
+        for (name, value) in &usual {
+            if !headers.iter().any(|(given, _)| given == name) {
+                text += &format!("{name}: {value}\r\n");
+            }
+        }
+        for (name, value) in headers {
+            text += &format!("{name}: {value}\r\n");
+        }
+        text + "\r\n" + body
+    }
+
+    /// Begins a session of the revision before the current one; gives its id.
+    async fn session(&self) -> String {
+        let answer = self.send("POST", &[], &initialize()).await;
+        let line = answer.lines().find(|line| line.to_ascii_lowercase().starts_with("mcp-session-id:"));
+        line.unwrap_or_else(|| panic!("{answer}")).split_once(':').unwrap().1.trim().to_owned()
+    }
+
+    /// Calls a tool in a session.
+    async fn tool(&self, session: &str, name: &str, arguments: Value) -> Value {
+        let body = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": name, "arguments": arguments}});
+        let headers = [("Mcp-Session-Id", session), ("MCP-Protocol-Version", "2025-11-25")];
+        message(&self.send("POST", &headers, &body.to_string()).await)["result"].clone()
+    }
+
+    /// Calls a tool in a request of its own, as the current revision does.
+    async fn stateless(&self, name: &str, arguments: Value) -> Value {
+        message(&self.send("POST", &current(name), &call(name, arguments)).await)["result"].clone()
+    }
+}
+
+fn initialize() -> String {
+    let info =
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": info}).to_string()
+}
+
+fn current(name: &str) -> [(&str, &str); 3] {
+    [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "tools/call"), ("Mcp-Name", name)]
+}
+
+fn call(name: &str, arguments: Value) -> String {
+    let params = json!({"name": name, "arguments": arguments, "_meta": meta(json!({}))});
+    json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).to_string()
+}
+
+/// The answer in a body, which is JSON or a stream of events.
+fn message(answer: &str) -> Value {
+    let pieces = answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
+    let mut messages = pieces.filter_map(|piece| serde_json::from_str::<Value>(piece).ok());
+    messages.find(|message| message["id"] == 7).unwrap_or_else(|| panic!("no answer in {answer}"))
+}
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
+    let served = Served::new(Bounds::default(), Some(TOKEN)).await;
+    let bearer = format!("Bearer {TOKEN}");
+    let good = ("Authorization", bearer.as_str());
+    for (headers, expected) in [
+        (vec![], 401),
+        (vec![("Authorization", "Bearer wrong-token-of-letters")], 401),
+        (vec![("Authorization", "Basic YTpi")], 401),
+        (vec![good], 200),
+        (vec![good, ("Host", "evil.example")], 403),
+        (vec![good, ("Host", "localhost:1")], 200),
+        (vec![good, ("Origin", "https://evil.example")], 403),
+        (vec![good, ("Origin", "null")], 403),
+        (vec![good, ("Origin", "http://localhost:3000")], 200),
+    ] {
+        let answer = served.send("POST", &headers, &initialize()).await;
+        assert_eq!(status(&answer), expected, "{headers:?}: {answer}");
+        assert!(!answer.contains(TOKEN));
+    }
+    let elsewhere = served.raw("GET /other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+    assert_eq!(status(&elsewhere), 404);
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_belongs_to_its_session() {
+    let served = Served::new(Bounds::default(), None).await;
+    let (one, other) = (served.session().await, served.session().await);
+    assert_ne!(one, other);
+    let mine = served.tool(&one, "create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    let arguments = json!({"command": "echo mine", "sandbox": mine});
+    assert_eq!(served.tool(&one, "run_command", arguments.clone()).await["structuredContent"]["stdout"], "mine\n");
+    for tool in ["run_command", "close_sandbox"] {
+        let arguments = if tool == "run_command" { arguments.clone() } else { json!({"sandbox": mine}) };
+        for result in
+            [served.tool(&other, tool, arguments.clone()).await, served.stateless(tool, arguments.clone()).await]
+        {
+            assert_eq!(result["_meta"]["cofferdam/error"]["kind"], "not-found", "{result}");
+        }
+    }
+    let ours = served.tool(&one, "run_command", json!({"command": "echo x > f; sleep 3944.5 & true"})).await;
+    assert_eq!(ours["isError"], false, "{ours}");
+    until_running("3944.5", 1, Duration::from_secs(10)).await;
+    let fresh = served.tool(&other, "list_files", json!({})).await;
+    assert_eq!(fresh["structuredContent"]["entries"], json!([]), "{fresh}");
+    // The end of a session is the end of its sandboxes, and of no other's.
+    let headers = [("Mcp-Session-Id", one.as_str()), ("MCP-Protocol-Version", "2025-11-25")];
+    let deleted = served.send("DELETE", &headers, "").await;
+    assert!(status(&deleted) < 300, "{deleted}");
+    until_running("3944.5", 0, Duration::from_secs(10)).await;
+    assert_eq!(served.tool(&other, "list_files", json!({})).await["isError"], false);
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_sessions_the_id_is_the_right() {
+    let served = Served::new(Bounds::default(), None).await;
+    let once = served.stateless("run_command", json!({"command": "echo x > f; ls"})).await;
+    assert_eq!(once["structuredContent"]["stdout"], "f\n", "{once}");
+    assert_eq!(once["structuredContent"]["sandbox"], Value::Null, "{once}");
+    let again = served.stateless("run_command", json!({"command": "ls"})).await;
+    assert_eq!(again["structuredContent"]["stdout"], "", "{again}");
+    let lost = served.stateless("write_file", json!({"path": "a", "content": "x"})).await;
+    assert_eq!(lost["_meta"]["cofferdam/error"]["kind"], "invalid-input", "{lost}");
+    let made = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    served.stateless("write_file", json!({"path": "a", "content": "x", "sandbox": made})).await;
+    let read = served.stateless("read_file", json!({"path": "a", "sandbox": made})).await;
+    assert_eq!(read["structuredContent"]["text"], "x", "{read}");
+    // Nobody is told the ids of others.
+    let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "resources/list")];
+    let body = json!({"jsonrpc": "2.0", "id": 7, "method": "resources/list", "params": {"_meta": meta(json!({}))}});
+    let listed = served.send("POST", &headers, &body.to_string()).await;
+    assert_eq!(message(&listed)["result"]["resources"], json!([]), "{listed}");
+    let session = served.session().await;
+    let theirs = served.tool(&session, "read_file", json!({"path": "a", "sandbox": made})).await;
+    assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() {
+    let bounds = Bounds { clients: 2, message: ByteSize::from_bytes(50_000), ..Bounds::default() };
+    let served = Served::new(bounds, None).await;
+    served.session().await;
+    served.session().await;
+    let third = served.send("POST", &[], &initialize()).await;
+    assert!(status(&third) >= 500 && !third.to_ascii_lowercase().contains("mcp-session-id"), "{third}");
+    let large = served
+        .send("POST", &current("run_command"), &call("run_command", json!({"command": "x".repeat(60_000)})))
+        .await;
+    assert_eq!(status(&large), 413, "{large}");
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    let body = call("run_command", json!({"command": "sleep 3945.5"}));
+    stream.write_all(served.text("POST", &current("run_command"), &body).as_bytes()).await.unwrap();
+    until_running("3945.5", 1, Duration::from_secs(30)).await;
+    drop(stream);
+    until_running("3945.5", 0, Duration::from_secs(5)).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn being_told_to_stop_ends_sessions_calls_and_sandboxes() {
+    let served = Served::new(Bounds::default(), None).await;
+    let session = served.session().await;
+    let body = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call",
+        "params": {"name": "run_command", "arguments": {"command": "sleep 3946.5"}}});
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    let headers = [("Mcp-Session-Id", session.as_str()), ("MCP-Protocol-Version", "2025-11-25")];
+    stream.write_all(served.text("POST", &headers, &body.to_string()).as_bytes()).await.unwrap();
+    until_running("3946.5", 1, Duration::from_secs(30)).await;
+    served.end().await;
+    until_running("3946.5", 0, Duration::from_secs(1)).await;
+}

@@ -1,0 +1,231 @@
+//! What each tool does.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use cofferdam_mcp::Bounds;
+use cofferdam_simulated::{Config, SimulatedBackend};
+use serde_json::{Value, json};
+
+use crate::pipe::{Client, config, process, until_running};
+
+/// A picture of one point.
+const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_tool_is_listed_with_schemas_and_hints() {
+    let mut client = Client::processes().await;
+    let answer = client.request("tools/list", json!({})).await;
+    let tools = answer["result"]["tools"].as_array().unwrap();
+    let names: Vec<&str> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    let expected = [
+        "run_code",
+        "run_command",
+        "read_file",
+        "write_file",
+        "edit_file",
+        "list_files",
+        "create_sandbox",
+        "snapshot_sandbox",
+        "restore_sandbox",
+        "fork_sandbox",
+        "close_sandbox",
+    ];
+    assert_eq!(names, expected);
+    for tool in tools {
+        assert_eq!(tool["inputSchema"]["additionalProperties"], false, "{tool}");
+        assert_eq!(tool["outputSchema"]["type"], "object", "{tool}");
+        let read_only = ["read_file", "list_files"].contains(&tool["name"].as_str().unwrap());
+        assert_eq!(tool["annotations"]["readOnlyHint"], read_only, "{tool}");
+        assert!(tool["annotations"]["destructiveHint"].is_boolean(), "{tool}");
+    }
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn code_gives_output_value_files_and_where_it_ran() {
+    let mut client = Client::processes().await;
+    let code = "import sys\nopen('made.txt', 'w').write('hello')\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7";
+    let result = client.works("run_code", json!({"language": "python", "code": code, "file_contents": true})).await;
+    assert_eq!((&result["stdout"], &result["stderr"]), (&json!("out\n"), &json!("err\n")), "{result}");
+    assert_eq!(result["exit_code"], 0, "{result}");
+    assert_eq!(result["results"][0]["data"]["text/plain"], "42", "{result}");
+    assert_eq!(result["files"][0]["path"], "made.txt", "{result}");
+    assert_eq!(result["files"][0]["text"], "hello", "{result}");
+    assert_eq!((&result["backend"], &result["level"]), (&json!("process"), &json!("process")), "{result}");
+    assert_eq!(result["created"], true, "{result}");
+    let again = client.works("run_code", json!({"language": "sh", "code": "cat made.txt; exit 3"})).await;
+    assert_eq!((&again["stdout"], &again["exit_code"], &again["created"]), (&json!("hello"), &json!(3), &json!(false)));
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_figure_is_an_image() {
+    let mut client = Client::processes().await;
+    let code = format!(
+        "import base64\nclass Picture:\n  def _repr_png_(self):\n    return base64.b64decode('{PNG}')\nPicture()"
+    );
+    let result = client.tool("run_code", json!({"language": "python", "code": code})).await;
+    let image = result["content"].as_array().unwrap().iter().find(|content| content["type"] == "image");
+    assert_eq!(
+        image.map(|image| (&image["data"], &image["mimeType"])),
+        Some((&json!(PNG), &json!("image/png"))),
+        "{result}"
+    );
+    assert!(!result["structuredContent"].to_string().contains(PNG), "{result}");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shell_keeps_its_directory_and_nothing_else() {
+    let mut client = Client::processes().await;
+    let first = client.works("run_command", json!({"command": "mkdir -p a/b; cd a/b; X=1; false"})).await;
+    assert_eq!((&first["exit_code"], &first["working_dir"]), (&json!(1), &json!("/workspace/a/b")), "{first}");
+    assert_eq!(first["stderr"], "", "{first}");
+    let second = client.works("run_command", json!({"command": "pwd; echo \"[$X]\"; cat", "stdin": "in"})).await;
+    assert_eq!(second["stdout"], "/workspace/a/b\n[]\nin", "{second}");
+    let named = json!({"command": "pwd; cd /tmp", "working_dir": "a", "env": {"Y": "2"}});
+    assert_eq!(client.works("run_command", named).await["stdout"], "/workspace/a\n");
+    assert_eq!(client.works("run_command", json!({"command": "pwd"})).await["stdout"], "/workspace\n");
+    client.works("run_command", json!({"command": "mkdir gone; cd gone"})).await;
+    client.works("run_code", json!({"language": "sh", "code": "rmdir /workspace/gone"})).await;
+    assert_eq!(client.works("run_command", json!({"command": "pwd"})).await["stdout"], "/workspace\n");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_written_read_edited_and_listed() {
+    let mut client = Client::processes().await;
+    let written = client.works("write_file", json!({"path": "d/a.txt", "content": "one two two"})).await;
+    assert_eq!((&written["bytes"], &written["path"]), (&json!(11), &json!("d/a.txt")));
+    let edit = |old: &str, all: bool| json!({"path": "d/a.txt", "old_text": old, "new_text": "3", "replace_all": all});
+    assert_eq!(client.fails("edit_file", edit("two", false)).await.1, "conflict");
+    assert_eq!(client.fails("edit_file", edit("four", false)).await.1, "not-found");
+    assert_eq!(client.works("edit_file", edit("two", true)).await["replacements"], 2);
+    let part = client.works("read_file", json!({"path": "/workspace/d/a.txt", "offset": 4, "limit": 2})).await;
+    assert_eq!((&part["text"], &part["more"]), (&json!("3 "), &json!(true)), "{part}");
+    let listing = client.works("list_files", json!({"depth": 2})).await;
+    let entry = |path, kind, size| json!({"path": path, "kind": kind, "size": size});
+    assert_eq!(listing["entries"], json!([entry("d", "directory", 0), entry("d/a.txt", "file", 7)]));
+    client.works("write_file", json!({"path": "p.png", "content": PNG, "encoding": "base64"})).await;
+    let image = client.tool("read_file", json!({"path": "p.png"})).await;
+    assert_eq!((&image["content"][0]["type"], &image["content"][0]["data"]), (&json!("image"), &json!(PNG)), "{image}");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_text_is_a_blob() {
+    let mut client = Client::processes().await;
+    let bytes = STANDARD.encode(b"\xff\xfe\0x");
+    let made = client.works("write_file", json!({"path": "a b/é.bin", "content": bytes, "encoding": "base64"})).await;
+    let read = client.tool("read_file", json!({"path": "a b/é.bin"})).await;
+    let resource = &read["content"][0]["resource"];
+    assert_eq!((&resource["blob"], &read["structuredContent"]["text"]), (&json!(bytes), &Value::Null), "{read}");
+    let listed = client.request("resources/list", json!({})).await;
+    let uri = listed["result"]["resources"][0]["uri"].as_str().unwrap().to_owned();
+    assert_eq!(uri, format!("cofferdam://{}/a%20b/%C3%A9.bin", made["sandbox"].as_str().unwrap()));
+    let read = client.request("resources/read", json!({"uri": uri})).await;
+    assert_eq!(read["result"]["contents"][0]["blob"], json!(bytes), "{read}");
+    let templates = client.request("resources/templates/list", json!({})).await;
+    assert_eq!(templates["result"]["resourceTemplates"][0]["uriTemplate"], "cofferdam://{sandbox}/{+path}");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_files_come_in_pages() {
+    let mut client = Client::processes().await;
+    client.works("run_command", json!({"command": "for i in $(seq 1 450); do : > f$i; done"})).await;
+    let (mut seen, mut cursor, mut pages) = (std::collections::BTreeSet::new(), Value::Null, 0);
+    loop {
+        let params = if cursor.is_null() { json!({}) } else { json!({"cursor": cursor}) };
+        let page = client.request("resources/list", params).await["result"].clone();
+        for resource in page["resources"].as_array().unwrap() {
+            assert!(seen.insert(resource["uri"].as_str().unwrap().to_owned()), "{resource}");
+        }
+        pages += 1;
+        cursor = page["nextCursor"].clone();
+        if cursor.is_null() {
+            break;
+        }
+    }
+    assert_eq!((seen.len(), pages), (450, 3));
+    let wrong = client.request("resources/list", json!({"cursor": "7"})).await;
+    assert_eq!(wrong["error"]["code"], -32602, "{wrong}");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_and_progress_come_while_code_runs() {
+    let mut client = Client::processes().await;
+    let arguments = json!({"command": "echo first; echo oops >&2; sleep 2; echo last"});
+    let id = client
+        .begin("tools/call", json!({"name": "run_command", "arguments": arguments, "_meta": {"progressToken": "p"}}))
+        .await;
+    let mut early = Vec::new();
+    while !early.iter().any(|message: &Value| message["params"]["data"] == "first\n") {
+        early.push(client.hear().await.unwrap());
+    }
+    let answer = client.answer(id).await;
+    assert_eq!(answer["result"]["structuredContent"]["stdout"], "first\nlast\n", "{answer}");
+    let heard: Vec<&Value> = early.iter().chain(&client.heard).collect();
+    assert!(
+        heard.iter().any(|message| message["params"]["logger"] == "stderr" && message["params"]["data"] == "oops\n")
+    );
+    let progress: Vec<f64> = heard
+        .iter()
+        .filter(|message| message["method"] == "notifications/progress" && message["params"]["progressToken"] == "p")
+        .filter_map(|message| message["params"]["progress"].as_f64())
+        .collect();
+    assert!(progress.len() >= 2 && progress.is_sorted_by(|a, b| a < b), "{progress:?}");
+    // Who wants no messages about ordinary things gets none.
+    client.request("logging/setLevel", json!({"level": "error"})).await;
+    client.works("run_command", json!({"command": "echo x"})).await;
+    assert!(client.heard.is_empty(), "{:?}", client.heard);
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_call_is_killed_within_a_second_and_the_next_goes_on() {
+    let mut client = Client::processes().await;
+    client.works("run_command", json!({"command": "echo x > kept"})).await;
+    let call = json!({"name": "run_command", "arguments": {"command": "trap '' TERM; sleep 3941.5; sleep 3941.5"}});
+    let id = client.begin("tools/call", call).await;
+    until_running("3941.5", 1, Duration::from_secs(30)).await;
+    client.notify("notifications/cancelled", json!({"requestId": id, "reason": "enough"})).await;
+    until_running("3941.5", 0, Duration::from_secs(1)).await;
+    assert_eq!(client.works("run_command", json!({"command": "cat kept"})).await["stdout"], "x\n");
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_are_restored_and_sandboxes_forked_where_the_backend_can() {
+    let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));
+    let mut client = Client::new(backend, config(Bounds { snapshots_of_client: 1, ..Bounds::default() })).await;
+    let sandbox = client.works("create_sandbox", json!({})).await["sandbox"].clone();
+    let write = |sandbox: &Value, text: &str| json!({"path": "a", "content": text, "sandbox": sandbox});
+    client.works("write_file", write(&sandbox, "1")).await;
+    let snapshot = client.works("snapshot_sandbox", json!({"sandbox": sandbox})).await["snapshot"].clone();
+    assert_eq!(client.fails("snapshot_sandbox", json!({"sandbox": sandbox})).await.1, "resource-exhausted");
+    client.works("write_file", write(&sandbox, "2")).await;
+    let fork = client.works("fork_sandbox", json!({"sandbox": sandbox})).await["sandbox"].clone();
+    let limits = json!({"timeout_seconds": 5});
+    let restored = client.works("restore_sandbox", json!({"snapshot": snapshot, "limits": limits})).await;
+    assert_eq!(restored["limits"]["timeout_seconds"], 5.0, "{restored}");
+    for (sandbox, text) in [(&sandbox, "2"), (&fork, "2"), (&restored["sandbox"], "1")] {
+        let read = client.works("read_file", json!({"path": "a", "sandbox": sandbox})).await;
+        assert_eq!(read["text"], text, "{read}");
+    }
+    let (text, kind) =
+        client.fails("restore_sandbox", json!({"snapshot": snapshot, "limits": {"timeout_seconds": 61}})).await;
+    assert_eq!(kind, "denied", "{text}");
+    client.works("close_sandbox", json!({"snapshot": snapshot})).await;
+    assert_eq!(client.fails("restore_sandbox", json!({"snapshot": snapshot})).await.1, "not-found");
+    client.gone().await;
+    let mut client = Client::new(process(), config(Bounds::default())).await;
+    let sandbox = client.works("create_sandbox", json!({})).await["sandbox"].clone();
+    for tool in ["snapshot_sandbox", "fork_sandbox"] {
+        assert_eq!(client.fails(tool, json!({"sandbox": sandbox})).await.1, "unsupported", "{tool}");
+    }
+    client.gone().await;
+}

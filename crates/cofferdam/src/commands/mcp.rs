@@ -1,0 +1,177 @@
+//! `cofferdam mcp`: serves sandboxes to agents over the Model Context Protocol.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam::{Error, ErrorKind, Result, registry};
+use cofferdam_mcp::http::{HttpConfig, Listening, Token};
+use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
+
+use super::run::{no_signals, signal_status};
+use super::serve_on_many;
+use crate::args::{McpArgs, RunArgs};
+use crate::config::ConfigMcp;
+use crate::interrupts::Interrupts;
+use crate::plan;
+use crate::report::{self, Form};
+use crate::settings::{Environment, Settings};
+use crate::style::Tone;
+
+/// The variable that may hold the token.
+const TOKEN: &str = "COFFERDAM_MCP_TOKEN";
+/// The longest token file that is read.
+const MOST_TOKEN: u64 = 4096;
+/// How long what is being closed may take after a second signal.
+const AFTER_SECOND_SIGNAL: Duration = Duration::from_secs(1);
+
+/// Serves until the client goes, or a signal comes.
+pub fn main(args: McpArgs, config: Option<PathBuf>) -> u8 {
+    // Standard output is the client's: what goes wrong is told on standard error.
+    serve(args, config).unwrap_or_else(|error| report::error(&error, Form::Text))
+}
+
+fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
+    let variable = |name: &str| std::env::var_os(name);
+    let file = crate::config::load(config, variable)?;
+    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, place, .. } = args;
+    let bounds = bounds(
+        &Wanted {
+            sandboxes: args.sandboxes,
+            sandboxes_of_client: args.sandboxes_of_client,
+            idle: args.idle,
+            calls: args.calls,
+            max_file: args.max_file,
+        },
+        &file.mcp,
+    );
+    let run = RunArgs { level, backend, limits, place, ..RunArgs::default() };
+    let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
+    let spec = plan::sandbox(&run, &settings)?;
+    let code = settings.code.clone();
+    let config = McpConfig { spec, code, bounds };
+    let listen = match http {
+        None => None,
+        Some(address) => {
+            Some(HttpConfig { address, token: token(token_file.as_deref())?, hosts: allow_host, origins: allow_origin })
+        }
+    };
+    serve_on_many(async move {
+        let mut interrupts = Interrupts::listen().map_err(no_signals)?;
+        let server = Server::new(registry::backend_with(settings.backend.name, &settings.setup)?, config)?;
+        let stop = CancellationToken::new();
+        let told = stop.clone();
+        let mut signals = tokio::spawn(async move {
+            let number = interrupts.next().await;
+            told.cancel();
+            let second = interrupts.next().await;
+            (number, second)
+        });
+        let served = converse(&server, listen, stop.clone());
+        tokio::select! {
+            served = served => {
+                signals.abort();
+                served.map(|()| 0)
+            }
+            // What lives still dies with us.
+            ended = &mut signals => {
+                tokio::time::sleep(AFTER_SECOND_SIGNAL).await;
+                Ok(signal_status(ended.map_or(0, |(_, second)| second)))
+            }
+        }
+    })
+}
+
+async fn converse(server: &Server, listen: Option<HttpConfig>, stop: CancellationToken) -> Result<()> {
+    let Some(listen) = listen else {
+        return stdio::serve(server, tokio::io::stdin(), tokio::io::stdout(), stop).await;
+    };
+    let guarded = if listen.token.is_some() { "with a token" } else { "for this machine, without a token" };
+    let listening = Listening::bind(listen).await?;
+    let address = listening.address();
+    report::remark(&format!("serving http://{address}{}, {guarded}", cofferdam_mcp::http::PATH), Tone::Good);
+    listening.serve(server, stop).await
+}
+
+/// What options say about the server's own bounds.
+struct Wanted {
+    sandboxes: Option<usize>,
+    sandboxes_of_client: Option<usize>,
+    idle: Option<Duration>,
+    calls: Option<usize>,
+    max_file: Option<cofferdam::ByteSize>,
+}
+
+/// Options over file over defaults.
+fn bounds(wanted: &Wanted, file: &ConfigMcp) -> Bounds {
+    let base = Bounds::default();
+    let file_size = wanted.max_file.or(file.max_file.map(|size| size.0)).unwrap_or(base.file);
+    Bounds {
+        sandboxes: wanted.sandboxes.or(file.sandboxes).unwrap_or(base.sandboxes),
+        sandboxes_of_client: wanted
+            .sandboxes_of_client
+            .or(file.sandboxes_of_client)
+            .unwrap_or(base.sandboxes_of_client),
+        snapshots: file.snapshots.unwrap_or(base.snapshots),
+        snapshots_of_client: file.snapshots_of_client.unwrap_or(base.snapshots_of_client),
+        idle: wanted.idle.or(file.idle.map(|time| time.0)).unwrap_or(base.idle),
+        calls: wanted.calls.or(file.calls).unwrap_or(base.calls),
+        clients: file.clients.unwrap_or(base.clients),
+        connections: file.connections.unwrap_or(base.connections),
+        file: file_size,
+        // A file in base64 fits into a message, with something around it.
+        message: file.max_message.map_or_else(
+            || base.message.max(cofferdam::ByteSize::from_bytes(file_size.as_bytes().saturating_mul(2))),
+            |size| size.0,
+        ),
+        ..base
+    }
+}
+
+/// The token from the file that was named, else from the environment. It is never an argument: those are told to everybody
+/// on this machine.
+fn token(file: Option<&Path>) -> Result<Option<Token>> {
+    if let Some(path) = file {
+        let failed = |error| {
+            Error::new(ErrorKind::Io, "read token", "cannot read the file with the token")
+                .with_context("file", path.display().to_string())
+                .with_source(error)
+                .with_remedy("name a file that this user can read")
+        };
+        let mut text = String::new();
+        File::open(path).map_err(failed)?.take(MOST_TOKEN).read_to_string(&mut text).map_err(failed)?;
+        return Token::new(&text).map(Some);
+    }
+    match std::env::var_os(TOKEN).filter(|text| !text.is_empty()) {
+        Some(text) => Token::new(&text.to_string_lossy()).map(Some),
+        None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bound::Human;
+    use cofferdam::ByteSize;
+
+    #[test]
+    fn options_come_before_the_file_and_messages_hold_files() {
+        let file = ConfigMcp {
+            sandboxes: Some(3),
+            calls: Some(4),
+            idle: Some(Human(Duration::from_secs(9))),
+            ..ConfigMcp::default()
+        };
+        let wanted = Wanted {
+            sandboxes: Some(5),
+            sandboxes_of_client: None,
+            idle: None,
+            calls: None,
+            max_file: Some(ByteSize::from_mebibytes(20)),
+        };
+        let bounds = bounds(&wanted, &file);
+        assert_eq!((bounds.sandboxes, bounds.calls, bounds.sandboxes_of_client), (5, 4, 8));
+        assert_eq!((bounds.idle, bounds.message), (Duration::from_secs(9), ByteSize::from_mebibytes(40)));
+    }
+}

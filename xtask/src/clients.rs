@@ -1,0 +1,78 @@
+//! Independent clients of the Model Context Protocol, for the tests of `cofferdam mcp`: installed from the ordinary
+//! registries, in the versions of `xtask/clients`, into a directory that is kept from run to run.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result as Outcome, bail};
+
+use crate::command;
+use crate::repository::Repository;
+
+/// Where tests find them.
+pub const VARIABLE: &str = "COFFERDAM_TEST_MCP_CLIENTS";
+/// What is installed: the official Python SDK; the inspector, the conformance runner, and the Node that they need.
+const PINS: [&str; 3] = ["package.json", "package-lock.json", "requirements.txt"];
+/// Stands in a directory that is complete.
+const COMPLETE: &str = "complete";
+
+/// `cargo xtask clients`.
+pub fn run(repository: &Repository) -> Outcome<()> {
+    let cache = repository.root().join("target/cache");
+    match install(&repository.root().join("xtask/clients"), &cache) {
+        Ok(directory) => println!("export {VARIABLE}={}", directory.display()),
+        Err(why) => bail!("{why}"),
+    }
+    Ok(())
+}
+
+/// Installs the clients below `cache`, if they are not there; gives where. What cannot be had is told, and not tested with.
+pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
+    match install(pins, cache) {
+        Ok(directory) => Some(directory),
+        Err(why) => {
+            println!("SKIP clients of the Model Context Protocol (cofferdam, mcp): {why}");
+            None
+        }
+    }
+}
+
+fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
+    let mut hasher = DefaultHasher::new();
+    for name in PINS {
+        fs::read(pins.join(name)).map_err(|error| format!("cannot read {name}: {error}"))?.hash(&mut hasher);
+    }
+    let directory = cache.join(format!("mcp-clients-{:016x}", hasher.finish()));
+    if directory.join(COMPLETE).exists() {
+        return Ok(directory);
+    }
+    for program in ["npm", "python3"] {
+        if !command::exists(program) {
+            return Err(format!("there is no {program}"));
+        }
+    }
+    // What a broken run left is nothing to go on with.
+    let _ = fs::remove_dir_all(&directory);
+    let io = |error: std::io::Error| format!("cannot fill {}: {error}", directory.display());
+    fs::create_dir_all(&directory).map_err(io)?;
+    for name in PINS {
+        fs::copy(pins.join(name), directory.join(name)).map_err(io)?;
+    }
+    let python = directory.join("python");
+    carry_out("make a Python environment", Command::new("python3").args(["-m", "venv"]).arg(&python))?;
+    let mut pip = Command::new(python.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
+        .arg(directory.join("requirements.txt"));
+    carry_out("install the Python SDK", &mut pip)?;
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]).current_dir(&directory);
+    carry_out("install the inspector and the conformance runner", &mut npm)?;
+    fs::write(directory.join(COMPLETE), "").map_err(io)?;
+    Ok(directory)
+}
+
+fn carry_out(what: &str, command: &mut Command) -> Result<(), String> {
+    command::step(what, command).map_err(|error| format!("could not {what}: {error}"))
+}
