@@ -17,7 +17,7 @@ use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::report::{self, Form, READER_GONE};
-use crate::resident;
+use crate::resident::{self, DaemonUse};
 use crate::settings::{Environment, Settings};
 use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
 use crate::style::Tone;
@@ -31,9 +31,14 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         _ => Form::Text,
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
+        // A daemon shows no files, and starts one command in one sandbox.
+        let whole = form == Form::Json && plan.code.is_some();
+        if whole && settings.daemon == DaemonUse::Require {
+            let message = "the whole result of code needs the sandbox itself, which a daemon does not give";
+            return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or go without --json"));
+        }
         let mut daemon = resident::backend(args, &settings, config.as_deref())?;
-        if form == Form::Json && plan.code.is_some() && daemon.take().is_some() && args.output.verbose {
-            // A daemon shows no files, and starts one command in one sandbox.
+        if whole && daemon.take().is_some() && args.output.verbose {
             report::remark("run without the daemon: the whole result of code needs the sandbox itself", Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
