@@ -44,5 +44,8 @@ pub use renewal::Renewal;
 pub use settings::{Ending, Groups, Reason, Rule, Settings, usual_rules};
 pub use wire::TAKEN;
 
+/// The version of the protocol that the agent in [`AGENT`] speaks. Hosts talk to no other one.
+pub const PROTOCOL: u32 = wire::VERSION;
+
 /// The agent: a static program for this target, which needs nothing of the image that it runs in.
 pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-agent"));

@@ -167,6 +167,12 @@ pub enum VmError {
         /// The name.
         name: String,
     },
+    /// An image was made by a version of this program whose agent this one does not understand.
+    #[error("the image {name:?} was made by another version of Cofferdam, and its agent speaks otherwise")]
+    OldImage {
+        /// The name.
+        name: String,
+    },
     /// A machine ended before its agent could be greeted.
     #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
     NotBooted {
@@ -235,7 +241,9 @@ impl VmError {
             Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
             Self::Archive(ArchiveError::Cancelled) => ErrorKind::Closed,
             Self::Archive(_) => ErrorKind::InvalidInput,
-            Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } => ErrorKind::NotFound,
+            Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } | Self::OldImage { .. } => {
+                ErrorKind::NotFound
+            }
             Self::BadCache { .. } => ErrorKind::Denied,
             Self::Api(error) => error.kind(),
             Self::Lacks { .. } => ErrorKind::Unsupported,
@@ -271,6 +279,7 @@ impl VmError {
             Self::NoImage => {
                 "make it once, with a network: `cofferdam vm build-image`, or VmBackend::make_image from the library"
             }
+            Self::OldImage { .. } => "make it anew: `cofferdam vm build-image --name NAME`, from what it was made of",
             Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
             Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } => remedy,
             Self::NoWall { .. } => {

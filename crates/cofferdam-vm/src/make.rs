@@ -92,7 +92,7 @@ impl Host {
             RootChoice::Source => source().await,
             RootChoice::Made(name) => self.named(name).await,
             RootChoice::MadeOrSource(name) => match self.named(name).await {
-                Err(VmError::NoSuchImage { .. }) => source().await,
+                Err(VmError::NoSuchImage { .. } | VmError::OldImage { .. }) => source().await,
                 found => found,
             },
         }

@@ -150,7 +150,7 @@ pub struct Listed {
     pub key: String,
     /// What `uname -r` says in such a machine; empty where nobody knows.
     pub release: String,
-    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing.
+    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing, or its agent speaks another version's protocol.
     pub bytes: Option<u64>,
 }
 
@@ -246,7 +246,8 @@ impl Images {
         // First what people bring themselves, and may be wrong: the rest may take minutes.
         let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
         let lock = self.store.lock(progress)?;
-        let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), about: about.to_owned() };
+        let protocol = cofferdam_guest::PROTOCOL;
+        let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), about: about.to_owned(), protocol };
         names::write(&self.store, &lock, name, &named)?;
         Ok(image(&kernel, &root))
     }
@@ -255,10 +256,14 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchImage`] where there is none, or it is damaged.
+    /// [`VmError::NoSuchImage`] where there is none, or it is damaged; [`VmError::OldImage`] where another version of this
+    /// program made it, whose agent speaks otherwise.
     pub fn named(&self, name: &str) -> Result<Image> {
         self.store.tidy();
         let named = names::read(&self.store, name)?;
+        if !named.is_understood() {
+            return Err(VmError::OldImage { name: name.to_owned() });
+        }
         let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
         match parts {
             (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),
@@ -279,14 +284,15 @@ impl Images {
     }
 
     fn listed(&self, name: String, named: Named) -> Listed {
-        let Named { kernel, root, about } = named;
+        let understood = named.is_understood();
+        let Named { kernel, root, about, protocol: _ } = named;
         let (kernel_found, root_found) = (self.store.glance("kernel", &kernel), self.store.glance("root", &root));
         Listed {
             name,
             about,
             key: store::key(&[kernel.as_bytes(), root.as_bytes()]),
             release: kernel_found.as_ref().map(|(_, note)| note.clone()).unwrap_or_default(),
-            bytes: kernel_found.zip(root_found).map(|((kernel, _), (root, _))| kernel + root),
+            bytes: kernel_found.zip(root_found).filter(|_| understood).map(|((kernel, _), (root, _))| kernel + root),
         }
     }
 
@@ -544,8 +550,28 @@ mod tests {
 
     fn name(images: &Images, name: &str, kernel: &str, root: &str) {
         let lock = images.store.lock(&mut quiet).unwrap();
-        let named = Named { kernel: kernel.to_owned(), root: root.to_owned(), about: String::new() };
+        let named = Named {
+            kernel: kernel.to_owned(),
+            root: root.to_owned(),
+            about: String::new(),
+            protocol: cofferdam_guest::PROTOCOL,
+        };
         names::write(&images.store, &lock, name, &named).unwrap();
+    }
+
+    #[test]
+    fn what_another_version_made_is_told_and_not_started() {
+        let place = tempfile::tempdir().unwrap();
+        let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+        let (kernel, root) = (put(&images, "kernel", "k"), put(&images, "root", "r"));
+        name(&images, "mine", &kernel, &root);
+        assert!(images.inventory().named[0].bytes.is_some());
+        // As it was written before there were versions.
+        let file = images.store.root().join("name-mine");
+        fs::write(&file, format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#)).unwrap();
+        assert!(matches!(images.named("mine"), Err(VmError::OldImage { .. })));
+        assert_eq!(images.inventory().named[0].bytes, None);
+        images.forget("mine", &mut quiet).unwrap();
     }
 
     #[test]

@@ -23,6 +23,16 @@ pub(crate) struct Named {
     pub root: String,
     /// What it was made from, for people.
     pub about: String,
+    /// The version of the protocol that its agent speaks; 0 where nobody wrote it down.
+    #[serde(default)]
+    pub protocol: u32,
+}
+
+impl Named {
+    /// Whether this program can talk to its agent.
+    pub(crate) fn is_understood(&self) -> bool {
+        self.protocol == cofferdam_guest::PROTOCOL
+    }
 }
 
 /// Whether images can be called so: letters, digits, `.`, `_` and `-`, at most 64, beginning with a letter or digit.
@@ -81,7 +91,7 @@ mod tests {
     fn a_name_is_given_read_and_taken_away() {
         let place = tempfile::tempdir().unwrap();
         let store = Store::new(place.path().join("cache"));
-        let named = Named { kernel: key(&[b"k"]), root: key(&[b"r"]), about: "a\u{1b}b".to_owned() };
+        let named = Named { kernel: key(&[b"k"]), root: key(&[b"r"]), about: "a\u{1b}b".to_owned(), protocol: 7 };
         let lock = store.lock(&mut |_| ()).unwrap();
         for name in ["default", "a.b-c_1"] {
             write(&store, &lock, name, &named).unwrap();

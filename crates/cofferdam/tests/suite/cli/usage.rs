@@ -146,7 +146,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
-      try: only docker has runtimes: docker:NAME, such as docker:runsc; and vm is vm:qemu
+      try: only docker has runtimes: docker:NAME, such as docker:runsc; and vm is vm:qemu or vm:firecracker
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
     cofferdam: create failed: the process backend knows no images
@@ -199,7 +199,7 @@ fn backends_are_listed() {
     wasm         wasm       available            WebAssembly inside Cofferdam's own process
     process      process    default              a process behind namespaces, filters and control groups
     docker       container  available            a container of the Docker or Podman engine
-    vm           vm         available            a virtual machine of QEMU, with a kernel of its own
+    vm           vm         available            a virtual machine of QEMU or Firecracker, with a kernel of its own
     apple-vz     vm         not in this version  a virtual machine of macOS
     remote       vm         not in this version  another Cofferdam server
     e2b          vm         not in this version  the E2B cloud
