@@ -65,6 +65,23 @@ impl Handler {
     }
 }
 
+impl Handler {
+    /// Work on files, which ends when its client gives up, or when as much time is over as code has.
+    async fn in_time<T>(
+        &self,
+        context: &RequestContext<RoleServer>,
+        work: impl Future<Output = Result<T, ErrorData>>,
+    ) -> Result<T, ErrorData> {
+        let most = self.server.config.spec.limits().wall_time;
+        tokio::select! {
+            biased;
+            () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
+            () = tokio::time::sleep(most) => Err(ErrorData::internal_error("the files took too long", None)),
+            result = work => result,
+        }
+    }
+}
+
 fn includes_info(level: LoggingLevel) -> bool {
     matches!(level, LoggingLevel::Debug | LoggingLevel::Info)
 }
@@ -140,10 +157,10 @@ impl ServerHandler for Handler {
     async fn list_resources(
         &self,
         request: Option<PaginatedRequestParams>,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
         let cursor = request.and_then(|request| request.cursor);
-        resources::list(&self.server, self.owner(), cursor.as_deref()).await
+        self.in_time(&context, resources::list(&self.server, self.owner(), cursor.as_deref())).await
     }
 
     async fn list_resource_templates(
@@ -159,10 +176,7 @@ impl ServerHandler for Handler {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        tokio::select! {
-            biased;
-            () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
-            result = resources::read(&self.server, self.owner(), &request.uri) => result.map(Into::into),
-        }
+        let read = resources::read(&self.server, self.owner(), &request.uri);
+        self.in_time(&context, read).await.map(Into::into)
     }
 }

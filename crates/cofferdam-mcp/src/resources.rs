@@ -61,6 +61,7 @@ pub async fn list(server: &Inner, owner: Owner, cursor: Option<&str>) -> Result<
     if cursor.is_some_and(|cursor| uri::parse(cursor).is_err()) {
         return Err(ErrorData::invalid_params("the cursor is none that this server gave", None));
     }
+    let _call = server.enter_call().map_err(|error| protocol(&error))?;
     let mut resources = Vec::new();
     let mut left = server.config.bounds.entries;
     for id in server.store.sandboxes(owner) {

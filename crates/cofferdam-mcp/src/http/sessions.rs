@@ -22,6 +22,9 @@ impl Sessions {
     pub fn new(most: usize, idle: Duration) -> Self {
         let mut inner = LocalSessionManager::default();
         inner.session_config.keep_alive = Some(idle);
+        // Answers that were sent are kept only until the next request: kept for a time, as many would gather as a client can
+        // have made in it.
+        inner.session_config.completed_cache_ttl = Duration::ZERO;
         Self { inner, most, beginning: Mutex::new(()) }
     }
 }

@@ -63,6 +63,7 @@ fn the_top_level_help() {
       repl         Talk to an interpreter in a sandbox, a line at a time
       audit        Verify the audit log, and find lines in it
       daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
+      mcp          Serve sandboxes to agents over the Model Context Protocol
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       setup        Install interpreters for WebAssembly, once for this user
       image        Show the images of the container engine, and get more
