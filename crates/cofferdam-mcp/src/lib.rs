@@ -1,6 +1,6 @@
 //! A server of the Model Context Protocol: agents run code and commands, and work on files, in sandboxes of any backend.
 //!
-//! [`Server`] holds the sandboxes; [`stdio::serve`] talks with one client over pipes, [`http::serve`] with many over
+//! [`Server`] holds the sandboxes; [`stdio::serve`] talks with one client over pipes, [`http::Listening`] with many over
 //! streamable HTTP. Both speak the current revision of the protocol, which has no sessions, and those before it. The
 //! official SDK does the protocol; this crate decides who may use which sandbox, what a call may ask for, and how much
 //! of everything there is. It knows no backend, and reads neither environment nor configuration. `docs/mcp.md` says what
