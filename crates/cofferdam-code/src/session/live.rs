@@ -1,5 +1,6 @@
 //! The interpreter of a session, and one call of it.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,15 +23,13 @@ use crate::{Language, error};
 const MOST_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
 /// Output that waits for being read.
 const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
-/// What background threads wrote, kept for the next call.
-const MOST_REST: usize = 64 * 1024;
 /// How long to wait for the end of an interpreter that said that it ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// An interpreter that waits for calls. Dropping it kills it.
 #[derive(Debug)]
 pub struct Live {
-    handle: ExecHandle,
+    handle: Arc<ExecHandle>,
     stdin: StdinWriter,
     output: OutputSubscription,
     /// What came after the end of the last call.
@@ -94,7 +93,7 @@ impl Live {
         let stdin = handle
             .stdin()
             .ok_or_else(|| Error::new(ErrorKind::Internal, "open a session", "the interpreter has no input"))?;
-        let mut live = Self { handle, stdin, output, rest: Default::default(), _permit: permit };
+        let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _permit: permit };
         let until = Instant::now() + bounds.start_timeout;
         let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_| {}).await?;
         match answer.end {
@@ -108,6 +107,11 @@ impl Live {
                 ))
             }
         }
+    }
+
+    /// The process, for whoever ends it while a call has the rest.
+    pub fn process(&self) -> Weak<ExecHandle> {
+        Arc::downgrade(&self.handle)
     }
 
     /// Tells of the end of the process.
@@ -236,7 +240,6 @@ impl<'a> Taking<'a> {
         let [stdout, stderr] = self.kept;
         for (rest, stream) in rest.iter_mut().zip(self.streams) {
             *rest = stream.rest();
-            rest.truncate(MOST_REST);
         }
         Answer {
             end,
