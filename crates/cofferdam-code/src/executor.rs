@@ -145,7 +145,7 @@ impl Executor {
         let mut entry = self.entry(&id, place, spec, &request, what, version.as_deref()).await?;
         let screened = self.screen(&mut entry, &language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes if language.results != Results::None => Channel::choose(place, spec)?,
+            Want::Yes if language.results() != Results::None => Channel::choose(place, spec)?,
             _ => None,
         };
         let exec = exec_request(&language, &request, channel.as_ref(), config.bounds.max_results)?;
@@ -221,7 +221,7 @@ impl Executor {
         language: &Language,
         code: &str,
     ) -> Result<Option<Screened>> {
-        match screening::screen(&self.0.config.screening, language.results, code).await? {
+        match screening::screen(&self.0.config.screening, language.results(), code).await? {
             Verdict::Runs(screened) => Ok(screened),
             Verdict::Refused { error, reason } => {
                 if let Some(entry) = entry.take() {
@@ -273,7 +273,7 @@ impl Call {
     /// and what stands in the workspace. Without this, a result names no files.
     pub async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
-        let tells = self.language.results != Results::None && self.language.least_version.is_none();
+        let tells = self.language.results() != Results::None && self.language.least_version.is_none();
         if self.version.is_none() && !tells && self.place.level != Level::Wasm {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
             self.version = asked.map(|version| version.to_string());
@@ -399,7 +399,7 @@ fn exec_request(
     let told =
         Told { code: &request.code, name: &name, place: place.as_deref(), most: most.as_bytes(), session: false };
     // Who wants no results gets the program as it is.
-    let around = if channel.is_some() { bootstrap::around(language.results, told) } else { None };
+    let around = if channel.is_some() { bootstrap::around(language.results(), told) } else { None };
     let (contents, name) = match around {
         Some((text, name)) => (text.into_bytes().into(), name.to_owned()),
         None => (Bytes::from(request.code.clone().into_bytes()), name),

@@ -73,7 +73,7 @@ impl Live {
     ) -> Result<Self> {
         let file = language.file_name();
         let told = Told { code: "", name: &file, place: None, most: most_results.as_bytes(), session: true };
-        let (contents, file) = bootstrap::around(language.results, told)
+        let (contents, file) = bootstrap::around(language.results(), told)
             .ok_or_else(|| Error::unsupported("open a session", format!("{name} has no sessions")))?;
         let script = Script {
             interpreter: language.command(),

@@ -125,7 +125,7 @@ impl Sessions {
     pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
         let config = &self.executor.0.config;
         let known = config.languages.by_name(language)?;
-        if known.results == Results::None {
+        if known.results() == Results::None {
             return Err(Error::unsupported("open a session", format!("{language} has no sessions"))
                 .with_remedy("use python or javascript, or run each call by itself"));
         }
