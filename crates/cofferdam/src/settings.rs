@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE};
+use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE, Warn};
 use cofferdam::registry::machines::{Build, Driver, Machines};
 use cofferdam::registry::{self, BackendInfo, Containers, Setup};
 use cofferdam::{
@@ -19,7 +19,9 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::{Bound, Human};
 use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
+use crate::report;
 use crate::resident::DaemonUse;
+use crate::style::Tone;
 
 /// What the environment says.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -170,6 +172,7 @@ fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
         screening: file.screening.clone().unwrap_or_default(),
         audit: file.audit.clone(),
         sessions: file.sessions.clone(),
+        warn: Warn::new(|text| report::remark(text, Tone::Warning)),
     })
 }
 

@@ -58,6 +58,8 @@ pub struct Answer {
     pub stdout: Bytes,
     pub stderr: Bytes,
     pub truncated: bool,
+    /// Bytes of output, those that were dropped included.
+    pub output: u64,
     pub duration: Duration,
 }
 
@@ -146,7 +148,7 @@ impl Live {
             while !taking.ended() {
                 match output.next().await {
                     Some(OutputEvent::Chunk(Chunk { stream, data })) => taking.take(stream, &data),
-                    Some(OutputEvent::Lost { .. }) => taking.truncated = true,
+                    Some(OutputEvent::Lost { bytes, .. }) => taking.lose(bytes),
                     None => return false,
                 }
                 tokio::task::consume_budget().await;
@@ -202,6 +204,7 @@ struct Taking<'a> {
     streams: [Stream; 2],
     kept: [Vec<u8>; 2],
     left: u64,
+    came: u64,
     truncated: bool,
     on_output: OnOutput<'a>,
 }
@@ -209,12 +212,13 @@ struct Taking<'a> {
 impl<'a> Taking<'a> {
     fn new(mark: &str, most: ByteSize, on_output: OnOutput<'a>) -> Self {
         let streams = [Stream::new(mark), Stream::new(mark)];
-        Self { streams, kept: Default::default(), left: most.as_bytes(), truncated: false, on_output }
+        Self { streams, kept: Default::default(), left: most.as_bytes(), came: 0, truncated: false, on_output }
     }
 
     fn take(&mut self, stream: OutputStream, data: &[u8]) {
         let at = usize::from(stream == OutputStream::Stderr);
         let mut output = self.streams[at].feed(data);
+        self.came += output.len() as u64;
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         if output.len() > most {
             output.truncate(most);
@@ -226,6 +230,11 @@ impl<'a> Taking<'a> {
         self.left -= output.len() as u64;
         self.kept[at].extend_from_slice(&output);
         (self.on_output)(&Chunk { stream, data: output.into() });
+    }
+
+    fn lose(&mut self, bytes: u64) {
+        self.came += bytes;
+        self.truncated = true;
     }
 
     fn ended(&self) -> bool {
@@ -246,6 +255,7 @@ impl<'a> Taking<'a> {
             stdout: stdout.into(),
             stderr: stderr.into(),
             truncated: self.truncated,
+            output: self.came,
             duration: begun.elapsed(),
         }
     }

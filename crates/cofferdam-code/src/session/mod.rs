@@ -250,11 +250,11 @@ impl CodeSession {
         let mut entry = executor.entry(&id, &self.place, sandbox.spec(), &request, what, version).await?;
         let screened = executor.screen(&mut entry, language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes => Channel::choose(&self.place, sandbox.spec())?,
+            Want::Yes => Channel::choose(&self.place, sandbox.spec(), &executor.0.own_files)?,
             Want::No => None,
         };
         let before = match request.files {
-            Want::Yes => files::look(sandbox, &config.bounds).await,
+            Want::Yes => Some(files::look(sandbox, &config.bounds, &executor.0.own_files).await),
             Want::No => None,
         };
         // From here on, whoever drops this future drops the interpreter as well.
@@ -289,8 +289,10 @@ impl CodeSession {
                 self.end(why);
             }
         }
-        let files = files::compare(sandbox, &config.bounds, before, request.contents).await;
+        let own = (&*executor.0.own_files, channel.as_ref().and_then(Channel::path));
+        let files = files::compare(sandbox, &config.bounds, before, request.contents, own).await;
         let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, most);
+        let output = answer.output;
         let (exit, stdout, stderr) = exit(answer);
         let result = CodeResult {
             id,
@@ -304,8 +306,9 @@ impl CodeSession {
             ..executor::result(exit, stdout, stderr, meta)
         };
         lock(&self.state).last_use = Instant::now();
-        let mandatory = config.audit.as_ref().is_some_and(|audit| audit.mandatory);
-        executor::record(entry, mandatory, &result).await?;
+        if let Some(entry) = entry {
+            entry.ended(&result, Some(output)).await?;
+        }
         Ok(result)
     }
 
