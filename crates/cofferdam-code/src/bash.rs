@@ -138,9 +138,10 @@ impl BashTool {
         directories.iter().find(|(id, _)| id == sandbox).map(|(_, directory)| directory.clone()).unwrap_or_default()
     }
 
-    /// Ends the default sandbox, if one was made.
+    /// Ends the default sandbox, if one was made. A line that comes later gets another, and its answer says so.
     pub async fn close(&self) -> Result<()> {
-        match self.default.made.lock().await.take() {
+        let made = self.default.made.lock().await.clone();
+        match made {
             Some(sandbox) => sandbox.close().await,
             None => Ok(()),
         }
@@ -264,7 +265,7 @@ mod tests {
         let backend = Arc::new(ProcessBackend::new(ProcessConfig::default()).unwrap());
         let tool = BashTool::new(executor, BashConfig::default(), backend, spec).unwrap();
         assert_eq!(tool.call(None, "mkdir a; cd a", None).await, "[no output]");
-        tool.default.sandbox().await.unwrap().close().await.unwrap();
+        tool.close().await.unwrap();
         assert_eq!(tool.call(None, "pwd", None).await, format!("/workspace\n{}", ANEW.trim_end()));
         assert_eq!(tool.call(None, "pwd; ls", None).await, "/workspace");
         tool.close().await.unwrap();

@@ -27,7 +27,9 @@ pub struct CodeConfig {
 /// What tells of something that goes wrong and stops nothing, once for each executor. By default nobody is told. It is no
 /// part of what is configured: any two are equal.
 #[derive(Clone, Default)]
-pub struct Warn(Option<Arc<dyn Fn(&str) + Send + Sync>>);
+pub struct Warn(Option<Arc<Tell>>);
+
+type Tell = dyn Fn(&str) + Send + Sync;
 
 impl Warn {
     /// Tells through `tell`, in one sentence.
