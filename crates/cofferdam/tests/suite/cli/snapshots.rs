@@ -253,6 +253,30 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
 }
 
+#[test]
+fn code_is_screened_and_logged_before_a_machine_is_made() {
+    let place = tempfile::tempdir().expect("a directory");
+    let log = place.path().join("log");
+    let config = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
+    std::fs::write(place.path().join("config.toml"), config).expect("written");
+    let save = |words: &[&str]| {
+        let fixed = ["save", "--config", "config.toml", "--allow-weaker", WEAKER, "--out", "m"];
+        with_nothing(snapshot(fixed.iter().chain(words), place.path()), place.path())
+    };
+    refused(&mut save(&["--lang", "python", "--code", "import socket"]), "screening refuses the code");
+    refused(&mut save(&["--", "true"]), "cofferdam vm build-image");
+    let query = ["audit", "query", "--config", "config.toml"];
+    let (_, stdout, stderr) = outcome(cofferdam().args(query).current_dir(place.path()));
+    let ends: Vec<_> =
+        stdout.lines().filter_map(|line| Some(json(line)["record"]["reason"].as_str()?.to_owned())).collect();
+    assert_eq!(ends, ["screening: import:socket at 1:8", "not started: not-found"], "{stdout}{stderr}");
+    // Where nothing can be logged, nothing is made.
+    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::write(&log, "in the way").expect("written");
+    refused(&mut save(&["--", "true"]), "the audit log cannot be written");
+    assert!(!place.path().join("m").exists());
+}
+
 /// `snapshot save` of the counter, with these words besides.
 fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
     let fixed =
