@@ -87,6 +87,8 @@ pub(crate) fn start(command: &mut Command, tool: &'static str) -> Result<Running
 
 fn start_with(command: &mut Command, tool: &'static str, reach: Reach) -> Result<Running> {
     command.spawn().map(|child| Running { child, reach }).map_err(|error| match error.kind() {
+        // What ties a program to this process is one of its own.
+        ErrorKind::NotFound if command.get_program() == "setpriv" => DebianError::MissingTool { tool: "setpriv" },
         ErrorKind::NotFound => DebianError::MissingTool { tool },
         _ => DebianError::Io { operation: "start", path: tool.into(), source: error },
     })

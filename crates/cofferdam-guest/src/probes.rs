@@ -171,6 +171,8 @@ pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
 pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
     let (boot, confinement) = (file(link, BOOT)?, ask(link, Probe::Confinement)?);
     let mut evidence = Evidence { boot: boot_id(&boot.found().await?), ..known.clone() };
+    // An answer that is too short leaves them unknown, not as they were.
+    evidence.capabilities.iter_mut().take(3).for_each(|set| *set = None);
     read_confinement(&mut evidence, &confinement.found().await?);
     Ok(evidence)
 }

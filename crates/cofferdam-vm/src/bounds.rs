@@ -78,8 +78,8 @@ impl Allowance {
     /// it writes down a state.
     pub(crate) fn of_firecracker(machine: &Hardware, sharing: Sharing) -> Self {
         let of = Self::of(machine, sharing);
-        let memory = of.memory.saturating_sub(TRANSLATED).saturating_add(machine.memory.as_bytes());
-        Self { memory: memory.next_multiple_of(MEBIBYTE), ..of }
+        let instead = |bytes: u64| bytes.saturating_sub(TRANSLATED).saturating_add(machine.memory.as_bytes());
+        Self { memory: instead(of.memory).next_multiple_of(MEBIBYTE), beside: instead(of.beside), ..of }
     }
 
     /// As resource limits, which hold for one process each. `alone` says that no other process has its user.
@@ -163,7 +163,7 @@ fn measured(owner: &Owner, group: &Group, asked: Bounds, beside: u64) -> Result<
     let (memory, tasks) = (stats.memory_bound(), stats.tasks_bound());
     // The kernel rounds down to pages.
     let close = |found: u64| asked.memory.is_some_and(|asked| found <= asked && asked - found < 65_536);
-    let (Some(_), Some(threads)) = (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == asked.tasks))
+    let (Some(found), Some(threads)) = (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == asked.tasks))
     else {
         return Err(format!("{}: memory {memory:?}, tasks {tasks:?} instead of {asked:?}", owner.version().as_str()));
     };
@@ -172,6 +172,8 @@ fn measured(owner: &Owner, group: &Group, asked: Bounds, beside: u64) -> Result<
         None => "processors without a bound".to_owned(),
     };
     let swap = if owner.counts_swap() { "without swap" } else { "swap not counted" };
+    // Of what was found, not of what was asked for.
+    let beside = beside.saturating_sub(asked.memory.unwrap_or(found).saturating_sub(found));
     let (version, beside) = (owner.version().as_str(), beside.next_multiple_of(MEBIBYTE));
     let size = ByteSize::from_bytes(beside);
     Ok(format!("a group of {version}: {size} beside the machine's memory {swap}, {processors}, {threads} threads"))

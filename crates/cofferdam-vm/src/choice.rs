@@ -10,7 +10,9 @@
 //!
 //! That a tiny guest runs proves little; so the first machine's own kernel is started once before anybody is given one.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -60,6 +62,8 @@ pub(crate) struct Chooser {
     /// Time for a kernel to come up.
     limit: Duration,
     chosen: OnceCell<Chosen>,
+    /// Kernels that came up with what was chosen.
+    good: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl Chooser {
@@ -76,6 +80,7 @@ impl Chooser {
             config: config.clone(),
             limit: TRIAL_LIMIT,
             chosen: OnceCell::new(),
+            good: Mutex::default(),
         })
     }
 
@@ -112,7 +117,22 @@ impl Chooser {
     }
 
     async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
-        self.chosen.get_or_try_init(|| self.find(machine)).await
+        let chosen = self.chosen.get_or_try_init(|| self.find(machine)).await?;
+        // What was chosen for another kernel, or for a machine that had booted, is not believed for this one.
+        if chosen.runner != Runner::Qemu(Accelerator::Tcg) && !self.is_good(machine) {
+            let trial = self.trial(chosen.runner, machine).await?;
+            if let Err(why) = trial.outcome {
+                return Err(VmError::NoKvm {
+                    why: format!("this kernel does not start with it: {why}"),
+                    remedy: BROKEN,
+                });
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn is_good(&self, machine: &Machine) -> bool {
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).contains(&machine.kernel)
     }
 
     async fn find(&self, machine: &Machine) -> Result<Chosen> {
@@ -143,7 +163,9 @@ impl Chooser {
             return self.without(verdict.to_string(), verdict.remedy());
         }
         let mut before = String::new();
-        if self.driver != Driver::Qemu {
+        // What it cannot make is no reason to refuse what QEMU can.
+        let able = self.driver == Driver::Firecracker || self.firecracker.settle(machine).await.is_ok();
+        if self.driver != Driver::Qemu && able {
             match self.tried(Runner::Firecracker, verdict, machine).await? {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) if self.driver == Driver::Firecracker => return self.without(why, BROKEN),
@@ -235,13 +257,21 @@ impl Chooser {
         let place = self.records();
         let known = place.as_ref().and_then(|place| place.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
+            if known.outcome.is_ok() {
+                self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
+            }
             return Ok(known);
         }
         let begun = Instant::now();
         let greeted = greets(vmm, trial_machine(vmm, machine, &self.config)?, begun + self.limit).await;
         let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let trial = KernelTrial { monitor, image, outcome: greeted.map(|()| milliseconds) };
-        if let Some(place) = place {
+        let lasts = !matches!(greeted, Err(Fared::NotStarted(_)));
+        let outcome = greeted.map(|()| milliseconds).map_err(|(Fared::NotStarted(why) | Fared::Silent(why))| why);
+        let trial = KernelTrial { monitor, image, outcome };
+        if trial.outcome.is_ok() {
+            self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
+        }
+        if let Some(place) = place.filter(|_| lasts) {
             // Without a record it is tried again, which is slower and not wrong.
             let _ = place.keep_kernel_trial(vmm.name(), trial.clone());
         }
@@ -282,18 +312,26 @@ fn trial_machine(vmm: &dyn Vmm, like: &Machine, config: &VmConfig) -> Result<Mac
     })
 }
 
+/// Why a kernel was not up.
+enum Fared {
+    /// It never began, which may be the fault of this moment: a full disk, too many descriptors.
+    NotStarted(String),
+    /// It began, and nobody greeted.
+    Silent(String),
+}
+
 /// Starts a machine, waits until its agent has greeted and answers, and ends it again.
-async fn greets(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), String> {
+async fn greets(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), Fared> {
     let starting = tokio::time::timeout_at(by.into(), vmm.start(machine)).await;
-    let started = starting.map_err(|_| "the monitor did not start in time".to_owned())?;
-    let Started { vm, reader, writer } = started.map_err(|error| error.to_string())?;
+    let started = starting.map_err(|_| Fared::NotStarted("the monitor did not start in time".to_owned()))?;
+    let Started { vm, reader, writer } = started.map_err(|error| Fared::NotStarted(error.to_string()))?;
     let greeted = Guest::connect(reader, writer, Settings::default(), by).await;
     let ended = vm.is_ended();
     let killed = vm.kill().await;
     match (greeted, ended) {
-        (Ok(_), _) => killed.map_err(|error| error.to_string()),
-        (Err(_), Some(ended)) => Err(ended.why),
-        (Err(error), None) => Err(error.message().to_owned()),
+        (Ok(_), _) => killed.map_err(|error| Fared::NotStarted(error.to_string())),
+        (Err(_), Some(ended)) => Err(Fared::Silent(ended.why)),
+        (Err(error), None) => Err(Fared::Silent(error.message().to_owned())),
     }
 }
 
@@ -441,6 +479,26 @@ mod tests {
         auto.check().await.unwrap();
         assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
         assert!(with_driver(Driver::Qemu, Acceleration::Kvm, None).check().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered() {
+        let place = tempfile::tempdir().unwrap();
+        let mut auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
+        auto.probe.cache = Some(place.path().to_owned());
+        auto.kvm = Qemu::new(QemuConfig::default()).unwrap();
+        if auto.kvm.version().await.is_err() {
+            println!("SKIP what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered: no QEMU here");
+            return;
+        }
+        let usable = Verdict::Usable { took: Duration::from_millis(1) };
+        let small = auto.decide(&usable, &machine()).await.unwrap();
+        assert!(small.why.contains("Firecracker is not used"), "{small:?}");
+        let large = auto.decide(&usable, &Machine { processors: 40, ..machine() }).await.unwrap();
+        assert!(!large.why.contains("Firecracker"), "{large:?}");
+        // Its kernel is not there: nothing ever ran.
+        assert!(large.runner == Runner::Qemu(Accelerator::Tcg) && large.why.contains("does not start"), "{large:?}");
+        assert_eq!(auto.records().unwrap().kernel_trial("qemu"), None);
     }
 
     /// A machine of the image that the test suite has made, where machines are tested.

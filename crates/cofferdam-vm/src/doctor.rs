@@ -232,6 +232,9 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
     let at = |program: &Path| program.display().to_string();
     let place = config.firecracker.program.as_deref().map_or_else(String::new, at);
     match (config.driver, vmm.version().await) {
+        (Driver::Auto, Ok(version)) if config.acceleration == Acceleration::Tcg => {
+            finding(NAME, Good, format!("{version} ({place}), not used: the accelerator is tcg"), None)
+        }
         (Driver::Qemu, Ok(version)) => {
             finding(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
         }

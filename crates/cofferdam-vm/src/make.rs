@@ -103,6 +103,11 @@ impl Host {
         blocking(move || images.named(&name)).await
     }
 
+    async fn named_for_restore(&self, name: &str) -> Result<Image, VmError> {
+        let (images, name) = (self.images.clone(), name.to_owned());
+        blocking(move || images.named_for_restore(&name)).await
+    }
+
     /// What a state takes of the memory that snapshots may take.
     pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
         self.budget.take(state.allocated()?)
@@ -118,7 +123,7 @@ impl Host {
         let (images, wanted) = (self.images.clone(), key.to_owned());
         let listed = blocking(move || Ok(images.inventory().named.into_iter().find(|listed| listed.key == wanted)));
         if let Some(listed) = listed.await? {
-            let image = self.named(&listed.name).await?;
+            let image = self.named_for_restore(&listed.name).await?;
             if image.key == key {
                 return Ok((RootFs::Image { reference: listed.name }, image));
             }
@@ -136,7 +141,10 @@ impl Host {
     /// Refuses a snapshot that cannot go on here; gives the image that it goes on with, which was looked up just once.
     pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<Image, VmError> {
         manifest.check_origin(&self.vmm.origin().await?)?;
-        let image = self.image_of(spec).await?;
+        let image = match spec.root() {
+            RootFs::Image { reference } => self.named_for_restore(reference).await?,
+            RootFs::Default | RootFs::Directory { .. } => self.image_of(spec).await?,
+        };
         if image.key == manifest.image() {
             return Ok(image);
         }

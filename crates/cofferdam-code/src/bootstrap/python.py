@@ -21,7 +21,17 @@ def __cofferdam__(source, name, place, most, session):
     try:
         from _json import encode_basestring_ascii as quote
     except ImportError:
-        from json import dumps as quote
+        # A small Python has no json at all.
+        def quote(text):
+            def one(c):
+                if c in '"\\':
+                    return "\\" + c
+                if " " <= c <= "~":
+                    return c
+                high, low = divmod(ord(c) - 0x10000, 0x400)
+                return f"\\u{ord(c):04x}" if high < 0 else f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+            return '"' + join(map(one, text)) + '"'
 
     def add(kind, data, note=None):
         fields = ",".join(f"{quote(key)}:{quote(text)}" for key, text in data.items())

@@ -13,7 +13,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Socket;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam_contract::Result;
@@ -48,21 +48,30 @@ pub(super) struct Channel {
     orders: mpsc::Sender<Order>,
 }
 
+/// The streams of a channel: the host's end, and the one that goes on to the socket.
+pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
+    let made = || {
+        let (ours, theirs) = Socket::pair()?;
+        let stream = |socket: Socket| {
+            socket.set_nonblocking(true)?;
+            UnixStream::from_std(OwnedFd::from(socket).into())
+        };
+        Ok((stream(ours)?, stream(theirs)?))
+    };
+    made().map_err(|error| os("make a pair of sockets", socket, error))
+}
+
 impl Channel {
     /// Begins, and gives the streams. `boots` says that somebody inside will soon listen; else it waits to be attached.
-    pub(super) fn begin(socket: PathBuf, end: watch::Receiver<Option<End>>, boots: bool) -> Result<(Self, UnixStream)> {
-        let pair = || {
-            let (ours, theirs) = Socket::pair()?;
-            let stream = |socket: Socket| {
-                socket.set_nonblocking(true)?;
-                UnixStream::from_std(OwnedFd::from(socket).into())
-            };
-            Ok((stream(ours)?, stream(theirs)?))
-        };
-        let (ours, theirs) = pair().map_err(|error| os("make a pair of sockets", &socket, error))?;
+    pub(super) fn begin(
+        (ours, theirs): (UnixStream, UnixStream),
+        socket: PathBuf,
+        end: watch::Receiver<Option<End>>,
+        boots: bool,
+    ) -> (Self, UnixStream) {
         let (orders, told) = mpsc::channel(1);
         tokio::spawn(Pump { socket, streams: theirs, told, end }.run(boots));
-        Ok((Self { orders }, ours))
+        (Self { orders }, ours)
     }
 
     /// Gives the connection up. Nothing may be under way on it.

@@ -120,9 +120,11 @@ impl FirecrackerVmm {
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
         let launch = Launch { program, ready: patience.max(LEAST_READY), deadlines };
         let process = launch.start_behind(raised, &id).await?;
+        let pair = channel::pair(&process.view.outside.join(VSOCK))?;
         let watched = process.watch()?;
         let boots = sharing == Sharing::Own;
-        let (channel, streams) = Channel::begin(watched.directory.join(VSOCK), watched.end.clone(), boots)?;
+        // Nothing can fail any more before somebody has the machine who can end it.
+        let (channel, streams) = Channel::begin(pair, watched.directory.join(VSOCK), watched.end.clone(), boots);
         let stand = if boots { Stand::Runs } else { Stand::Still { connected: false } };
         let memory = (dumps, memory_size(hardware));
         Ok((FirecrackerVm::new(watched, channel, memory, stand, patience), streams))

@@ -40,6 +40,11 @@ impl Shown {
 /// The directory of directories, and a new name in it. Removes those of owners that are gone.
 pub(super) fn place(base: &Path) -> Result<InstanceId> {
     DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(io("make", base))?;
+    let found = fs::symlink_metadata(base).map_err(io("look at", base))?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
+        let reason = "others may write to the directory of machines";
+        return Err(VmError::BadCache { path: base.to_owned(), reason });
+    }
     let here = Owner::this().map_err(io("name a directory in", base))?;
     for entry in fs::read_dir(base).map_err(io("look at", base))? {
         let name = entry.map_err(io("look at", base))?.file_name();

@@ -260,10 +260,23 @@ impl Images {
     /// program made it, whose agent speaks otherwise.
     pub fn named(&self, name: &str) -> Result<Image> {
         self.store.tidy();
-        let named = names::read(&self.store, name)?;
-        if !named.is_understood() {
-            return Err(VmError::OldImage { name: name.to_owned() });
+        match names::read(&self.store, name)? {
+            named if named.is_understood() => self.opened(name, &named),
+            _ => Err(VmError::OldImage { name: name.to_owned() }),
         }
+    }
+
+    /// The same for a machine whose agent runs already, so that the image's own is of no matter.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchImage`] where there is none, or it is damaged.
+    pub fn named_for_restore(&self, name: &str) -> Result<Image> {
+        self.store.tidy();
+        self.opened(name, &names::read(&self.store, name)?)
+    }
+
+    fn opened(&self, name: &str, named: &Named) -> Result<Image> {
         let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
         match parts {
             (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),
