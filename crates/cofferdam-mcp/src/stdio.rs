@@ -167,26 +167,21 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for Bounded<T> {
             }
             self.open.room(self.most).await;
             let message = self.inner.receive().await?;
-            match &message {
-                JsonRpcMessage::Request(request) => {
-                    // Two requests of one id would count as one.
-                    if !self.open.ids().insert(request.id.clone()) {
-                        let problem = ErrorData::invalid_request("a request of this id has no answer yet", None);
-                        let sent = self.inner.send(JsonRpcMessage::error(problem, Some(request.id.clone())));
-                        // Who cannot be written to is noticed by the next answer.
-                        self.refusing = Some(Box::pin(async move { drop(sent.await) }));
-                        continue;
-                    }
-                }
-                JsonRpcMessage::Notification(notification) => {
-                    // What was cancelled gets no answer.
-                    if let ClientNotification::CancelledNotification(cancelled) = &notification.notification {
-                        self.open.answered(cancelled.params.request_id.as_ref());
-                    }
-                }
-                _ => {}
+            if let JsonRpcMessage::Notification(notification) = &message
+                && let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+            {
+                // What was cancelled gets no answer.
+                self.open.answered(cancelled.params.request_id.as_ref());
             }
-            return Some(message);
+            let JsonRpcMessage::Request(request) = &message else { return Some(message) };
+            if self.open.ids().insert(request.id.clone()) {
+                return Some(message);
+            }
+            // Two requests of one id would count as one.
+            let problem = ErrorData::invalid_request("a request of this id has no answer yet", None);
+            let sent = self.inner.send(JsonRpcMessage::error(problem, Some(request.id.clone())));
+            // Who cannot be written to is noticed by the next answer.
+            self.refusing = Some(Box::pin(async move { drop(sent.await) }));
         }
     }
 
