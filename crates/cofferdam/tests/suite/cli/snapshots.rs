@@ -471,3 +471,28 @@ fn monitors_of(parent: u32) -> Vec<u32> {
     })
     .collect()
 }
+
+#[test]
+fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
+    let test = "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log";
+    let place = tempfile::tempdir().expect("a directory");
+    let log = place.path().join("log");
+    let config = place.path().join("config.toml");
+    std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
+    let config = config.to_str().expect("a name");
+    let machine = |command: &str, words: &[&str]| {
+        let fixed = [command, "--config", config, "--allow-weaker", WEAKER, "--quiet"];
+        with_machines(snapshot(fixed.iter().chain(words), place.path()), test)
+    };
+    let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
+    let Some(mut save) = machine("save", &save) else { return };
+    assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
+    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
+    assert_eq!(outcome(&mut restore).0, 4);
+    let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
+    let ends: Vec<Value> =
+        stdout.lines().map(|line| json(line)["record"].clone()).filter(|record| record["kind"] == "end").collect();
+    assert_eq!(ends.len(), 2, "{stdout}{stderr}");
+    assert!(ends[0]["exit"]["cancelled"] == true || ends[0]["exit"]["failed"] == "closed", "{}", ends[0]);
+    assert_eq!(ends[1]["exit"]["code"], 4, "{}", ends[1]);
+}
