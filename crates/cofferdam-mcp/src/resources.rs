@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cofferdam_contract::{EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
+use cofferdam_contract::{DirEntry, EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
 use rmcp::model::{ErrorData, ListResourcesResult, ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
 use serde_json::Value;
 
@@ -34,11 +34,7 @@ pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: us
                 more = true;
                 break;
             }
-            let path = if directory.is_workspace() {
-                entry.name.clone()
-            } else {
-                format!("{}/{}", directory.as_str(), entry.name)
-            };
+            let path = joined(&directory, &entry.name);
             if entry.kind == EntryKind::Directory
                 && level < depth
                 && let Ok(path) = SandboxPath::new(&path)
@@ -56,33 +52,81 @@ pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: us
     Ok((found, more))
 }
 
-/// One page of the files in a session's sandboxes. The cursor is the address after which it begins.
+/// One page of the files in a session's sandboxes. The cursor is the address of what was looked at last: files come in the
+/// order of sandboxes and paths, and the walk goes on after it, so that all are listed in the end.
 pub async fn list(server: &Inner, owner: Owner, cursor: Option<&str>) -> Result<ListResourcesResult, ErrorData> {
-    if cursor.is_some_and(|cursor| uri::parse(cursor).is_err()) {
-        return Err(ErrorData::invalid_params("the cursor is none that this server gave", None));
-    }
+    let bad = |_| ErrorData::invalid_params("the cursor is none that this server gave", None);
+    let after = cursor.map(uri::parse).transpose().map_err(bad)?;
     let _call = server.enter_call().map_err(|error| protocol(&error))?;
-    let mut resources = Vec::new();
-    let mut left = server.config.bounds.entries;
-    for id in server.store.sandboxes(owner) {
+    let mut page = ListResourcesResult::default();
+    let mut left = Left { files: PAGE, looks: server.config.bounds.entries, last: None };
+    let begin = after.as_ref().map_or("", |(id, _)| id);
+    for id in server.store.sandboxes(owner).into_iter().filter(|id| id.as_str() >= begin) {
         // One that is closed meanwhile has no files.
         let Ok(sandbox) = server.store.enter(owner, &id) else { continue };
-        let Ok((entries, _)) = walk(&**sandbox, &SandboxPath::default(), MOST_DEPTH, left).await else { continue };
-        left = left.saturating_sub(entries.len());
-        let files = entries.into_iter().filter(|entry| entry.kind == "file");
-        resources.extend(files.map(|entry| resource(&id, &entry)));
+        let after = after.as_ref().filter(|(of, _)| *of == id).map(|(_, path)| path);
+        let (files, more) = page_of(&**sandbox, &id, after, &mut left).await;
+        page.resources.extend(files.iter().map(|entry| resource(&id, entry)));
+        if more {
+            page.next_cursor = left.last;
+            break;
+        }
     }
-    resources.sort_by(|a, b| a.uri.cmp(&b.uri));
-    if let Some(cursor) = cursor {
-        resources.retain(|resource| resource.uri.as_str() > cursor);
-    }
-    let mut page = ListResourcesResult::default();
-    if resources.len() > PAGE {
-        resources.truncate(PAGE);
-        page.next_cursor = resources.last().map(|resource| resource.uri.clone());
-    }
-    page.resources = resources;
     Ok(page)
+}
+
+/// What one page may still have.
+struct Left {
+    files: usize,
+    looks: usize,
+    /// The address of what was looked at last.
+    last: Option<String>,
+}
+
+/// Files of one workspace that come after a path, each directory before what is in it; and whether the page ended before the
+/// workspace did.
+async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, left: &mut Left) -> (Vec<Entry>, bool) {
+    let after: Vec<&str> = after.map(|path| path.as_str().split('/').collect()).unwrap_or_default();
+    let mut found = Vec::new();
+    let mut ahead = below(sandbox, &SandboxPath::default(), &after).await;
+    while let Some((path, entry)) = ahead.pop() {
+        let words: Vec<&str> = path.as_str().split('/').collect();
+        if words > after {
+            if left.files == 0 || left.looks == 0 {
+                return (found, true);
+            }
+            left.looks -= 1;
+            left.last = Some(uri::of(id, path.as_str()));
+            if entry.kind == EntryKind::File {
+                left.files -= 1;
+                found.push(Entry::new(path.as_str().to_owned(), &entry));
+            }
+        }
+        if entry.kind == EntryKind::Directory && words.len() < MOST_DEPTH as usize {
+            ahead.extend(below(sandbox, &path, &after).await);
+        }
+    }
+    (found, false)
+}
+
+/// What is in a directory and not before a path, in falling order. What has a name that no address can hold is left out, and
+/// a directory that is gone has nothing.
+async fn below(sandbox: &dyn Sandbox, directory: &SandboxPath, after: &[&str]) -> Vec<(SandboxPath, DirEntry)> {
+    let entries = sandbox.list_dir(directory).await.unwrap_or_default().into_iter();
+    let mut entries: Vec<(SandboxPath, DirEntry)> = entries
+        .filter_map(|entry| {
+            let path = SandboxPath::new(joined(directory, &entry.name)).ok()?;
+            let words: Vec<&str> = path.as_str().split('/').collect();
+            // One that leads to where the page begins is gone through again.
+            (words.as_slice() > after || after.starts_with(&words)).then_some((path.clone(), entry))
+        })
+        .collect();
+    entries.sort_by(|(a, _), (b, _)| b.as_str().split('/').cmp(a.as_str().split('/')));
+    entries
+}
+
+fn joined(directory: &SandboxPath, name: &str) -> String {
+    if directory.is_workspace() { name.to_owned() } else { format!("{}/{name}", directory.as_str()) }
 }
 
 fn resource(id: &str, entry: &Entry) -> Resource {

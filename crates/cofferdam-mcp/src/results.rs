@@ -28,7 +28,7 @@ pub struct CodeOutput {
     pub files: Vec<FileChange>,
     /// Whether all that changed is among them.
     pub files_complete: bool,
-    /// What screening found.
+    /// What screening found; whether there is more, and why the code was not screened, if it was not.
     pub findings: Vec<String>,
     /// The interpreter, and its version where it is known.
     pub runtime: String,

@@ -104,12 +104,32 @@ impl Inner {
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
             let made = make(&*backend, &store, place, source).await;
-            if let Err(Ok(unwanted)) = sender.send(made) {
-                store.abandon(unwanted.id());
-            }
+            // What nobody takes is closed by being dropped, here or on its way.
+            let _ = sender.send(made.map(|sandbox| Unclaimed { store, sandbox: Some(sandbox) }));
         });
         let died = || Error::new(ErrorKind::Internal, "create", "the task that makes the sandbox ended early");
-        receiver.await.map_err(|_| died())?
+        receiver.await.map_err(|_| died())??.claim().ok_or_else(died)
+    }
+}
+
+/// A sandbox on its way to who asked for it. Dropped, it is closed.
+#[derive(Debug)]
+struct Unclaimed {
+    store: Arc<Store>,
+    sandbox: Option<InUse>,
+}
+
+impl Unclaimed {
+    fn claim(mut self) -> Option<InUse> {
+        self.sandbox.take()
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(unwanted) = self.sandbox.take() {
+            self.store.abandon(unwanted.id());
+        }
     }
 }
 
@@ -120,4 +140,33 @@ async fn make(backend: &dyn Backend, store: &Arc<Store>, place: Reserved, source
         Source::Fork(sandbox) => sandbox.fork().await?,
     };
     store.put(place, sandbox).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_simulated::{Config, SimulatedBackend};
+    use std::task::{Context, Waker};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
+        let backend = Arc::new(SimulatedBackend::new(Config::default()));
+        let server = Server::new(backend, McpConfig::default()).unwrap();
+        let owner = Owner::Session(server.0.next_session());
+        let store = &server.0.store;
+        let until = async |count| {
+            while store.sandboxes(owner).len() != count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let mut making = Box::pin(server.0.make(owner, Source::Spec(Box::default())));
+        assert!(making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        until(1).await;
+        // It is on its way now, and who asked for it goes.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(making);
+        tokio::time::timeout(Duration::from_secs(10), until(0)).await.expect("it is closed");
+        let kept = server.0.make(owner, Source::Spec(Box::default())).await.unwrap();
+        assert_eq!(store.sandboxes(owner), [kept.id()]);
+    }
 }

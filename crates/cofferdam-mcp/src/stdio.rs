@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
 use rmcp::RoleServer;
-use rmcp::model::{ClientJsonRpcMessage, ClientNotification, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientNotification, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+};
 use rmcp::service::serve_server_with_ct;
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
@@ -47,7 +49,7 @@ async fn converse(
     let input = Watched { input, ended: ended.clone() };
     let most = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
     let lines = AsyncRwTransport::new_server(input, output).with_max_line_length(most);
-    let transport = Bounded { inner: lines, most: bounds.requests, open: Arc::default() };
+    let transport = Bounded { inner: lines, most: bounds.requests, open: Arc::default(), refusing: None };
     // What is cancelled with it is this connection alone.
     let connection = stop.child_token();
     let cancel = connection.clone();
@@ -104,6 +106,8 @@ struct Bounded<T> {
     inner: T,
     most: usize,
     open: Arc<Open>,
+    /// An answer of our own that is being sent.
+    refusing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 /// Requests without an answer.
@@ -155,21 +159,30 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for Bounded<T> {
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
-        self.open.room(self.most).await;
-        let message = self.inner.receive().await?;
-        match &message {
-            JsonRpcMessage::Request(request) => {
-                self.open.ids().insert(request.id.clone());
+        loop {
+            // Kept until it is done, as whoever waits for a message may give up meanwhile.
+            if let Some(refusing) = &mut self.refusing {
+                refusing.await;
+                self.refusing = None;
             }
-            JsonRpcMessage::Notification(notification) => {
+            self.open.room(self.most).await;
+            let message = self.inner.receive().await?;
+            if let JsonRpcMessage::Notification(notification) = &message
+                && let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+            {
                 // What was cancelled gets no answer.
-                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification {
-                    self.open.answered(cancelled.params.request_id.as_ref());
-                }
+                self.open.answered(cancelled.params.request_id.as_ref());
             }
-            _ => {}
+            let JsonRpcMessage::Request(request) = &message else { return Some(message) };
+            if self.open.ids().insert(request.id.clone()) {
+                return Some(message);
+            }
+            // Two requests of one id would count as one.
+            let problem = ErrorData::invalid_request("a request of this id has no answer yet", None);
+            let sent = self.inner.send(JsonRpcMessage::error(problem, Some(request.id.clone())));
+            // Who cannot be written to is noticed by the next answer.
+            self.refusing = Some(Box::pin(async move { drop(sent.await) }));
         }
-        Some(message)
     }
 
     async fn close(&mut self) -> Result<(), Self::Error> {

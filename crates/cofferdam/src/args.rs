@@ -143,6 +143,13 @@ pub struct RunArgs {
     pub place: PlaceArgs,
 
     #[command(flatten)]
+    pub start: StartArgs,
+
+    /// Time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What the code gets")]
+    pub cancel_grace: Option<Duration>,
+
+    #[command(flatten)]
     pub output: OutputArgs,
 
     /// Whether `--` stood before the words; filled in after parsing.
@@ -190,10 +197,19 @@ pub struct LimitArgs {
     /// Accept these protections being weaker than asked, or absent
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub allow_weaker: Vec<Protection>,
+}
 
-    /// Time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub cancel_grace: Option<Duration>,
+/// How one command starts and ends; not for who keeps a sandbox for many.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "What the code gets")]
+pub struct StartArgs {
+    /// Directory inside the workspace to start in
+    #[arg(long, value_name = "PATH", value_parser = |text: &str| SandboxPath::new(text))]
+    pub working_dir: Option<SandboxPath>,
+
+    /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
 }
 
 /// Where the code runs and what it sees.
@@ -203,10 +219,6 @@ pub struct PlaceArgs {
     /// Host directory to work in, at /workspace; `:ro` forbids writing [default: an empty private one]
     #[arg(long, value_name = "DIR[:ro]")]
     pub workspace: Option<String>,
-
-    /// Directory inside the workspace to start in
-    #[arg(long, value_name = "PATH", value_parser = |text: &str| SandboxPath::new(text))]
-    pub working_dir: Option<SandboxPath>,
 
     /// Directory that holds another root file system
     #[arg(long, value_name = "DIR")]
@@ -224,10 +236,6 @@ pub struct PlaceArgs {
     /// Whether the image of virtual machines is made when there is none: never, missing [default: never]
     #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Build>())]
     pub build: Option<Build>,
-
-    /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
-    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
-    pub env: Vec<(String, String)>,
 
     /// Network: `none`, or the hosts that may be reached
     #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
@@ -553,7 +561,7 @@ mod tests {
         assert_eq!(run.limits.memory, Some(Bound::None));
         assert_eq!(run.limits.pids, Some(Bound::Of(5)));
         assert_eq!(run.limits.allow_weaker, [Protection::Memory, Protection::Disk]);
-        assert_eq!(run.place.env, [("A".to_owned(), "b=c".to_owned())]);
+        assert_eq!(run.start.env, [("A".to_owned(), "b=c".to_owned())]);
         assert_eq!(run.place.net, Some(NetworkPolicy::Allow { hosts: vec!["a.b".to_owned(), "c.d:443".to_owned()] }));
     }
 

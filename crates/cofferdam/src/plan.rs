@@ -118,7 +118,7 @@ fn request(
     let mut builder = ExecRequest::builder(command)
         .max_output(settings.max_output)
         .output_buffer(settings.max_output.min(MAX_BUFFER))
-        .working_dir(args.place.working_dir.clone().unwrap_or_default());
+        .working_dir(args.start.working_dir.clone().unwrap_or_default());
     if let Some(size) = terminal {
         // Programs need to be told a terminal type; like everything else it is not inherited.
         builder = builder.terminal(size).env("TERM", "xterm");
@@ -126,7 +126,7 @@ fn request(
     if args.output.stdin || terminal.is_some() {
         builder = builder.stdin(Stdin::Stream);
     }
-    for (key, value) in &args.place.env {
+    for (key, value) in &args.start.env {
         builder = builder.env(key, value);
     }
     builder.build()
@@ -134,8 +134,8 @@ fn request(
 
 /// Code as it is asked for by itself, with the environment and the directory of the run.
 fn with_surroundings(mut code: Code, args: &RunArgs) -> Code {
-    code.request.env = args.place.env.iter().cloned().collect();
-    code.request.working_dir = args.place.working_dir.clone().unwrap_or_default();
+    code.request.env = args.start.env.iter().cloned().collect();
+    code.request.working_dir = args.start.working_dir.clone().unwrap_or_default();
     code
 }
 

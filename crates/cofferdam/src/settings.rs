@@ -155,7 +155,7 @@ impl Settings {
             max_output: flags.limits.max_output.or(file.max_output.map(|size| size.0)).unwrap_or(DEFAULT_MAX_OUTPUT),
             tenant,
             allow_weaker: weaker.iter().copied().collect(),
-            cancel_grace: flags.limits.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
+            cancel_grace: flags.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
             code: code(flags, file)?,
             watched: file.screening.is_some() || file.audit.is_some(),
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),

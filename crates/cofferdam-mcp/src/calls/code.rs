@@ -1,7 +1,7 @@
 //! Code in a language.
 
 use bytes::Bytes;
-use cofferdam_code::{CodeRequest, CodeResult, Contents, RichKind, RichResult};
+use cofferdam_code::{CodeRequest, CodeResult, Contents, RichKind, RichResult, Screened};
 use cofferdam_contract::{ByteSize, Chunk, Result, SandboxPath};
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::Value;
@@ -58,7 +58,6 @@ fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
         Some(version) => format!("{} {version}", result.meta.runtime.interpreter),
         None => result.meta.runtime.interpreter.clone(),
     };
-    let screening = result.screening.as_ref();
     let output = CodeOutput {
         stdout: result.stdout.text().into_owned(),
         stderr: result.stderr.text().into_owned(),
@@ -66,7 +65,7 @@ fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
         results_dropped: result.results_dropped,
         files: result.files.changes.iter().map(FileChange::from).collect(),
         files_complete: result.files.complete && result.files.total == result.files.changes.len() as u64,
-        findings: screening.into_iter().flat_map(|found| &found.findings).map(ToString::to_string).collect(),
+        findings: result.screening.as_ref().map(findings).unwrap_or_default(),
         runtime,
         backend: result.meta.backend,
         level: result.meta.level.as_str().to_owned(),
@@ -77,6 +76,14 @@ fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
     };
     let content = std::iter::once(ContentBlock::text(text)).chain(images).collect();
     structured(&output, content)
+}
+
+/// What screening came to, and what it did not come to.
+fn findings(screened: &Screened) -> Vec<String> {
+    let found = screened.findings.iter().map(ToString::to_string);
+    let more = screened.truncated.then(|| "there is more than is listed".to_owned());
+    let unseen = screened.not_screened.as_ref().map(|why| format!("the code was not screened: {why}"));
+    found.chain(more).chain(unseen).collect()
 }
 
 /// A result for models: as plain text.

@@ -211,6 +211,40 @@ async fn sandboxes_calls_and_messages_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn two_open_requests_of_one_id_are_not_one() {
+    let mut client = Client::processes().await;
+    let call = json!({"name": "run_command", "arguments": {"command": "sleep 3941.5"}});
+    let id = client.begin("tools/call", call).await;
+    until_running("3941.5", 1, Duration::from_secs(30)).await;
+    let again = json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+    client.raw(format!("{again}\n").as_bytes()).await;
+    let answer = client.answer(id).await;
+    assert_eq!(answer["error"]["code"], -32600, "{answer}");
+    // The first goes on, and others are answered.
+    assert_eq!(client.request("ping", json!({})).await["result"], json!({}));
+    until_running("3941.5", 1, Duration::from_secs(1)).await;
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resources_are_bounded_as_calls_are() {
+    let mut config = config(Bounds { calls: 1, ..Bounds::default() });
+    let limits = Limits { wall_time: Duration::from_secs(10), ..config.spec.limits().clone() };
+    config.spec = config.spec.to_builder().limits(limits).build().unwrap();
+    let mut client = Client::new(process(), config).await;
+    let call = json!({"name": "run_command", "arguments": {"command": "sleep 3.1416"}});
+    let id = client.begin("tools/call", call).await;
+    until_running("3.1416", 1, Duration::from_secs(30)).await;
+    for (method, params) in [("resources/list", json!({})), ("resources/read", json!({"uri": "cofferdam://sb-0/file"}))]
+    {
+        let answer = client.request(method, params).await;
+        assert!(answer["error"]["message"].to_string().contains("call again"), "{answer}");
+    }
+    client.answer(id).await;
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn idle_sandboxes_are_closed_and_busy_ones_are_not() {
     let bounds = Bounds { idle: Duration::from_secs(2), ..Bounds::default() };
     let mut client = Client::new(process(), config(bounds)).await;

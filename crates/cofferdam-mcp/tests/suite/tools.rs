@@ -229,3 +229,42 @@ async fn snapshots_are_restored_and_sandboxes_forked_where_the_backend_can() {
     }
     client.gone().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_file_is_listed_however_many_there_are() {
+    let bounds = Bounds { entries: 20, ..Bounds::default() };
+    let mut client = Client::new(process(), config(bounds)).await;
+    let line = "mkdir -p a/b/c d 'e f' empty; for i in $(seq 30); do mkdir z$i; done; \
+                for at in . a a/b a/b/c d 'e f'; do for i in $(seq 9); do : > \"$at/$i%\"; done; done";
+    for _ in 0..2 {
+        let made = client.works("create_sandbox", json!({})).await["sandbox"].clone();
+        let done = client.works("run_command", json!({"command": line, "sandbox": made})).await;
+        assert_eq!(done["exit_code"], 0, "{done}");
+    }
+    let (mut seen, mut cursor) = (std::collections::BTreeSet::new(), json!({}));
+    for pages in 0.. {
+        assert!(pages < 40, "{} files", seen.len());
+        let page = client.request("resources/list", cursor.clone()).await["result"].clone();
+        for resource in page["resources"].as_array().expect("resources") {
+            assert!(seen.insert(resource["uri"].to_string()), "listed twice: {resource}");
+        }
+        match &page["nextCursor"] {
+            Value::Null => break,
+            next => cursor = json!({"cursor": next}),
+        }
+    }
+    assert_eq!(seen.len(), 2 * 6 * 9);
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn code_that_was_not_screened_says_so() {
+    let mut config = config(Bounds::default());
+    config.code.screening.mode = cofferdam_code::ScreeningMode::Warn;
+    config.code.screening.syntax = cofferdam_code::ScreeningMode::Warn;
+    let mut client = Client::new(process(), config).await;
+    let result = client.works("run_code", json!({"language": "python", "code": "= ="})).await;
+    let findings = result["findings"].to_string();
+    assert!(findings.contains("was not screened"), "{result}");
+    client.gone().await;
+}

@@ -12,11 +12,12 @@ use super::{LimitArgs, PlaceArgs};
 const HELP: &str = "\
 Examples:
   cofferdam mcp                                     one client, over standard input and output
-  cofferdam mcp --workspace ~/project --net none    sandboxes work in a directory of this machine
+  cofferdam mcp --workspace ~/project --net none    all sandboxes work in one directory of this machine
   cofferdam mcp --http 127.0.0.1:8765               many clients, at http://127.0.0.1:8765/mcp
   COFFERDAM_MCP_TOKEN=… cofferdam mcp --http 192.0.2.7:8765
 
-What is set here holds for every sandbox; nothing that a client sends widens it. docs/mcp.md has the
+What is set here holds for every sandbox; nothing that a client sends widens it. With --workspace all
+clients share the files of that directory; without it each sandbox has its own. docs/mcp.md has the
 tools, and how clients are told of this server. SIGTERM and SIGINT close everything and end it.";
 
 /// `cofferdam mcp`.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cofferdam::{ByteSize, Protection, parse_duration};
 
-use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs};
+use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs, StartArgs};
 
 const SNAPSHOT_HELP: &str = "\
 Examples:
@@ -94,6 +94,9 @@ pub struct SaveArgs {
     pub place: PlaceArgs,
 
     #[command(flatten)]
+    pub start: StartArgs,
+
+    #[command(flatten)]
     pub answer: AnswerArgs,
 
     /// Whether `--` stood before the words; filled in after parsing.
@@ -135,6 +138,7 @@ impl SaveArgs {
             code: self.code.take(),
             limits: std::mem::take(&mut self.limits),
             place: std::mem::take(&mut self.place),
+            start: std::mem::take(&mut self.start),
             output: self.answer.output(),
             separated: self.separated,
             ..RunArgs::default()

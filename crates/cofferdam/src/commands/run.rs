@@ -6,9 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, CodeConfig, Executor, Place, Want};
+use cofferdam::code::{Call, CodeConfig, CodeResult, Executor, Place, Want};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
-use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, Exit, Result, Sandbox, Stdin};
+use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
 use super::block_on;
@@ -37,9 +37,10 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
             let message = "the whole result of code needs the sandbox itself, which a daemon does not give";
             return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or go without --json"));
         }
-        let mut daemon = resident::backend(args, &settings, config.as_deref())?;
-        if whole && daemon.take().is_some() && args.output.verbose {
-            report::remark("run without the daemon: the whole result of code needs the sandbox itself", Tone::Warning);
+        // None is looked for or started that could not be used.
+        let daemon = if whole { None } else { resident::backend(args, &settings, config.as_deref())? };
+        if whole && settings.daemon != DaemonUse::Never && args.output.verbose {
+            report::remark("run without a daemon: the whole result of code needs the sandbox itself", Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let code = wants_code(&plan, form, watched).then_some(code);
@@ -107,10 +108,20 @@ impl<'a> Run<'a> {
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, tell)?
             }
         };
-        let mut call = self.begin(&*backend).await?;
+        let mut call = match self.begin(&*backend).await? {
+            None => None,
+            Some(call) => {
+                let (call, request) = bounded(&self.plan.request, call).await?;
+                self.plan.request = request;
+                Some(call)
+            }
+        };
         let started = tokio::select! {
             started = self.start(&*backend, call.as_mut()) => started,
-            number = interrupts.next() => return Ok(signal_status(number)),
+            number = interrupts.next() => {
+                give_up(call.take()).await;
+                return Ok(signal_status(number));
+            }
         };
         let (sandbox, handle) = match (started, call.take()) {
             (Err(error), Some(call)) => return Err(call.not_started(error).await),
@@ -130,20 +141,11 @@ impl<'a> Run<'a> {
     /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
     async fn begin(&self, backend: &dyn Backend) -> Result<Option<Call>> {
         let Some(config) = &self.code else { return Ok(None) };
-        let executor = Executor::new(config.clone())?;
-        let place = Place::of(backend);
-        let Some(code) = &self.plan.code else {
-            let request = self.plan.request.clone();
-            return executor.begin_command(&place, &self.plan.spec, request).await.map(Some);
-        };
-        let mut request = code.request.clone();
-        if self.form != Form::Json {
-            request.files = Want::No;
-        }
-        if self.form != Form::Json || code.in_place {
-            request.results = Want::No;
-        }
-        executor.begin(&place, &self.plan.spec, request).await.map(Some)
+        let json = self.form == Form::Json;
+        let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
+        let files = if json { Want::Yes } else { Want::No };
+        let results = if json && !in_place { Want::Yes } else { Want::No };
+        admit(config, backend, &self.plan, files, results).await.map(Some)
     }
 
     async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
@@ -182,13 +184,24 @@ impl<'a> Run<'a> {
             let mut line = json!({"type": "started", "exec": handle.id()});
             merge(&mut line, identity(backend, sandbox));
             if let Err(error) = events.line(&line).await {
+                give_up(call).await;
                 return self.unwritable(&error);
             }
         }
+        match self.watch(&handle, &mut sink, interrupts).await {
+            Ok(end) => self.conclude(end, sink, backend, sandbox, call).await,
+            Err(error) => match call {
+                Some(call) => Err(call.failed(error).await),
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn watch(&self, handle: &ExecHandle, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
         let raw = if self.args.output.tty { Some(RawTerminal::enter()?) } else { None };
-        let end = self.drive(&handle, &mut sink, interrupts).await;
+        let end = self.drive(handle, sink, interrupts).await;
         drop(raw);
-        self.conclude(end?, sink, backend, sandbox, call).await
+        end
     }
 
     fn sink(&self) -> Sink {
@@ -279,10 +292,7 @@ impl<'a> Run<'a> {
             merge(&mut document, identity(backend, sandbox));
             merge(&mut document, self.about.clone());
             if self.plan.code.is_some() {
-                merge(
-                    &mut document,
-                    whole.as_ref().and_then(|whole| serde_json::to_value(whole).ok()).unwrap_or_default(),
-                );
+                merge(&mut document, whole.as_ref().map(|whole| of_code(whole, self.form)).unwrap_or_default());
             }
             document
         };
@@ -315,7 +325,9 @@ impl<'a> Run<'a> {
             report::remark(&format!("interrupted by signal {number}; the run was cancelled"), Tone::Warning);
         }
         let max_output = self.plan.request.max_output();
-        for text in report::remarks(&end.exit, self.plan.spec.limits(), max_output, lost) {
+        let mut limits = self.plan.spec.limits().clone();
+        limits.wall_time = self.plan.request.timeout().unwrap_or(limits.wall_time);
+        for text in report::remarks(&end.exit, &limits, max_output, lost) {
             report::remark(&text, Tone::Warning);
         }
     }
@@ -327,6 +339,60 @@ impl<'a> Run<'a> {
         }
         Err(Error::new(ErrorKind::Io, "run", format!("cannot write the output: {error}; the run was cancelled"))
             .with_remedy("make room where standard output or standard error goes"))
+    }
+}
+
+/// What is said of a result of code besides the output: as much of it as somebody looked for.
+fn of_code(result: &CodeResult, form: Form) -> Value {
+    let mut value = serde_json::to_value(result).unwrap_or_default();
+    if let (Value::Object(members), true) = (&mut value, form != Form::Json) {
+        // Output went by as events, and what else came of it was not asked for: nothing is not the same as not known.
+        for name in ["stdout", "stderr", "results", "results_dropped", "files"] {
+            members.remove(name);
+        }
+    }
+    value
+}
+
+/// Screens what is about to run, and says in the audit log that it is.
+pub(super) async fn admit(
+    config: &CodeConfig,
+    backend: &dyn Backend,
+    plan: &Plan,
+    files: Want,
+    results: Want,
+) -> Result<Call> {
+    let executor = Executor::new(config.clone())?;
+    let place = Place::of(backend);
+    match &plan.code {
+        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await,
+        Some(code) => {
+            let mut request = code.request.clone();
+            (request.files, request.results) = (files, results);
+            executor.begin(&place, &plan.spec, request).await
+        }
+    }
+}
+
+/// What was planned, within the bounds of a call, which its line in the audit log states.
+pub(super) async fn bounded(planned: &ExecRequest, call: Call) -> Result<(Call, ExecRequest)> {
+    let bounds = call.request();
+    let most = bounds.max_output();
+    let mut builder = planned.to_builder().max_output(most).output_buffer(planned.output_buffer().min(most));
+    if let Some(time) = bounds.timeout() {
+        builder = builder.timeout(time);
+    }
+    match builder.build() {
+        Ok(request) => Ok((call, request)),
+        Err(error) => Err(call.not_started(error).await),
+    }
+}
+
+/// Ends the line of a call that is given up. It may have been started by then: nobody knows.
+pub(super) async fn give_up(call: Option<Call>) {
+    if let Some(call) = call {
+        // Whoever gave it up knows why.
+        let _ = call.failed(Error::new(ErrorKind::Closed, "run", "it was given up before it had ended")).await;
     }
 }
 

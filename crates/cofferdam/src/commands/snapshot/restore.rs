@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cofferdam::code::{Call, Want};
 use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
 use cofferdam::{Backend, Error, Result, Sandbox, Spec, SpecBuilder};
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::{RestoreArgs, RunArgs};
 use crate::commands::block_on;
-use crate::commands::run::{Run, identity, no_signals, signal_status};
+use crate::commands::run::{Run, admit, bounded, give_up, identity, no_signals, signal_status};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -44,19 +45,44 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let about = MachineSnapshots::about(&snapshot)?;
     let spec = spec_of(spec, args, &about, &settings)?;
     let backend = snapshots.backend();
-    let sandbox = tokio::select! {
-        restored = backend.restore(snapshot, spec.clone()) => restored?,
-        number = interrupts.next() => return Ok(signal_status(number)),
+    let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
+    let (mut call, plan) = begin(&*backend, plan, &settings).await?;
+    let restored = tokio::select! {
+        restored = backend.restore(snapshot, spec) => restored,
+        number = interrupts.next() => {
+            give_up(call.take()).await;
+            return Ok(signal_status(number));
+        }
+    };
+    let sandbox = match (restored, call.take()) {
+        (Err(error), Some(call)) => return Err(call.not_started(error).await),
+        (restored, open) => {
+            call = open;
+            restored?
+        }
     };
     if form == Form::Text && !args.answer.quiet {
         report::remark(&format!("restored as {}: {}", sandbox.id(), goes_on(&about)), Tone::Good);
     }
     let inside = Inside { args, run, form, about };
-    let outcome = inside.go_on(&*backend, &*sandbox, spec, plan, settings, &mut interrupts).await;
+    let outcome = inside.go_on(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await;
     if let Err(error) = sandbox.close().await {
         report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
     }
     outcome
+}
+
+/// What comes before the machine goes on: the command that is to run in it is screened and logged as any other, where the
+/// configuration wants that.
+async fn begin(backend: &dyn Backend, plan: Option<Plan>, settings: &Settings) -> Result<(Option<Call>, Option<Plan>)> {
+    let mut plan = match plan {
+        Some(plan) if settings.watched => plan,
+        plan => return Ok((None, plan)),
+    };
+    let call = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
+    let (call, request) = bounded(&plan.request, call).await?;
+    plan.request = request;
+    Ok((Some(call), Some(plan)))
 }
 
 /// What it was saved with, but for what may be said anew. Exceptions are never taken from an archive.
@@ -88,8 +114,7 @@ impl Inside<'_> {
         &self,
         backend: &dyn Backend,
         sandbox: &dyn Sandbox,
-        spec: Spec,
-        plan: Option<Plan>,
+        (plan, call): (Option<Plan>, Option<Call>),
         settings: Settings,
         interrupts: &mut Interrupts,
     ) -> Result<u8> {
@@ -102,16 +127,28 @@ impl Inside<'_> {
         let interrupted = tokio::select! {
             biased;
             number = interrupts.next() => Some(number),
-            error = gone(sandbox) => return Err(error),
+            error = gone(sandbox) => {
+                return Err(match call {
+                    Some(call) => call.not_started(error).await,
+                    None => error,
+                });
+            }
             () = pass(time) => None,
         };
         match (interrupted, plan) {
-            (None, Some(Plan { request, code, .. })) => {
-                let handle = sandbox.start(request.clone()).await?;
-                let run = Run::inside(self.run, self.form, Plan { spec, request, code }, settings, about);
-                run.follow(backend, sandbox, handle, interrupts, None).await
+            (None, Some(plan)) => {
+                let (handle, call) = match (sandbox.start(plan.request.clone()).await, call) {
+                    (Err(error), Some(call)) => return Err(call.not_started(error).await),
+                    (Err(error), None) => return Err(error),
+                    (Ok(handle), call) => (handle, call),
+                };
+                let run = Run::inside(self.run, self.form, plan, settings, about);
+                run.follow(backend, sandbox, handle, interrupts, call).await
             }
-            (interrupted, _) => self.end(backend, sandbox, about, interrupted.map_or(0, signal_status)),
+            (interrupted, _) => {
+                give_up(call).await;
+                self.end(backend, sandbox, about, interrupted.map_or(0, signal_status))
+            }
         }
     }
 

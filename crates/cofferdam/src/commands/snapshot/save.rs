@@ -3,14 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cofferdam::code::{Call, Want};
 use cofferdam::registry::machines::{ArchiveKey, MachineSnapshots, SavedArchive, SnapshotInfo};
-use cofferdam::{ByteSize, Error, ErrorKind, ExecHandle, Exit, OutputEvent, Result, Snapshot};
+use cofferdam::{
+    Backend, ByteSize, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputEvent, Result, Sandbox,
+    Snapshot,
+};
 use serde_json::{Value, json};
 
 use super::{Outcome, Work, key};
 use crate::args::SaveArgs;
 use crate::commands::block_on;
-use crate::commands::run::{no_signals, prepare, signal_status};
+use crate::commands::run::{admit, bounded, give_up, no_signals, prepare, signal_status};
 use crate::interrupts::Interrupts;
 use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
@@ -89,9 +93,20 @@ impl Save {
             _ => Sink::Collect(Collected::default()),
         };
         let backend = snapshots.backend();
-        let (sandbox, handle) = tokio::select! {
-            started = backend.start_one(plan.spec.clone(), plan.request.clone()) => started?,
-            number = interrupts.next() => return Ok(signal_status(number)),
+        let (mut call, request) = begin(&*backend, plan, &settings).await?;
+        let started = tokio::select! {
+            started = backend.start_one(plan.spec.clone(), request) => started,
+            number = interrupts.next() => {
+                give_up(call.take()).await;
+                return Ok(signal_status(number));
+            }
+        };
+        let (sandbox, handle) = match (started, call.take()) {
+            (Err(error), Some(call)) => return Err(call.not_started(error).await),
+            (started, open) => {
+                call = open;
+                started?
+            }
         };
         work.finish();
         let frozen = async {
@@ -110,9 +125,20 @@ impl Save {
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
         }
-        match frozen? {
-            Outcome::Interrupted(number) => Ok(signal_status(number)),
-            Outcome::Done(frozen) => self.write(&frozen, sink, &work, &mut interrupts).await,
+        // What cannot be logged is not saved either.
+        match (frozen, call) {
+            (Ok(Outcome::Done(frozen)), call) => {
+                if let Some(call) = call {
+                    end(call, &*sandbox, &handle, frozen.exit.clone(), &sink).await?;
+                }
+                self.write(&frozen, sink, &work, &mut interrupts).await
+            }
+            (Ok(Outcome::Interrupted(number)), call) => {
+                give_up(call).await;
+                Ok(signal_status(number))
+            }
+            (Err(error), Some(call)) => Err(call.failed(error).await),
+            (Err(error), None) => Err(error),
         }
     }
 
@@ -128,6 +154,35 @@ impl Save {
         self.out.finish()?;
         Ok(report::printed(tell(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), &sink), 0))
     }
+}
+
+/// What comes before the machine: screening and the line in the audit log, where the configuration wants them.
+async fn begin(backend: &dyn Backend, plan: &Plan, settings: &Settings) -> Result<(Option<Call>, ExecRequest)> {
+    if !settings.watched {
+        return Ok((None, plan.request.clone()));
+    }
+    let call = admit(&settings.code, backend, plan, Want::No, Want::No).await?;
+    let (call, request) = bounded(&plan.request, call).await?;
+    Ok((Some(call), request))
+}
+
+/// Ends the line in the audit log. What was frozen while it ran has ended here, with its machine.
+async fn end(call: Call, sandbox: &dyn Sandbox, handle: &ExecHandle, exit: Option<Exit>, sink: &Sink) -> Result<()> {
+    let exit = match exit {
+        Some(exit) => exit,
+        None => match handle.exit().await {
+            Ok(exit) => exit,
+            Err(_) => {
+                give_up(Some(call)).await;
+                return Ok(());
+            }
+        },
+    };
+    let (stdout, stderr) = match sink {
+        Sink::Collect(collected) => collected.output(),
+        _ => Default::default(),
+    };
+    call.finish(sandbox, Completed { exit, stdout, stderr }).await.map(drop)
 }
 
 /// Passes output on until the moment has come.

@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
 
@@ -103,11 +106,24 @@ fn lines_share_their_variables() {
 }
 
 fn configured(directory: &Path) -> String {
+    configured_with(directory, "[screening]\nmode = \"block\"\n")
+}
+
+/// A log of its own, and what else is to hold.
+fn configured_with(directory: &Path, more: &str) -> String {
     let file = directory.join("config.toml");
     let log = directory.join("log");
-    let text = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
+    let text = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n{more}");
     std::fs::write(&file, text).expect("written");
     file.display().to_string()
+}
+
+/// The records of the log, oldest first.
+fn records(config: &str) -> Vec<serde_json::Value> {
+    let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
+    assert_eq!(stderr, "");
+    let records = stdout.lines().map(|line| json(line)["record"].clone());
+    records.filter(|record| record["kind"] != "segment").collect()
 }
 
 #[test]
@@ -152,4 +168,82 @@ fn runs_are_logged_and_the_log_is_verified() {
     let (status, _, stderr) = outcome(&mut run(words));
     assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
     assert!(!mark.join("ran").exists());
+}
+
+#[test]
+fn the_bounds_that_the_log_states_hold_without_a_document() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured_with(home.path(), "[code]\nmax_timeout = \"2s\"\nmax_output = \"2K\"\n");
+    let code = "import sys, time; print('x' * 100000); sys.stdout.flush(); time.sleep(600)";
+    let (status, stdout, stderr) = outcome(&mut run(["--config", &config, "--lang", "python", "--code", code]));
+    assert_eq!((status, stdout.len()), (124, 2048), "{stderr}");
+    assert!(stderr.contains("2 KiB of 97.7 KiB") && stderr.contains("time limit of 2 s"), "{stderr}");
+    let records = records(&config);
+    assert_eq!(
+        (&records[0]["limits"]["wall_us"], &records[0]["limits"]["output_bytes"]),
+        (&json("2000000"), &json("2048"))
+    );
+    assert_eq!(records[1]["exit"]["timed_out"], true, "{records:?}");
+}
+
+#[test]
+fn events_say_nothing_of_what_nobody_looked_for() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured(home.path());
+    let code = "print('hi'); open('a.txt', 'w').write('x')";
+    let (status, stdout, stderr) =
+        outcome(&mut run(["--config", &config, "--events", "--lang", "python", "--code", code]));
+    assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
+    let last = json(stdout.lines().last().expect("a line"));
+    assert_eq!((&last["type"], &last["language"]), (&json("\"exit\""), &json("\"python\"")), "{last}");
+    for member in ["stdout", "stderr", "results", "files"] {
+        assert!(last.get(member).is_none(), "{member}: {last}");
+    }
+}
+
+#[test]
+fn an_interrupted_start_has_its_last_line_in_the_log() {
+    let home = tempfile::tempdir().expect("a directory");
+    let slow = "[languages.slow]\nextensions = [\"slow\"]\ninterpreter = [\"sh\"]\nversion = [\"sleep\", \"600\"]\n";
+    let config = configured_with(home.path(), slow);
+    let mut child = start(&mut run(["--config", &config, "--json", "--lang", "slow", "--code", "true"]));
+    let segment = home.path().join("log/audit-00000001.jsonl");
+    let begun = Instant::now();
+    while !std::fs::read_to_string(&segment).is_ok_and(|text| text.contains("\"begin\"") && text.ends_with('\n')) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no line is written");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It asks for the version for seconds.
+    std::thread::sleep(Duration::from_millis(300));
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    let records = records(&config);
+    assert_eq!((records.len(), &records[1]["exit"]["failed"]), (2, &json("\"closed\"")), "{records:?}");
+}
+
+#[test]
+fn no_daemon_is_started_for_what_needs_the_sandbox_itself() {
+    let home = tempfile::tempdir().expect("a directory");
+    let here = |mut command: Command| {
+        command.env("XDG_RUNTIME_DIR", home.path());
+        outcome(&mut command)
+    };
+    let (status, stdout, stderr) =
+        here(run(["--daemon", "start", "--json", "--verbose", "--lang", "python", "--code", "print(1)"]));
+    let mut stop = cofferdam();
+    stop.args(["daemon", "stop"]);
+    let there = home.path().join("cofferdam/daemon.sock").exists();
+    here(stop);
+    assert!(status == 0 && stderr.contains("run without a daemon"), "{stdout}{stderr}");
+    assert!(!there, "a daemon was started");
+}
+
+#[test]
+fn what_would_be_ignored_is_refused() {
+    for command in ["mcp", "repl"] {
+        for words in [["--env", "A=b"], ["--working-dir", "sub"], ["--cancel-grace", "1s"]] {
+            let (status, _, stderr) = outcome(cofferdam().arg(command).args(words));
+            assert!(status == 125 && stderr.contains(&format!("'{}'", words[0])), "{command} {words:?}: {stderr}");
+        }
+    }
 }

@@ -253,6 +253,30 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
 }
 
+#[test]
+fn code_is_screened_and_logged_before_a_machine_is_made() {
+    let place = tempfile::tempdir().expect("a directory");
+    let log = place.path().join("log");
+    let config = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
+    std::fs::write(place.path().join("config.toml"), config).expect("written");
+    let save = |words: &[&str]| {
+        let fixed = ["save", "--config", "config.toml", "--allow-weaker", WEAKER, "--out", "m"];
+        with_nothing(snapshot(fixed.iter().chain(words), place.path()), place.path())
+    };
+    refused(&mut save(&["--lang", "python", "--code", "import socket"]), "screening refuses the code");
+    refused(&mut save(&["--", "true"]), "cofferdam vm build-image");
+    let query = ["audit", "query", "--config", "config.toml"];
+    let (_, stdout, stderr) = outcome(cofferdam().args(query).current_dir(place.path()));
+    let ends: Vec<_> =
+        stdout.lines().filter_map(|line| Some(json(line)["record"]["reason"].as_str()?.to_owned())).collect();
+    assert_eq!(ends, ["screening: import:socket at 1:8", "not started: not-found"], "{stdout}{stderr}");
+    // Where nothing can be logged, nothing is made.
+    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::write(&log, "in the way").expect("written");
+    refused(&mut save(&["--", "true"]), "the audit log cannot be written");
+    assert!(!place.path().join("m").exists());
+}
+
 /// `snapshot save` of the counter, with these words besides.
 fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
     let fixed =
@@ -446,4 +470,29 @@ fn monitors_of(parent: u32) -> Vec<u32> {
         name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*parent.to_string())
     })
     .collect()
+}
+
+#[test]
+fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
+    let test = "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log";
+    let place = tempfile::tempdir().expect("a directory");
+    let log = place.path().join("log");
+    let config = place.path().join("config.toml");
+    std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
+    let config = config.to_str().expect("a name");
+    let machine = |command: &str, words: &[&str]| {
+        let fixed = [command, "--config", config, "--allow-weaker", WEAKER, "--quiet"];
+        with_machines(snapshot(fixed.iter().chain(words), place.path()), test)
+    };
+    let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
+    let Some(mut save) = machine("save", &save) else { return };
+    assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
+    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
+    assert_eq!(outcome(&mut restore).0, 4);
+    let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
+    let ends: Vec<Value> =
+        stdout.lines().map(|line| json(line)["record"].clone()).filter(|record| record["kind"] == "end").collect();
+    assert_eq!(ends.len(), 2, "{stdout}{stderr}");
+    assert!(ends[0]["exit"]["cancelled"] == true || ends[0]["exit"]["failed"] == "closed", "{}", ends[0]);
+    assert_eq!(ends[1]["exit"]["code"], 4, "{}", ends[1]);
 }
