@@ -61,7 +61,10 @@ fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
         fs::copy(pins.join(name), directory.join(name)).map_err(io)?;
     }
     let python = directory.join("python");
-    carry_out("make a Python environment", Command::new("python3").args(["-m", "venv"]).arg(&python))?;
+    // The system's can be run by every user; one that is found first may lie in root's home.
+    let system = Path::new("/usr/bin/python3");
+    let interpreter = if system.exists() { system } else { Path::new("python3") };
+    carry_out("make a Python environment", Command::new(interpreter).args(["-m", "venv"]).arg(&python))?;
     let mut pip = Command::new(python.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
         .arg(directory.join("requirements.txt"));

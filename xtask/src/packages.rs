@@ -69,6 +69,12 @@ pub const FOR_TESTS: &[Need] = &[
         present: || python_has("pandas"),
     },
     Need {
+        name: "venv for /usr/bin/python3",
+        package: "python3-venv",
+        without: "cofferdam mcp is not tested with the official Python SDK (cofferdam, mcp)",
+        present: || python_has("ensurepip"),
+    },
+    Need {
         name: "Node",
         package: "nodejs",
         without: "JavaScript is not tested outside of WebAssembly",

@@ -44,6 +44,8 @@ const ETC_FILES: &[&str] = &[
     "bash.bashrc",
     "profile",
     "ssl/openssl.cnf",
+    // Debian's matplotlib does not start without it.
+    "matplotlibrc",
 ];
 /// Directories of `/etc` that programs need and that hold no secret.
 const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];

@@ -101,7 +101,7 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     }
     for name in ["vm:firecracker", "firecracker"] {
         let mut command = with_nothing(run(["--backend", name, "--", "true"]), place.path());
-        let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_FIRECRACKER", "/nowhere/firecracker"));
+        let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_FIRECRACKER", place.path().join("no/firecracker")));
         assert!(code == 125 && stderr.contains("firecracker is not installed"), "{stderr}");
         assert!(stderr.contains("  try: install it from the releases of"), "{stderr}");
         let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "tcg"));
@@ -118,8 +118,9 @@ fn settings_of_machines_that_make_no_sense_are_named() {
         let (code, _, stderr) = outcome(run(["--backend", "vm", "--", "true"]).env(&name, value));
         assert!(code == 125 && stderr.contains(&format!("{name} is '{value}'")), "{code} {stderr}");
     }
-    let (code, _, stderr) =
-        outcome(run(["--backend", "vm", "--", "true"]).env("COFFERDAM_VM_PROCESSOR", "host").env("HOME", "/nowhere"));
+    let home = tempfile::tempdir().expect("a directory");
+    let mut odd = run(["--backend", "vm", "--", "true"]);
+    let (code, _, stderr) = outcome(odd.env("COFFERDAM_VM_PROCESSOR", "host").env("HOME", home.path()));
     assert!(code == 125 && stderr.contains("the same on every host"), "{code} {stderr}");
     let (code, _, stderr) = outcome(&mut run(["--backend", "vm", "--", "true"]));
     assert!(code == 125 && stderr.contains("no cache directory") && stderr.contains("HOME"), "{code} {stderr}");
