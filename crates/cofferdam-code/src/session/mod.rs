@@ -273,6 +273,8 @@ impl CodeSession {
                     entry.failed(error.kind()).await;
                 }
                 self.end("the sandbox failed");
+                drop(live);
+                self.leave();
                 return Err(error);
             }
         };
@@ -287,6 +289,7 @@ impl CodeSession {
             Some(why) => {
                 live.close(matches!(answer.end, End::Served(Said::Exited(_)))).await;
                 self.end(why);
+                self.leave();
             }
         }
         let own = (&*executor.0.own_files, channel.as_ref().and_then(Channel::path));
@@ -320,6 +323,7 @@ impl CodeSession {
             let _ = process.close().await;
         }
         self.clear();
+        self.leave();
     }
 
     /// Lets go of an interpreter that no call may have any more. Whoever closes does it, and so does each call at its end:
@@ -353,19 +357,21 @@ impl CodeSession {
         Some(state.calls)
     }
 
-    /// Notes why it is gone, once.
+    /// Notes why it is gone, once: no call begins any more.
     fn end(&self, why: &str) {
-        {
-            let mut state = lock(&self.state);
-            if state.closed {
-                return;
-            }
+        let mut state = lock(&self.state);
+        if !state.closed {
             (state.gone, state.closed) = (Some(why.to_owned()), true);
         }
+    }
+
+    /// Leaves the book, once nothing of it is left: then another may have its place.
+    fn leave(&self) {
+        let why = self.closed_why().unwrap_or_default();
         let Some(book) = self.book.upgrade() else { return };
         let mut book = lock(&book);
         if book.open.remove(&self.id).is_some() {
-            book.gone.push_back((self.id.clone(), why.to_owned()));
+            book.gone.push_back((self.id.clone(), why));
             if book.gone.len() > MOST_GONE {
                 book.gone.pop_front();
             }
@@ -460,6 +466,7 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
         if let Some(live) = live {
             live.close(false).await;
         }
+        session.leave();
         return;
     }
 }
