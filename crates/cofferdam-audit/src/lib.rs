@@ -28,9 +28,9 @@
 //! let head = reservation.commit(Outcome {
 //!     exit: Exit { code: Some(0), ..Exit::default() },
 //!     duration_us: 21_500,
-//!     usage: Usage { cpu_us: 18_000, peak_memory_bytes: Some(9 << 20), output_bytes: 2 },
+//!     usage: Usage { cpu_us: Some(18_000), peak_memory_bytes: Some(9 << 20), output_bytes: Some(2) },
 //!     posture: None,
-//!     files: Listed::default(),
+//!     files: None,
 //!     denials: Listed::default(),
 //!     artifact: None,
 //! })?;

@@ -139,8 +139,8 @@ pub struct Outcome {
     pub usage: Usage,
     /// SHA-256 of the posture, as whoever gives it defines.
     pub posture: Option<Digest>,
-    /// Files that it touched.
-    pub files: Listed<FileTouched, MAX_FILES>,
+    /// Files that it touched; missing where nobody looked.
+    pub files: Option<Listed<FileTouched, MAX_FILES>>,
     /// What it was denied.
     pub denials: Listed<Denial, MAX_DENIALS>,
     /// Code and result, where they are kept.
@@ -171,12 +171,12 @@ pub struct Exit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Processor time, in microseconds.
-    pub cpu_us: u64,
+    /// Processor time, in microseconds; missing where nobody measured it.
+    pub cpu_us: Option<u64>,
     /// The most memory at once, in bytes; missing where the backend cannot tell.
     pub peak_memory_bytes: Option<u64>,
-    /// Bytes of output, those that were dropped included.
-    pub output_bytes: u64,
+    /// Bytes of output, those that were dropped included; missing where nobody counted them.
+    pub output_bytes: Option<u64>,
 }
 
 /// The first so many of something, and how many there were.

@@ -2,17 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cofferdam_audit::{
-    Artifact, Change, Config, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome, Program,
-    Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
+    Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome,
+    Program, Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
 };
 use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
-use crate::{CodeRequest, CodeResult, Place, Touched, error};
+use crate::{CodeRequest, CodeResult, Place, Touched, Warn, error};
 
 /// When lines are made to survive a power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -31,7 +32,7 @@ pub enum AuditSync {
 pub struct AuditConfig {
     /// The log's own directory.
     pub directory: PathBuf,
-    /// Whether nothing runs that cannot be logged. Default true.
+    /// Whether nothing runs that cannot be logged. Default true. Else what is not logged is told once.
     #[serde(default = "mandatory")]
     pub mandatory: bool,
     /// When lines are made to survive a power cut.
@@ -75,7 +76,30 @@ impl AuditConfig {
 
 /// The log, opened.
 #[derive(Clone)]
-pub struct Audit(Arc<Log>);
+pub struct Audit {
+    log: Log,
+    missing: Arc<Missing>,
+}
+
+/// What is done about lines that cannot be written.
+struct Missing {
+    mandatory: bool,
+    warn: Warn,
+    told: AtomicBool,
+}
+
+impl Missing {
+    /// An error where the log is mandatory; else it is told once, and the call goes on.
+    fn allow(&self, error: Error) -> Result<()> {
+        if self.mandatory {
+            return Err(error);
+        }
+        if !self.told.swap(true, Ordering::Relaxed) {
+            self.warn.tell(&format!("code runs that is not logged: {}", error.message()));
+        }
+        Ok(())
+    }
+}
 
 impl std::fmt::Debug for Audit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -84,9 +108,13 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
-    /// Opens the log.
-    pub fn open(config: &AuditConfig) -> Result<Self> {
-        Log::open(config.log()).map(|log| Self(Arc::new(log))).map_err(|problem| refused("open the audit log", problem))
+    /// Opens the log; `None` where it cannot be opened and is not mandatory.
+    pub fn open(config: &AuditConfig, warn: Warn) -> Result<Option<Self>> {
+        let missing = Missing { mandatory: config.mandatory, warn, told: AtomicBool::new(false) };
+        match Log::open(config.log()) {
+            Ok(log) => Ok(Some(Self { log, missing: Arc::new(missing) })),
+            Err(problem) => missing.allow(refused("open the audit log", problem)).map(|()| None),
+        }
     }
 
     /// Says that code is about to run.
@@ -119,12 +147,17 @@ impl Audit {
             },
         };
         let redactor = redactor(request)?;
-        let log = Arc::clone(&self.0);
-        let reserved = tokio::task::spawn_blocking(move || log.reserve(subject)).await;
-        let reservation = reserved
-            .map_err(|_| error::task("audit"))?
+        let (log, missing, code) = (self.log.clone(), Arc::clone(&self.missing), request.code.clone());
+        // The entry is made where the line is, so that it ends if nobody waits for it any more.
+        let reserve =
+            move || log.reserve(subject).map(|reservation| Entry(Some(Open { reservation, redactor, code, missing })));
+        let reserved = tokio::task::spawn_blocking(reserve).await.map_err(|_| error::task("audit"))?;
+        let entry = reserved
             .map_err(|problem| refused("execute", problem).with_context("because", "the audit log is mandatory"))?;
-        Ok(Entry(Some(Open { reservation, redactor, code: request.code.clone() })))
+        if let Some(problem) = entry.0.as_ref().and_then(|open| open.reservation.problem()) {
+            self.missing.allow(unwritable("execute", problem))?;
+        }
+        Ok(entry)
     }
 }
 
@@ -141,6 +174,37 @@ struct Open {
     reservation: Reservation,
     redactor: Redactor,
     code: String,
+    missing: Arc<Missing>,
+}
+
+/// Work that is done for certain: also where the runtime ends before its thread came to it.
+struct Surely<T, F: FnOnce() -> T>(Option<F>);
+
+impl<T, F: FnOnce() -> T> Surely<T, F> {
+    fn work(mut self) -> Option<T> {
+        self.0.take().map(|work| work())
+    }
+}
+
+impl<T, F: FnOnce() -> T> Drop for Surely<T, F> {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take() {
+            work();
+        }
+    }
+}
+
+/// Writes on a thread that may wait, even if nobody waits for it.
+async fn write<F>(missing: Arc<Missing>, work: F) -> Result<()>
+where
+    F: FnOnce() -> cofferdam_audit::Result<()> + Send + 'static,
+{
+    let work = Surely(Some(work));
+    match tokio::task::spawn_blocking(move || work.work()).await {
+        Ok(Some(Ok(()))) => Ok(()),
+        Ok(Some(Err(problem))) => missing.allow(refused("audit", problem)),
+        _ => missing.allow(error::task("audit")),
+    }
 }
 
 /// An execution that the log waits for. Dropped, it ends as cancelled.
@@ -156,17 +220,16 @@ impl Entry {
     /// Writes that it was never started. The reason must name nothing of the code.
     pub async fn never_started(mut self, reason: String) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
-        let cancelled = tokio::task::spawn_blocking(move || open.reservation.cancel(&reason)).await;
-        cancelled.map_err(|_| error::task("audit"))?.map_err(|problem| refused("audit", problem))
+        write(Arc::clone(&open.missing), move || open.reservation.cancel(&reason)).await
     }
 
-    /// Writes how it ended, and keeps code and result if they are to be kept.
-    pub async fn ended(mut self, result: &CodeResult) -> Result<()> {
+    /// Writes how it ended, and keeps code and result if they are to be kept. `output` is how many bytes came, where the
+    /// result does not say.
+    pub async fn ended(mut self, result: &CodeResult, output: Option<u64>) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
-        let outcome = outcome(result, &open.redactor);
+        let outcome = outcome(result, output, &open.redactor);
         let result = result.clone();
-        let done = tokio::task::spawn_blocking(move || commit(open, outcome, Some(&result))).await;
-        done.map_err(|_| error::task("audit"))?.map_err(|problem| refused("audit", problem))
+        write(Arc::clone(&open.missing), move || commit(open, outcome, Some(&result))).await
     }
 
     /// Writes that the sandbox failed. The reason is a kind of error: what an error says may hold anything.
@@ -174,7 +237,7 @@ impl Entry {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { failed: Some(Text::new(kind.as_str())), ..Exit::default() });
         // What it was is told by the error that the caller gets.
-        let _ = tokio::task::spawn_blocking(move || commit(open, outcome, None)).await;
+        let _ = write(Arc::clone(&open.missing), move || commit(open, outcome, None)).await;
     }
 }
 
@@ -182,12 +245,11 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { cancelled: true, ..Exit::default() });
-        let work = move || {
+        let work = Surely(Some(move || {
             let _ = commit(open, outcome, None);
-        };
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(work)),
-            Err(_) => work(),
+        }));
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            drop(runtime.spawn_blocking(move || work.work()));
         }
     }
 }
@@ -224,13 +286,13 @@ fn unknown(exit: Exit) -> Outcome {
         duration_us: 0,
         usage: Usage::default(),
         posture: None,
-        files: Listed::default(),
+        files: None,
         denials: Listed::default(),
         artifact: None,
     }
 }
 
-fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
+fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Outcome {
     let exit = result.exit();
     let touched = result.files.changes.iter().map(|change| FileTouched {
         // A name is the code's, and may be made of a secret.
@@ -245,6 +307,10 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
     });
     let mut files: Listed<_, { cofferdam_audit::MAX_FILES }> = touched.collect();
     files.add_unnamed(result.files.total.saturating_sub(result.files.changes.len() as u64));
+    // Where nobody looked, none seen is no number of files.
+    let files = Some(files).filter(|files| files.count() > 0 || result.files.complete);
+    let refused = |limit| Denial { by: Text::new("limit"), what: Text::new(limit_name(limit)), times: 1 };
+    let usage = result.usage;
     Outcome {
         exit: Exit {
             code: exit.signal.is_none().then_some(exit.code).filter(|_| !exit.timed_out),
@@ -257,13 +323,13 @@ fn outcome(result: &CodeResult, redactor: &Redactor) -> Outcome {
         },
         duration_us: micros(exit.duration),
         usage: Usage {
-            cpu_us: micros(Duration::try_from_secs_f64(exit.usage.cpu_seconds).unwrap_or_default()),
-            peak_memory_bytes: exit.usage.peak_memory_bytes,
-            output_bytes: exit.usage.output_bytes,
+            cpu_us: usage.map(|usage| micros(Duration::try_from_secs_f64(usage.cpu_seconds).unwrap_or_default())),
+            peak_memory_bytes: usage.and_then(|usage| usage.peak_memory_bytes),
+            output_bytes: usage.map(|usage| usage.output_bytes).or(output),
         },
         posture: result.meta.posture.parse::<Digest>().ok(),
         files,
-        denials: Listed::default(),
+        denials: result.limits_hit.iter().copied().map(refused).collect(),
         artifact: None,
     }
 }
@@ -273,9 +339,50 @@ fn micros(duration: Duration) -> u64 {
 }
 
 fn refused(operation: &'static str, problem: cofferdam_audit::Error) -> Error {
+    unwritable(operation, &problem)
+}
+
+fn unwritable(operation: &'static str, problem: &cofferdam_audit::Error) -> Error {
     let retry = if problem.may_pass() { Retry::MayHelp } else { Retry::Never };
     Error::new(ErrorKind::Unavailable, operation, format!("the audit log cannot be written: {problem}"))
         .with_fault(Fault::Host)
         .with_retry(retry)
         .with_remedy("mend what the message names; [audit] in the configuration says where the log is and whether it is mandatory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_contract::{ByteSize, Exit, Level, LimitKind, Limits, SandboxId, TenantId};
+
+    #[test]
+    fn limits_that_refused_something_are_denials() {
+        let exit = Exit {
+            code: 0,
+            signal: None,
+            timed_out: false,
+            cancelled: false,
+            truncated: false,
+            killed_by: None,
+            limits_hit: vec![LimitKind::Memory, LimitKind::Disk],
+            duration: Duration::ZERO,
+            usage: cofferdam_contract::Usage::default(),
+        };
+        let meta = crate::Meta {
+            backend: String::new(),
+            level: Level::Process,
+            sandbox: SandboxId::new("s"),
+            tenant: TenantId::default(),
+            runtime: crate::Runtime { interpreter: String::new(), version: None },
+            limits: Limits::default(),
+            timeout: Duration::ZERO,
+            max_output: ByteSize::from_bytes(0),
+            posture: String::new(),
+            weaker: Vec::new(),
+        };
+        let result = crate::executor::result(exit, bytes::Bytes::new(), bytes::Bytes::new(), meta);
+        let denials = outcome(&result, None, &Redactor::none()).denials;
+        let named: Vec<_> = denials.named().iter().map(|denial| (denial.by.as_str(), denial.what.as_str())).collect();
+        assert_eq!(named, [("limit", "memory"), ("limit", "disk")]);
+    }
 }

@@ -3,18 +3,22 @@
 //! The directory that a line leaves is the next one's. Everything else ends with the line: each is a process of its own, so
 //! that one which hangs or crashes takes nothing with it.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxPath, Spec, WORKSPACE_PATH};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Spec, WORKSPACE_PATH};
 use serde::{Deserialize, Serialize};
-use tokio::sync::OnceCell;
 
 use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Executor, Place, Want};
 
 /// How the directory is told, after all that the line wrote.
 const BEFORE: char = '\u{1e}';
+/// Sandboxes whose directory is remembered.
+const MOST_DIRECTORIES: usize = 256;
+/// What is said where the default sandbox had to be made anew.
+const ANEW: &str = "[the sandbox had ended; this ran in a new one, and what was in the old one is gone]\n";
 
 /// How the tool answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,14 +42,15 @@ pub struct BashTool {
     executor: Executor,
     config: BashConfig,
     default: Arc<Fallback>,
-    directory: Arc<Mutex<SandboxPath>>,
+    /// Where the next line begins, in those sandboxes where it is not the workspace itself.
+    directories: Arc<Mutex<VecDeque<(SandboxId, SandboxPath)>>>,
 }
 
 #[derive(Debug)]
 struct Fallback {
     backend: Arc<dyn Backend>,
     spec: Spec,
-    made: OnceCell<Arc<dyn Sandbox>>,
+    made: tokio::sync::Mutex<Option<Arc<dyn Sandbox>>>,
 }
 
 impl BashTool {
@@ -55,8 +60,8 @@ impl BashTool {
         if config.max_answer < 200 {
             return Err(Error::invalid("configure", "an answer of the bash tool has at least 200 characters"));
         }
-        let default = Arc::new(Fallback { backend, spec, made: OnceCell::new() });
-        Ok(Self { executor, config, default, directory: Arc::default() })
+        let default = Arc::new(Fallback { backend, spec, made: tokio::sync::Mutex::new(None) });
+        Ok(Self { executor, config, default, directories: Arc::default() })
     }
 
     /// Runs a line, and answers with one text, also if it could not be run.
@@ -81,23 +86,38 @@ impl BashTool {
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<CodeResult> {
-        let own;
-        let (place, sandbox) = match context {
-            Some((place, sandbox)) => (place.clone(), sandbox),
-            None => {
-                own = self.default.sandbox().await?;
-                (Place::of(&*self.default.backend), &own)
-            }
-        };
+        if let Some((place, sandbox)) = context {
+            return self.run_in(place, &**sandbox, line, timeout).await;
+        }
+        let place = Place::of(&*self.default.backend);
+        let sandbox = self.default.sandbox().await?;
+        let result = self.run_in(&place, &*sandbox, line, timeout).await;
+        if !matches!(&result, Err(error) if error.kind() == ErrorKind::Closed) {
+            return result;
+        }
+        self.move_to(sandbox.id(), SandboxPath::default());
+        self.default.forget(&sandbox).await;
+        let sandbox = self.default.sandbox().await?;
+        let mut result = self.run_in(&place, &*sandbox, line, timeout).await?;
+        result.stderr = bytes::Bytes::from([ANEW.as_bytes(), result.stderr.bytes()].concat()).into();
+        Ok(result)
+    }
+
+    async fn run_in(
+        &self,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        line: &str,
+        timeout: Option<Duration>,
+    ) -> Result<CodeResult> {
         let mark = crate::result::random_id()?;
-        let directory = self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut request = self.request(line, &mark, timeout);
-        request.working_dir = directory;
-        let mut result = match self.executor.execute(&place, &**sandbox, request).await {
+        request.working_dir = self.directory(sandbox.id());
+        let mut result = match self.executor.execute(place, sandbox, request).await {
             // The directory may be gone.
-            Err(error) if error.kind() == ErrorKind::InvalidInput && !self.directory().is_workspace() => {
-                self.move_to(SandboxPath::default());
-                self.executor.execute(&place, &**sandbox, self.request(line, &mark, timeout)).await?
+            Err(error) if error.kind() == ErrorKind::InvalidInput && !self.directory(sandbox.id()).is_workspace() => {
+                self.move_to(sandbox.id(), SandboxPath::default());
+                self.executor.execute(place, sandbox, self.request(line, &mark, timeout)).await?
             }
             result => result?,
         };
@@ -106,27 +126,34 @@ impl BashTool {
             let told = after.strip_suffix('\n').unwrap_or(after);
             // Outside of the workspace no exec can begin.
             let inside = told.starts_with(WORKSPACE_PATH).then(|| SandboxPath::new(told).ok()).flatten();
-            self.move_to(inside.unwrap_or_default());
+            self.move_to(sandbox.id(), inside.unwrap_or_default());
             result.stderr = bytes::Bytes::from(before.to_owned().into_bytes()).into();
         }
         Ok(result)
     }
 
-    /// The directory that the next line begins in.
-    pub fn directory(&self) -> SandboxPath {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The directory that the next line begins in, in this sandbox.
+    pub fn directory(&self, sandbox: &SandboxId) -> SandboxPath {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.iter().find(|(id, _)| id == sandbox).map(|(_, directory)| directory.clone()).unwrap_or_default()
     }
 
-    /// Ends the default sandbox, if one was made.
+    /// Ends the default sandbox, if one was made. A line that comes later gets another, and its answer says so.
     pub async fn close(&self) -> Result<()> {
-        match self.default.made.get() {
+        let made = self.default.made.lock().await.clone();
+        match made {
             Some(sandbox) => sandbox.close().await,
             None => Ok(()),
         }
     }
 
-    fn move_to(&self, directory: SandboxPath) {
-        *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = directory;
+    fn move_to(&self, sandbox: &SandboxId, directory: SandboxPath) {
+        let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.retain(|(id, _)| id != sandbox);
+        if !directory.is_workspace() {
+            directories.truncate(MOST_DIRECTORIES - 1);
+            directories.push_front((sandbox.clone(), directory));
+        }
     }
 
     /// The line, after which the shell tells where it is, however the line ends.
@@ -142,7 +169,24 @@ impl BashTool {
 
 impl Fallback {
     async fn sandbox(&self) -> Result<Arc<dyn Sandbox>> {
-        self.made.get_or_try_init(|| self.backend.create(self.spec.clone())).await.cloned()
+        let mut made = self.made.lock().await;
+        if let Some(sandbox) = &*made {
+            return Ok(Arc::clone(sandbox));
+        }
+        let sandbox = self.backend.create(self.spec.clone()).await?;
+        *made = Some(Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    /// Gives up a sandbox that has ended, unless another one is there by now.
+    async fn forget(&self, ended: &Arc<dyn Sandbox>) {
+        let mut made = self.made.lock().await;
+        if made.as_ref().is_some_and(|made| made.id() == ended.id()) {
+            *made = None;
+        }
+        drop(made);
+        // It has ended already: only what is left of it is taken away.
+        let _ = ended.close().await;
     }
 }
 
@@ -210,6 +254,22 @@ fn cut(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cofferdam_contract::Protection as P;
+    use cofferdam_process::{ProcessBackend, ProcessConfig};
+
+    #[tokio::test]
+    async fn a_default_sandbox_that_has_ended_is_made_anew_once() {
+        let executor = Executor::new(crate::CodeConfig::default()).unwrap();
+        let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
+        let spec = weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().unwrap();
+        let backend = Arc::new(ProcessBackend::new(ProcessConfig::default()).unwrap());
+        let tool = BashTool::new(executor, BashConfig::default(), backend, spec).unwrap();
+        assert_eq!(tool.call(None, "mkdir a; cd a", None).await, "[no output]");
+        tool.close().await.unwrap();
+        assert_eq!(tool.call(None, "pwd", None).await, format!("/workspace\n{}", ANEW.trim_end()));
+        assert_eq!(tool.call(None, "pwd; ls", None).await, "/workspace");
+        tool.close().await.unwrap();
+    }
 
     #[test]
     fn head_and_tail_are_kept() {

@@ -12,7 +12,7 @@ const MOST_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bounds {
-    /// Real time that a call may ask for; `None` is the sandbox's wall time.
+    /// Real time that a call may ask for, within the sandbox's wall time; `None` is that time.
     #[serde(with = "cofferdam_contract::serde_optional_duration")]
     pub max_timeout: Option<Duration>,
     /// Output that a call may ask for, and gets where it does not. Default 1 MiB.
@@ -66,7 +66,7 @@ impl Bounds {
 
     /// The time that a call gets, in a sandbox whose execs get `wall`.
     pub(crate) fn timeout(&self, asked: Option<Duration>, wall: Duration) -> Result<Duration> {
-        let most = self.max_timeout.unwrap_or(wall);
+        let most = self.max_timeout.map_or(wall, |most| most.min(wall));
         match asked {
             None => Ok(wall.min(most)),
             Some(asked) if asked <= most => Ok(asked),
@@ -115,6 +115,8 @@ mod tests {
         assert_eq!(bounds.timeout(None, wall).unwrap(), Duration::from_secs(5));
         assert_eq!(bounds.timeout(Some(Duration::from_secs(2)), wall).unwrap(), Duration::from_secs(2));
         assert_eq!(bounds.timeout(Some(Duration::from_secs(6)), wall).unwrap_err().kind(), ErrorKind::Denied);
+        let wide = Bounds { max_timeout: Some(Duration::from_secs(600)), ..Bounds::default() };
+        assert_eq!(wide.timeout(Some(Duration::from_secs(61)), wall).unwrap_err().kind(), ErrorKind::Denied);
         assert_eq!(Bounds::default().timeout(None, wall).unwrap(), wall);
         assert!(Bounds::default().timeout(Some(Duration::from_secs(61)), wall).is_err());
         assert!(bounds.output(Some(ByteSize::from_mebibytes(2))).is_err());

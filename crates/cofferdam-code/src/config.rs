@@ -1,5 +1,8 @@
 //! What configuration says about code, put together.
 
+use std::fmt;
+use std::sync::Arc;
+
 use cofferdam_contract::Result;
 
 use crate::{AuditConfig, Bounds, Languages, ScreeningConfig, SessionBounds};
@@ -17,7 +20,43 @@ pub struct CodeConfig {
     pub audit: Option<AuditConfig>,
     /// How many sessions there are, and for how long.
     pub sessions: SessionBounds,
+    /// Who is told of what goes wrong and stops nothing.
+    pub warn: Warn,
 }
+
+/// What tells of something that goes wrong and stops nothing, once for each executor. By default nobody is told. It is no
+/// part of what is configured: any two are equal.
+#[derive(Clone, Default)]
+pub struct Warn(Option<Arc<Tell>>);
+
+type Tell = dyn Fn(&str) + Send + Sync;
+
+impl Warn {
+    /// Tells through `tell`, in one sentence.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(tell)))
+    }
+
+    pub(crate) fn tell(&self, text: &str) {
+        if let Some(tell) = &self.0 {
+            tell(text);
+        }
+    }
+}
+
+impl fmt::Debug for Warn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Warn")
+    }
+}
+
+impl PartialEq for Warn {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Warn {}
 
 impl CodeConfig {
     pub(crate) fn validate(&self) -> Result<()> {

@@ -20,13 +20,12 @@ use cofferdam_contract::{
 
 use crate::audit::{Audit, Entry};
 use crate::bootstrap::{self, Told};
-use crate::files::{self, Look, OWN};
+use crate::files::{self, Look, OwnFile, OwnFiles};
 use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
 use crate::screening::{self, Verdict};
 use crate::{
-    CodeConfig, CodeRequest, CodeResult, Contents, Files, Language, Meta, Results, Screened, SessionState, Want, error,
-    rich,
+    CodeConfig, CodeRequest, CodeResult, Contents, Language, Meta, Results, Screened, SessionState, Want, error, rich,
 };
 
 /// Real time for bringing results out.
@@ -62,14 +61,15 @@ pub(crate) struct Inner {
     pub(crate) config: CodeConfig,
     pub(crate) audit: Option<Audit>,
     pub(crate) versions: Versions,
+    pub(crate) own_files: Arc<OwnFiles>,
 }
 
 impl Executor {
     /// Opens the audit log, if there is to be one.
     pub fn new(config: CodeConfig) -> Result<Self> {
         config.validate()?;
-        let audit = config.audit.as_ref().map(Audit::open).transpose()?;
-        Ok(Self(Arc::new(Inner { config, audit, versions: Versions::default() })))
+        let audit = config.audit.as_ref().map(|audit| Audit::open(audit, config.warn.clone())).transpose()?.flatten();
+        Ok(Self(Arc::new(Inner { config, audit, versions: Versions::default(), own_files: Arc::default() })))
     }
 
     /// What is configured.
@@ -145,7 +145,7 @@ impl Executor {
         let mut entry = self.entry(&id, place, spec, &request, what, version.as_deref()).await?;
         let screened = self.screen(&mut entry, &language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes if language.results != Results::None => Channel::choose(place, spec)?,
+            Want::Yes if language.results() != Results::None => Channel::choose(place, spec, &self.0.own_files)?,
             _ => None,
         };
         let exec = exec_request(&language, &request, channel.as_ref(), config.bounds.max_results)?;
@@ -221,7 +221,7 @@ impl Executor {
         language: &Language,
         code: &str,
     ) -> Result<Option<Screened>> {
-        match screening::screen(&self.0.config.screening, language.results, code).await? {
+        match screening::screen(&self.0.config.screening, language.results(), code).await? {
             Verdict::Runs(screened) => Ok(screened),
             Verdict::Refused { error, reason } => {
                 if let Some(entry) = entry.take() {
@@ -273,13 +273,13 @@ impl Call {
     /// and what stands in the workspace. Without this, a result names no files.
     pub async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
-        let tells = self.language.results != Results::None && self.language.least_version.is_none();
+        let tells = self.language.results() != Results::None && self.language.least_version.is_none();
         if self.version.is_none() && !tells && self.place.level != Level::Wasm {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
             self.version = asked.map(|version| version.to_string());
         }
         if self.files == Want::Yes {
-            self.before = files::look(sandbox, &inner.config.bounds).await;
+            self.before = Some(files::look(sandbox, &inner.config.bounds, &inner.own_files).await);
         }
         Ok(())
     }
@@ -313,7 +313,8 @@ impl Call {
             Some(channel) => channel.take(sandbox, config.bounds.max_results).await,
             None => rich::Taken::default(),
         };
-        let files = files::compare(sandbox, &config.bounds, self.before.take(), self.contents).await;
+        let own = (&*self.executor.0.own_files, self.channel.as_ref().and_then(Channel::path));
+        let files = files::compare(sandbox, &config.bounds, self.before.take(), self.contents, own).await;
         let version = self.version.take().or(taken.version);
         let meta = meta(&self.place, sandbox, &self.language, version, self.timeout, self.max_output);
         let result = CodeResult {
@@ -325,19 +326,10 @@ impl Call {
             screening: self.screened.take(),
             ..result(exit, stdout, stderr, meta)
         };
-        record(self.entry.take(), config.audit.as_ref().is_some_and(|audit| audit.mandatory), &result).await?;
+        if let Some(entry) = self.entry.take() {
+            entry.ended(&result, None).await?;
+        }
         Ok(result)
-    }
-}
-
-/// Ends a line in the audit log. Where that is not mandatory, a failure is nobody's.
-pub(crate) async fn record(entry: Option<Entry>, mandatory: bool, result: &CodeResult) -> Result<()> {
-    match entry {
-        None => Ok(()),
-        Some(entry) => match entry.ended(result).await {
-            Err(error) if mandatory => Err(error),
-            _ => Ok(()),
-        },
     }
 }
 
@@ -359,7 +351,7 @@ pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> Co
         usage: Some(exit.usage),
         results: Vec::new(),
         results_dropped: 0,
-        files: Files { changes: Vec::new(), total: 0, complete: true },
+        files: files::unseen(),
         screening: None,
         meta,
         session: None::<SessionState>,
@@ -399,7 +391,7 @@ fn exec_request(
     let told =
         Told { code: &request.code, name: &name, place: place.as_deref(), most: most.as_bytes(), session: false };
     // Who wants no results gets the program as it is.
-    let around = if channel.is_some() { bootstrap::around(language.results, told) } else { None };
+    let around = if channel.is_some() { bootstrap::around(language.results(), told) } else { None };
     let (contents, name) = match around {
         Some((text, name)) => (text.into_bytes().into(), name.to_owned()),
         None => (Bytes::from(request.code.clone().into_bytes()), name),
@@ -443,32 +435,40 @@ async fn collect(handle: ExecHandle, on_output: OnOutput<'_>) -> Result<Complete
 }
 
 /// How results come out: a file in the workspace, else one outside that a program inside reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Channel {
     /// A file with a name that nobody could guess.
-    Workspace(SandboxPath),
+    Workspace(OwnFile),
     /// The same in the sandbox's own temporary directory.
     Temporary(String),
 }
 
 impl Channel {
     /// A channel of its own for one call; `None` where there is no way.
-    pub(crate) fn choose(place: &Place, spec: &Spec) -> Result<Option<Self>> {
+    pub(crate) fn choose(place: &Place, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
         let has = |capability| place.capabilities.contains(&capability);
-        let name = format!("{OWN}{}", random_id()?);
+        let id = random_id()?;
         let writable = spec.workspace().access() == Access::ReadWrite;
         if writable && has(Capability::Files) {
-            return SandboxPath::new(name).map(Self::Workspace).map(Some);
+            return OwnFile::new(&id, own).map(Self::Workspace).map(Some);
         }
         let programs = has(Capability::MultipleExecs) && has(Capability::UnixPrograms);
-        Ok(programs.then(|| Self::Temporary(format!("/tmp/{name}"))))
+        Ok(programs.then(|| Self::Temporary(format!("/tmp/.cofferdam-{id}"))))
     }
 
     /// The file, as code inside names it.
     pub(crate) fn inside(&self) -> String {
         match self {
-            Self::Workspace(path) => path.inside(),
+            Self::Workspace(file) => file.path().inside(),
             Self::Temporary(path) => path.clone(),
+        }
+    }
+
+    /// The file, where it is in the workspace.
+    pub(crate) fn path(&self) -> Option<&SandboxPath> {
+        match self {
+            Self::Workspace(file) => Some(file.path()),
+            Self::Temporary(_) => None,
         }
     }
 
@@ -476,7 +476,8 @@ impl Channel {
     pub(crate) async fn take(&self, sandbox: &dyn Sandbox, most: ByteSize) -> rich::Taken {
         let work = async {
             match self {
-                Self::Workspace(path) => {
+                Self::Workspace(file) => {
+                    let path = file.path();
                     let read = files::read(sandbox, path, most.as_bytes()).await;
                     let missing = matches!(&read, Err(error) if error.kind() == ErrorKind::NotFound);
                     if !missing {

@@ -3,7 +3,8 @@
 //! Names, kinds and contents are the code's, which may go on changing them. So everything is bounded: entries, bytes that
 //! are read, time; and links are never followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +21,49 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Directories that stand in each other.
 const MOST_DEPTH: usize = 32;
 /// How names of our own begin.
-pub const OWN: &str = ".cofferdam-";
+const OWN: &str = ".cofferdam-";
+
+/// Files of our own that calls have in workspaces now. Anything else of such a name is the code's.
+#[derive(Debug, Default)]
+pub struct OwnFiles(Mutex<BTreeSet<String>>);
+
+impl OwnFiles {
+    fn names(&self) -> BTreeSet<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A file of our own, at the top of a workspace, as long as its call goes on.
+#[derive(Debug)]
+pub struct OwnFile {
+    path: SandboxPath,
+    of: Arc<OwnFiles>,
+}
+
+impl OwnFile {
+    /// A file that is not there yet.
+    pub fn new(id: &str, of: &Arc<OwnFiles>) -> Result<Self> {
+        let path = SandboxPath::new(format!("{OWN}{id}"))?;
+        of.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.as_str().to_owned());
+        Ok(Self { path, of: Arc::clone(of) })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &SandboxPath {
+        &self.path
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        self.of.0.lock().unwrap_or_else(PoisonError::into_inner).remove(self.path.as_str());
+    }
+}
+
+/// What is said of files where nobody looked.
+pub fn unseen() -> Files {
+    Files { changes: Vec::new(), total: 0, complete: false }
+}
 
 /// A file as it was at one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,19 +90,32 @@ impl Look {
     }
 }
 
-/// Looks at a workspace; `None` for one that no code can change.
-pub async fn look(sandbox: &dyn Sandbox, bounds: &Bounds) -> Option<Look> {
+/// Looks at a workspace, where nothing needs to be looked at that no code can change.
+pub async fn look(sandbox: &dyn Sandbox, bounds: &Bounds, own: &OwnFiles) -> Look {
     if sandbox.spec().workspace().access() == Access::ReadOnly {
-        return None;
+        return Look { files: BTreeMap::new(), whole: true, read: true };
     }
-    Some(walk(sandbox, bounds, None).await)
+    walk(sandbox, bounds, None, &own.names()).await
 }
 
-/// Looks again, and tells what differs.
-pub async fn compare(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<Look>, contents: Contents) -> Files {
-    let Some(before) = before else { return Files { changes: Vec::new(), total: 0, complete: true } };
-    let after = walk(sandbox, bounds, Some(&before)).await;
-    let complete = before.whole && after.whole && before.read && after.read;
+/// Looks again, and tells what differs. What is left at the place of `results` is the code's.
+pub async fn compare(
+    sandbox: &dyn Sandbox,
+    bounds: &Bounds,
+    before: Option<Look>,
+    contents: Contents,
+    (own, results): (&OwnFiles, Option<&SandboxPath>),
+) -> Files {
+    let Some(before) = before else { return unseen() };
+    if sandbox.spec().workspace().access() == Access::ReadOnly {
+        return Files { complete: true, ..unseen() };
+    }
+    let mut skipped = own.names();
+    if let Some(path) = results {
+        skipped.remove(path.as_str());
+    }
+    let after = walk(sandbox, bounds, Some(&before), &skipped).await;
+    let complete = before.whole && after.whole && before.read && after.read && !may_differ(&before, &after);
     let mut found = differences(&before, &after);
     let total = found.len() as u64;
     found.truncate(bounds.max_named_files);
@@ -97,6 +153,12 @@ fn differences(before: &Look, after: &Look) -> Vec<FileChange> {
     found
 }
 
+/// Whether something may differ that cannot be compared: where a link leads is not read.
+fn may_differ(before: &Look, after: &Look) -> bool {
+    let link = |seen: &Seen| seen.kind == EntryKind::Symlink;
+    after.files.iter().any(|(name, seen)| link(seen) && before.files.get(name).is_some_and(link))
+}
+
 fn differs(old: &Seen, new: &Seen) -> bool {
     let hashes = old.sha256.is_some() && new.sha256.is_some() && old.sha256 != new.sha256;
     old.kind != new.kind || old.size != new.size || hashes
@@ -109,7 +171,7 @@ struct Budget {
     until: Instant,
 }
 
-async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>) -> Look {
+async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>, skipped: &BTreeSet<String>) -> Look {
     let until = Instant::now() + PATIENCE;
     let mut budget = Budget { entries: bounds.max_files, bytes: bounds.max_hashed.as_bytes(), until };
     let mut look = Look { files: BTreeMap::new(), whole: true, read: true };
@@ -130,7 +192,7 @@ async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>) -> 
             continue;
         };
         for entry in entries {
-            if directory.is_empty() && entry.name.starts_with(OWN) {
+            if directory.is_empty() && entry.kind == EntryKind::File && skipped.contains(&entry.name) {
                 continue;
             }
             if budget.entries == 0 || Instant::now() >= budget.until {

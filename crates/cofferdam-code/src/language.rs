@@ -54,12 +54,31 @@ pub struct Language {
     /// The least version that will do, as numbers with dots between them.
     #[serde(default)]
     pub least_version: Option<String>,
-    /// How results besides the output are had.
+    /// How results besides the output are had, and by which parser code is screened. Where nothing is said it is that of
+    /// the built-in language of this name, else `none`.
     #[serde(default)]
-    pub results: Results,
+    pub results: Option<Results>,
 }
 
 impl Language {
+    /// How results besides the output are had, and by which parser code is screened.
+    pub fn results(&self) -> Results {
+        self.results.unwrap_or_default()
+    }
+
+    /// Takes what is not said from the built-in language of the same name; what its program says of its version only where
+    /// the program is the same.
+    fn inherit(mut self, built_in: &Self) -> Self {
+        self.results = self.results.or(built_in.results);
+        if self.program() == built_in.program() {
+            if self.version.is_empty() {
+                self.version.clone_from(&built_in.version);
+            }
+            self.least_version = self.least_version.or_else(|| built_in.least_version.clone());
+        }
+        self
+    }
+
     /// The name of the file that the code is put into.
     pub fn file_name(&self) -> String {
         let extension = self.extensions.first().map_or(String::new(), |extension| format!(".{extension}"));
@@ -174,7 +193,7 @@ impl Default for Languages {
             interpreter: owned(row.interpreter),
             version: owned(row.version),
             least_version: row.least_version.map(str::to_owned),
-            results: row.results,
+            results: Some(row.results),
             ..Language::default()
         };
         Self(BUILT_IN.iter().map(|row| (row.name.to_owned(), language(row))).collect())
@@ -184,14 +203,18 @@ impl Default for Languages {
 impl Languages {
     /// The built-in languages, with `added` put over them, restricted to `allowed`.
     pub fn new(added: &BTreeMap<String, Language>, allowed: Option<&BTreeSet<String>>) -> Result<Self> {
-        let mut languages = Self::default();
+        let (mut languages, built_in) = (Self::default(), Self::default());
         for (name, language) in added {
-            check(name, language)?;
+            let language = match built_in.0.get(name) {
+                Some(built_in) => language.clone().inherit(built_in),
+                None => language.clone(),
+            };
+            check(name, &language)?;
             // An extension means one language: the configured one takes it over.
             for other in languages.0.values_mut() {
                 other.extensions.retain(|extension| !language.extensions.contains(extension));
             }
-            languages.0.insert(name.clone(), language.clone());
+            languages.0.insert(name.clone(), language);
         }
         if let Some(allowed) = allowed {
             if let Some(unknown) = allowed.iter().find(|name| !languages.0.contains_key(*name)) {
@@ -258,8 +281,9 @@ fn check(name: &str, language: &Language) -> Result<()> {
     if language.interpreter.first().is_none_or(String::is_empty) {
         return Err(invalid(format!("languages.{name}.interpreter names no program")));
     }
-    if language.results != Results::None && language.command() != language.interpreter {
-        return Err(invalid(format!("languages.{name}.results is for interpreters, not for compilers")));
+    if language.results() != Results::None && language.command() != language.interpreter {
+        return Err(invalid(format!("languages.{name}.results is for interpreters, not for compilers"))
+            .with_remedy("set it to \"none\": its code is not screened then"));
     }
     if language.least_version.as_ref().is_some_and(|_| language.version.is_empty()) {
         return Err(invalid(format!("languages.{name}.least_version needs languages.{name}.version, a command")));

@@ -48,9 +48,26 @@ fn configuration_adds_changes_and_restricts() {
 }
 
 #[test]
+fn a_built_in_language_keeps_what_configuration_does_not_say() {
+    let changed = |name: &str, language: Language| {
+        let languages = Languages::new(&BTreeMap::from([(name.to_owned(), language)]), None).unwrap();
+        languages.by_name(name).unwrap().clone()
+    };
+    let isolated = Language { interpreter: vec!["python3".to_owned(), "-I".to_owned()], ..language("py", "python3") };
+    let python = changed("python", isolated);
+    assert_eq!((python.results(), python.version.len()), (Results::Python, 2), "its code is screened still");
+    assert_eq!(changed("typescript", language("ts", "node")).least_version.as_deref(), Some("22.6"));
+    let other = changed("python", language("py", "pypy3"));
+    assert_eq!((other.results(), other.version.len()), (Results::Python, 0));
+    let plain = changed("python", Language { results: Some(Results::None), ..language("py", "python3") });
+    assert_eq!(plain.results(), Results::None);
+    assert_eq!(changed("ruby", language("rb", "ruby")).results(), Results::None);
+}
+
+#[test]
 fn bad_languages_are_refused() {
     let mut compiled = language("c", "cc");
-    (compiled.run, compiled.results) = (vec!["{program}".to_owned()], Results::Python);
+    (compiled.run, compiled.results) = (vec!["{program}".to_owned()], Some(Results::Python));
     let named = Language { file: Some("a/b.c".to_owned()), ..language("c", "cc") };
     let least = Language { least_version: Some("3".to_owned()), ..language("c", "cc") };
     let all = [language("rb", ""), language(".rb", "ruby"), compiled, named, least];

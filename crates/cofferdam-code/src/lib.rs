@@ -27,7 +27,7 @@ mod session;
 pub use audit::{AuditConfig, AuditSync};
 pub use bash::{BashConfig, BashTool};
 pub use bounds::Bounds;
-pub use config::CodeConfig;
+pub use config::{CodeConfig, Warn};
 pub use executor::{Call, Executor, OnOutput, Place};
 pub use language::{Language, Languages, MODULE, MODULE_INTERPRETER, Results};
 pub use request::{CodeRequest, Contents, Secret, Want};

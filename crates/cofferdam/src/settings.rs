@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE};
+use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE, Warn};
 use cofferdam::registry::machines::{Build, Driver, Machines};
 use cofferdam::registry::{self, BackendInfo, Containers, Setup};
 use cofferdam::{
@@ -19,7 +19,9 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::{Bound, Human};
 use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
+use crate::report;
 use crate::resident::DaemonUse;
+use crate::style::Tone;
 
 /// What the environment says.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -161,15 +163,16 @@ impl Settings {
     }
 }
 
-/// How code runs. What the caller's own options allow is a bound like that of the file; nothing else widens it.
+/// How code runs. An option replaces the file's bound on output; of the two bounds in the file the smaller holds.
 fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
-    let output = flags.limits.max_output.or(file.max_output.map(|size| size.0));
+    let in_file = file.max_output.map_or(file.code.max_output, |size| size.0.min(file.code.max_output));
     Ok(CodeConfig {
         languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
-        bounds: Bounds { max_output: output.unwrap_or(file.code.max_output), ..file.code.clone() },
+        bounds: Bounds { max_output: flags.limits.max_output.unwrap_or(in_file), ..file.code.clone() },
         screening: file.screening.clone().unwrap_or_default(),
         audit: file.audit.clone(),
         sessions: file.sessions.clone(),
+        warn: Warn::new(|text| report::remark(text, Tone::Warning)),
     })
 }
 
@@ -379,6 +382,25 @@ mod tests {
             ["--backend docker --pull missing x.py", "--image a --pull missing x.py", "--level vm --build never x.py"]
         {
             resolve(line).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_an_option_replaces_the_bound_on_output_of_code() {
+        let size = ByteSize::from_bytes;
+        for (line, whole, code, output) in [
+            ("x.py", None, 500, 500),
+            ("x.py", Some(900), 500, 500),
+            ("x.py", Some(300), 500, 300),
+            ("--max-output 800 x.py", Some(300), 500, 800),
+        ] {
+            let file = ConfigFile {
+                max_output: whole.map(|bytes| Human(size(bytes))),
+                code: Bounds { max_output: size(code), ..Bounds::default() },
+                ..ConfigFile::default()
+            };
+            let settings = Settings::resolve(&flags(line), &Environment::default(), &file).unwrap();
+            assert_eq!(settings.code.bounds.max_output, size(output), "{line} {whole:?}");
         }
     }
 

@@ -107,7 +107,7 @@ pub fn in_a_small_file_system(directory: &Path) {
     for (number, mut reservation) in running.into_iter().enumerate() {
         // As long as a line can be.
         let mut outcome = outcome();
-        outcome.files = (0..200)
+        let files = (0..200)
             .map(|_| FileTouched {
                 name: Text::new("\\".repeat(200)),
                 change: Change::Changed,
@@ -115,6 +115,7 @@ pub fn in_a_small_file_system(directory: &Path) {
                 sha256: Some(Digest::ZERO),
             })
             .collect();
+        outcome.files = Some(files);
         reservation.commit(outcome).unwrap_or_else(|error| panic!("{number}: {error}"));
         fill(directory);
     }

@@ -39,9 +39,9 @@ pub fn outcome() -> Outcome {
     Outcome {
         exit: Exit { code: Some(0), ..Exit::default() },
         duration_us: 21_500,
-        usage: Usage { cpu_us: 18_000, peak_memory_bytes: Some(9 << 20), output_bytes: 2 },
+        usage: Usage { cpu_us: Some(18_000), peak_memory_bytes: Some(9 << 20), output_bytes: Some(2) },
         posture: Some(Digest::of("posture")),
-        files: [file].into_iter().collect(),
+        files: Some([file].into_iter().collect()),
         denials: [Denial { by: "network".into(), what: "example.com:443".into(), times: 2 }].into_iter().collect(),
         artifact: None,
     }

@@ -1,5 +1,6 @@
 //! The interpreter of a session, and one call of it.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,15 +23,13 @@ use crate::{Language, error};
 const MOST_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
 /// Output that waits for being read.
 const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
-/// What background threads wrote, kept for the next call.
-const MOST_REST: usize = 64 * 1024;
 /// How long to wait for the end of an interpreter that said that it ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// An interpreter that waits for calls. Dropping it kills it.
 #[derive(Debug)]
 pub struct Live {
-    handle: ExecHandle,
+    handle: Arc<ExecHandle>,
     stdin: StdinWriter,
     output: OutputSubscription,
     /// What came after the end of the last call.
@@ -59,6 +58,8 @@ pub struct Answer {
     pub stdout: Bytes,
     pub stderr: Bytes,
     pub truncated: bool,
+    /// Bytes of output, those that were dropped included.
+    pub output: u64,
     pub duration: Duration,
 }
 
@@ -74,7 +75,7 @@ impl Live {
     ) -> Result<Self> {
         let file = language.file_name();
         let told = Told { code: "", name: &file, place: None, most: most_results.as_bytes(), session: true };
-        let (contents, file) = bootstrap::around(language.results, told)
+        let (contents, file) = bootstrap::around(language.results(), told)
             .ok_or_else(|| Error::unsupported("open a session", format!("{name} has no sessions")))?;
         let script = Script {
             interpreter: language.command(),
@@ -94,7 +95,7 @@ impl Live {
         let stdin = handle
             .stdin()
             .ok_or_else(|| Error::new(ErrorKind::Internal, "open a session", "the interpreter has no input"))?;
-        let mut live = Self { handle, stdin, output, rest: Default::default(), _permit: permit };
+        let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _permit: permit };
         let until = Instant::now() + bounds.start_timeout;
         let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_| {}).await?;
         match answer.end {
@@ -108,6 +109,11 @@ impl Live {
                 ))
             }
         }
+    }
+
+    /// The process, for whoever ends it while a call has the rest.
+    pub fn process(&self) -> Weak<ExecHandle> {
+        Arc::downgrade(&self.handle)
     }
 
     /// Tells of the end of the process.
@@ -142,7 +148,7 @@ impl Live {
             while !taking.ended() {
                 match output.next().await {
                     Some(OutputEvent::Chunk(Chunk { stream, data })) => taking.take(stream, &data),
-                    Some(OutputEvent::Lost { .. }) => taking.truncated = true,
+                    Some(OutputEvent::Lost { bytes, .. }) => taking.lose(bytes),
                     None => return false,
                 }
                 tokio::task::consume_budget().await;
@@ -198,6 +204,7 @@ struct Taking<'a> {
     streams: [Stream; 2],
     kept: [Vec<u8>; 2],
     left: u64,
+    came: u64,
     truncated: bool,
     on_output: OnOutput<'a>,
 }
@@ -205,12 +212,13 @@ struct Taking<'a> {
 impl<'a> Taking<'a> {
     fn new(mark: &str, most: ByteSize, on_output: OnOutput<'a>) -> Self {
         let streams = [Stream::new(mark), Stream::new(mark)];
-        Self { streams, kept: Default::default(), left: most.as_bytes(), truncated: false, on_output }
+        Self { streams, kept: Default::default(), left: most.as_bytes(), came: 0, truncated: false, on_output }
     }
 
     fn take(&mut self, stream: OutputStream, data: &[u8]) {
         let at = usize::from(stream == OutputStream::Stderr);
         let mut output = self.streams[at].feed(data);
+        self.came += output.len() as u64;
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         if output.len() > most {
             output.truncate(most);
@@ -222,6 +230,11 @@ impl<'a> Taking<'a> {
         self.left -= output.len() as u64;
         self.kept[at].extend_from_slice(&output);
         (self.on_output)(&Chunk { stream, data: output.into() });
+    }
+
+    fn lose(&mut self, bytes: u64) {
+        self.came += bytes;
+        self.truncated = true;
     }
 
     fn ended(&self) -> bool {
@@ -236,13 +249,13 @@ impl<'a> Taking<'a> {
         let [stdout, stderr] = self.kept;
         for (rest, stream) in rest.iter_mut().zip(self.streams) {
             *rest = stream.rest();
-            rest.truncate(MOST_REST);
         }
         Answer {
             end,
             stdout: stdout.into(),
             stderr: stderr.into(),
             truncated: self.truncated,
+            output: self.came,
             duration: begun.elapsed(),
         }
     }

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cofferdam_audit::Program;
-use cofferdam_contract::{Capability, Error, ErrorKind, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
-use tokio::sync::Semaphore;
+use cofferdam_contract::{Capability, Error, ErrorKind, ExecHandle, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
+use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::executor::{self, Channel, OnOutput};
@@ -61,6 +61,8 @@ pub struct CodeSession {
     book: Weak<Mutex<Book>>,
     /// `None` while a call has it, and once it is gone.
     live: tokio::sync::Mutex<Option<Live>>,
+    /// The interpreter's process, which can be ended while a call has the rest.
+    process: Weak<ExecHandle>,
     state: Mutex<State>,
 }
 
@@ -70,6 +72,36 @@ struct State {
     calls: u64,
     /// Why it is gone, or would be if the call that is going on went away.
     gone: Option<String>,
+    /// Whether it is gone for good: no call may have it any more.
+    closed: bool,
+}
+
+/// The turn of a call. Its end lets go of an interpreter that somebody closed meanwhile.
+struct Turn<'a> {
+    session: &'a CodeSession,
+    place: Option<Guard<'a, Option<Live>>>,
+}
+
+impl Turn<'_> {
+    fn take(&mut self) -> Option<Live> {
+        self.place.as_mut().and_then(|place| place.take())
+    }
+
+    /// Gives the interpreter to the next call, unless the session was closed meanwhile.
+    fn put_back(&mut self, live: Live) {
+        let mut state = lock(&self.session.state);
+        if let (Some(place), false) = (&mut self.place, state.closed) {
+            **place = Some(live);
+            state.gone = None;
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        drop(self.place.take());
+        self.session.clear();
+    }
 }
 
 impl Sessions {
@@ -93,7 +125,7 @@ impl Sessions {
     pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
         let config = &self.executor.0.config;
         let known = config.languages.by_name(language)?;
-        if known.results == Results::None {
+        if known.results() == Results::None {
             return Err(Error::unsupported("open a session", format!("{language} has no sessions"))
                 .with_remedy("use python or javascript, or run each call by itself"));
         }
@@ -115,7 +147,7 @@ impl Sessions {
         let version = self.executor.0.versions.ask(place, &**sandbox, language, known).await?;
         let most = config.bounds.max_results;
         let live = Live::start(&**sandbox, language, known, &config.sessions, most, permit).await?;
-        let end = live.end();
+        let (end, process) = (live.end(), live.process());
         let session = Arc::new(CodeSession {
             id: random_id()?,
             language: language.to_owned(),
@@ -125,7 +157,8 @@ impl Sessions {
             version: version.map(|version| version.to_string()),
             book: Arc::downgrade(&self.book),
             live: tokio::sync::Mutex::new(Some(live)),
-            state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None }),
+            process,
+            state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None, closed: false }),
         });
         lock(&self.book).open.insert(session.id.clone(), Arc::clone(&session));
         tokio::spawn(watch(Arc::downgrade(&session), end, config.sessions.clone()));
@@ -187,7 +220,8 @@ impl CodeSession {
     /// # Behavior
     /// - As [`Executor::execute`], but for what is above.
     /// - Fails with `Conflict` while another call goes on, and with `Closed` once the session is gone.
-    /// - A call that takes too long, crashes or ends the interpreter is a result, which says that the session is gone.
+    /// - A call that takes too long, crashes or ends the interpreter, or during which the session is closed, is a result,
+    ///   which says that the session is gone.
     /// - Dropping the future ends the session.
     pub async fn call(&self, request: CodeRequest) -> Result<CodeResult> {
         self.call_live(request, &|_| {}).await
@@ -205,26 +239,31 @@ impl CodeSession {
         let timeout = config.bounds.timeout(request.timeout, sandbox.spec().limits().wall_time)?;
         let most = config.bounds.output(request.max_output)?;
         (request.timeout, request.max_output) = (Some(timeout), Some(most));
-        let mut place = self.live.try_lock().map_err(|_| busy())?;
-        if place.is_none() {
+        let place = self.live.try_lock().map_err(|_| busy())?;
+        if place.is_none() || self.is_closed() {
             return Err(self.why_gone());
         }
+        let mut turn = Turn { session: self, place: Some(place) };
         let id = random_id()?;
         let what = Program::code(request.code.as_bytes());
         let version = self.version.as_deref();
         let mut entry = executor.entry(&id, &self.place, sandbox.spec(), &request, what, version).await?;
         let screened = executor.screen(&mut entry, language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes => Channel::choose(&self.place, sandbox.spec())?,
+            Want::Yes => Channel::choose(&self.place, sandbox.spec(), &executor.0.own_files)?,
             Want::No => None,
         };
         let before = match request.files {
-            Want::Yes => files::look(sandbox, &config.bounds).await,
+            Want::Yes => Some(files::look(sandbox, &config.bounds, &executor.0.own_files).await),
             Want::No => None,
         };
         // From here on, whoever drops this future drops the interpreter as well.
-        let Some(mut live) = place.take() else { return Err(self.why_gone()) };
-        let calls = self.begin();
+        let (Some(calls), Some(mut live)) = (self.begin(), turn.take()) else {
+            if let Some(entry) = entry {
+                entry.never_started("not started: the session was closed".to_owned()).await?;
+            }
+            return Err(self.why_gone());
+        };
         let inside = channel.as_ref().map(Channel::inside);
         let answer = live.call(inside.as_deref(), &request.code, Instant::now() + timeout, most, on_output).await;
         let answer = match answer {
@@ -237,24 +276,23 @@ impl CodeSession {
                 return Err(error);
             }
         };
-        let lost = live::lost(&answer.end, answer.duration);
+        let lost = self.closed_why().or_else(|| live::lost(&answer.end, answer.duration));
         let taken = match &channel {
             // Also after a loss: somebody may have written it all the same.
             Some(channel) => channel.take(sandbox, config.bounds.max_results).await,
             None => rich::Taken::default(),
         };
         match &lost {
-            None => {
-                *place = Some(live);
-                lock(&self.state).gone = None;
-            }
+            None => turn.put_back(live),
             Some(why) => {
                 live.close(matches!(answer.end, End::Served(Said::Exited(_)))).await;
                 self.end(why);
             }
         }
-        let files = files::compare(sandbox, &config.bounds, before, request.contents).await;
+        let own = (&*executor.0.own_files, channel.as_ref().and_then(Channel::path));
+        let files = files::compare(sandbox, &config.bounds, before, request.contents, own).await;
         let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, most);
+        let output = answer.output;
         let (exit, stdout, stderr) = exit(answer);
         let result = CodeResult {
             id,
@@ -268,37 +306,62 @@ impl CodeSession {
             ..executor::result(exit, stdout, stderr, meta)
         };
         lock(&self.state).last_use = Instant::now();
-        let mandatory = config.audit.as_ref().is_some_and(|audit| audit.mandatory);
-        executor::record(entry, mandatory, &result).await?;
+        if let Some(entry) = entry {
+            entry.ended(&result, Some(output)).await?;
+        }
         Ok(result)
     }
 
-    /// Ends it, and waits until its interpreter has ended. A call that goes on ends it itself.
+    /// Ends it, and waits until its interpreter has ended. A call that goes on ends with it, and says so.
     pub async fn close(&self) {
-        self.retire("it was closed").await;
+        self.end("it was closed");
+        if let Some(process) = self.process.upgrade() {
+            // A failure is the sandbox's, whose owner will see it.
+            let _ = process.close().await;
+        }
+        self.clear();
     }
 
-    async fn retire(&self, why: &str) {
-        self.end(why);
-        if let Ok(mut place) = self.live.try_lock()
-            && let Some(live) = place.take()
+    /// Lets go of an interpreter that no call may have any more. Whoever closes does it, and so does each call at its end:
+    /// one of them finds the place free.
+    fn clear(&self) {
+        if self.is_closed()
+            && let Ok(mut place) = self.live.try_lock()
         {
-            live.close(false).await;
+            drop(place.take());
         }
     }
 
-    /// Counts a call that has the interpreter now.
-    fn begin(&self) -> u64 {
+    fn is_closed(&self) -> bool {
+        lock(&self.state).closed
+    }
+
+    fn closed_why(&self) -> Option<String> {
+        let state = lock(&self.state);
+        state.gone.clone().filter(|_| state.closed)
+    }
+
+    /// Counts a call that has the interpreter now; `None` if nobody may have it any more.
+    fn begin(&self) -> Option<u64> {
         let mut state = lock(&self.state);
+        if state.closed {
+            return None;
+        }
         state.calls += 1;
         state.last_use = Instant::now();
         state.gone = Some("a call was cancelled".to_owned());
-        state.calls
+        Some(state.calls)
     }
 
     /// Notes why it is gone, once.
     fn end(&self, why: &str) {
-        lock(&self.state).gone = Some(why.to_owned());
+        {
+            let mut state = lock(&self.state);
+            if state.closed {
+                return;
+            }
+            (state.gone, state.closed) = (Some(why.to_owned()), true);
+        }
         let Some(book) = self.book.upgrade() else { return };
         let mut book = lock(&book);
         if book.open.remove(&self.id).is_some() {
@@ -377,13 +440,12 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
         };
         let Some(session) = session.upgrade() else { return };
         // While a call goes on, its end is a use, and it sees the interpreter's end itself.
-        let Ok(place) = session.live.try_lock() else {
+        let Ok(mut place) = session.live.try_lock() else {
             drop(session);
             sleep(bounds.idle_timeout.min(Duration::from_secs(1))).await;
             continue;
         };
         let cancelled = lock(&session.state).gone.clone();
-        drop(place);
         let idle = Instant::now() >= lock(&session.state).last_use + bounds.idle_timeout;
         let why = match (over, idle, Instant::now() >= oldest) {
             (true, ..) if cancelled.is_some() => cancelled.unwrap_or_default(),
@@ -392,7 +454,12 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
             (_, _, true) => "it was as old as a session may become".to_owned(),
             _ => continue,
         };
-        session.retire(&why).await;
+        session.end(&why);
+        let live = place.take();
+        drop(place);
+        if let Some(live) = live {
+            live.close(false).await;
+        }
         return;
     }
 }

@@ -1,11 +1,13 @@
 //! One line an execution, with nothing secret in it.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cofferdam_audit::{Expect, Filter, Record, Verdict, query, verify};
+use cofferdam_audit::{End, Expect, Filter, Record, Verdict, query, verify};
 use cofferdam_code::{
-    AuditConfig, AuditSync, CodeConfig, CodeRequest, Executor, ScreeningConfig, ScreeningMode, Secret,
+    AuditConfig, AuditSync, CodeConfig, CodeRequest, Executor, ScreeningConfig, ScreeningMode, Secret, Sessions, Want,
+    Warn,
 };
 use cofferdam_contract::ErrorKind;
 
@@ -64,12 +66,87 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
     let end = end.expect("an end");
     assert_eq!(end.outcome.exit.code, Some(0));
     assert_eq!(end.outcome.posture.map(|hash| hash.to_string()), Some(result.meta.posture));
-    assert_eq!(end.outcome.files.count(), 1);
+    assert_eq!(end.outcome.files.as_ref().map(|files| files.count()), Some(1));
     let text = everything(&log);
     for form in [secret.to_owned(), secret.bytes().map(|byte| format!("{byte:02x}")).collect()] {
         assert!(!text.contains(&form), "{form} is in the log");
     }
     assert!(text.contains("[redacted:TOKEN]"));
+}
+
+fn ends(log: &Path) -> Vec<End> {
+    let records = query(log, Filter::default()).expect("a log").map(|entry| entry.expect("readable").record);
+    records.filter_map(|record| if let Record::End(end) = record { Some(*end) } else { None }).collect()
+}
+
+#[tokio::test]
+async fn what_nobody_measured_or_looked_at_is_no_number() {
+    let home = tempfile::tempdir().expect("a directory");
+    let log = home.path().join("audit");
+    let world = World::with(audited(&log), spec()).await;
+    let mut blind = CodeRequest::new("python", "open('unseen', 'w')");
+    blind.files = Want::No;
+    assert!(!world.try_run(blind).await.expect("it runs").files.complete, "nobody looked");
+    world.run("python", "print('abc')").await;
+    let sessions = Sessions::new(world.executor.clone());
+    let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
+    session.call(CodeRequest::new("", "print('abc')")).await.expect("a result");
+    sessions.shutdown().await;
+    let ends = ends(&log);
+    let counts: Vec<_> = ends.iter().map(|end| end.outcome.files.as_ref().map(|files| files.count())).collect();
+    assert_eq!(counts, [None, Some(0), Some(0)]);
+    let [_, once, called] = &ends[..] else { panic!("{ends:?}") };
+    assert!(once.outcome.usage.cpu_us.is_some());
+    assert_eq!((once.outcome.usage.output_bytes, called.outcome.usage.output_bytes), (Some(4), Some(4)));
+    assert_eq!(called.outcome.usage.cpu_us, None, "the interpreter counts for all calls together");
+}
+
+#[test]
+fn a_line_ends_though_the_runtime_does() {
+    let home = tempfile::tempdir().expect("a directory");
+    let log = home.path().join("audit");
+    let outer = tokio::runtime::Runtime::new().expect("a runtime");
+    let world = outer.block_on(World::with(audited(&log), spec()));
+    // Each time the runtime ends before the thread that is to write has begun to, or so it often is.
+    for _ in 0..20 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let request = CodeRequest::new("python", "1");
+            drop(world.executor.begin(&world.place, world.sandbox.spec(), request).await.expect("it may begin"));
+        });
+        runtime.shutdown_timeout(Duration::from_secs(10));
+    }
+    outer.block_on(world.sandbox.close()).expect("it closes");
+    let report = verify(&log, &Expect::default()).expect("a report");
+    assert_eq!((report.executions.ended, report.executions.open), (20, 0), "{report}");
+}
+
+#[tokio::test]
+async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
+    let home = tempfile::tempdir().expect("a directory");
+    let log = home.path().join("audit");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let config = || {
+        let told = Arc::clone(&told);
+        let mut config = audited(&log);
+        config.audit.as_mut().expect("a log").mandatory = false;
+        config.warn = Warn::new(move |text| told.lock().expect("a list").push(text.to_owned()));
+        config
+    };
+    let said = || std::mem::take(&mut *told.lock().expect("a list"));
+    let world = World::with(config(), spec()).await;
+    world.run("python", "1").await;
+    assert_eq!(said(), [""; 0]);
+    std::fs::remove_dir_all(&log).expect("removed");
+    world.run("python", "1").await;
+    world.run("python", "1").await;
+    world.try_run(CodeRequest::new("python", "import os")).await.expect_err("screened");
+    let once = said();
+    assert!(once.len() == 1 && once[0].starts_with("code runs that is not logged: "), "{once:?}");
+    std::fs::write(&log, "in the way").expect("written");
+    let world = World::with(config(), spec()).await;
+    world.run("python", "1").await;
+    assert_eq!(said().len(), 1);
 }
 
 #[tokio::test]

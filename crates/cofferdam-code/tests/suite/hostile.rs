@@ -83,6 +83,30 @@ async fn the_workspace_is_looked_at_within_bounds() {
 }
 
 #[tokio::test]
+async fn names_like_our_own_hide_nothing() {
+    let world = World::new().await;
+    let hide =
+        "import os\nopen('.cofferdam-seen', 'w')\nos.mkdir('.cofferdam-x')\nopen('.cofferdam-x/a', 'w')\n'a value'";
+    let result = run(&world, hide).await;
+    let names: Vec<_> = result.files.changes.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!((names, result.files.complete), (vec![".cofferdam-seen", ".cofferdam-x/a"], true));
+    // A call at the same time has its results' place in the workspace.
+    let slow = "import os, time\nopen(place, 'w')\ntime.sleep(3)";
+    let quick = "import time\ntime.sleep(1)";
+    let slow = format!("{PLACE}{slow}");
+    let (_, quick) = tokio::join!(run(&world, &slow), run(&world, quick));
+    assert!(quick.files.changes.is_empty(), "{:?}", quick.files);
+}
+
+#[tokio::test]
+async fn a_link_that_was_there_may_have_changed() {
+    let world = World::new().await;
+    assert!(run(&world, "import os\nos.symlink('a', 'link')").await.files.complete);
+    let files = run(&world, "import os\nos.remove('link')\nos.symlink('b', 'link')").await.files;
+    assert!(!files.complete, "{files:?}");
+}
+
+#[tokio::test]
 async fn an_interpreter_in_the_workspace_is_not_run() {
     let world = World::new().await;
     let plant = "import os, stat\nfor name in ['python3', 'sh', 'node', 'cat', 'bash']:\n    open(name, 'w').write('#!/bin/sh\\necho planted')\n    os.chmod(name, 0o755)\nfor name in ['json.py', 'os.py', 'io.py', '_json.py', 'traceback.py', 'sitecustomize.py', 'binascii.py']:\n    open(name, 'w').write('print(\"planted\")')";

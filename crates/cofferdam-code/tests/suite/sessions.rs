@@ -117,6 +117,27 @@ async fn a_call_that_is_dropped_ends_its_session() {
 }
 
 #[tokio::test]
+async fn closing_ends_a_call_and_lets_no_other_begin() {
+    let open = Open::with(SessionBounds { max_open: 1, ..SessionBounds::default() }).await;
+    let session = open.session("python").await;
+    let slow = session.call(CodeRequest::new("", "import time; time.sleep(5); 'slow'"));
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        open.sessions.shutdown().await;
+    };
+    let begun = std::time::Instant::now();
+    let (slow, ()) = tokio::join!(slow, closing);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    let lost = slow.expect("a result").session.and_then(|state| state.lost);
+    assert_eq!(lost.as_deref(), Some("it was closed"));
+    let error = session.call(CodeRequest::new("", "1")).await.expect_err("closed");
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session is gone: it was closed"));
+    assert!(open.sessions.ids().is_empty());
+    let next = open.session("python").await;
+    assert_eq!(value(&call(&next, "2").await), "2", "its place is free");
+}
+
+#[tokio::test]
 async fn sessions_are_bounded_and_idle_ones_end() {
     let bounds = SessionBounds { max_open: 1, idle_timeout: Duration::from_millis(700), ..SessionBounds::default() };
     let open = Open::with(bounds).await;

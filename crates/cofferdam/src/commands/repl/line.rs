@@ -15,12 +15,7 @@ pub fn goes_on(language: &str, code: &str) -> bool {
         return false;
     }
     let blank = code.ends_with("\n\n") || last.trim().is_empty();
-    let block = code.lines().any(|line| without_comment(line).trim_end().ends_with(':')) || code.starts_with('@');
-    block && !blank
-}
-
-fn without_comment(line: &str) -> &str {
-    line.split(" #").next().unwrap_or(line)
+    (open.block || code.starts_with('@')) && !blank
 }
 
 /// What is open at the end of code.
@@ -28,10 +23,13 @@ struct Open {
     brackets: i64,
     /// A text of many lines.
     text: bool,
+    /// A line of Python ended in a colon, outside of brackets and texts.
+    block: bool,
 }
 
 fn open_parts(code: &str, python: bool) -> Open {
     let (mut brackets, mut quote): (i64, Option<&str>) = (0, None);
+    let (mut colon, mut block) = (false, false);
     let mut rest = code;
     let quotes: &[&str] = if python { &["\"\"\"", "'''", "\"", "'"] } else { &["`", "\"", "'"] };
     while let Some(c) = rest.chars().next() {
@@ -47,7 +45,7 @@ fn open_parts(code: &str, python: bool) -> Open {
             continue;
         }
         if let Some(begun) = quotes.iter().find(|quote| rest.starts_with(**quote)) {
-            quote = Some(begun);
+            (quote, colon) = (Some(*begun), false);
             rest = &rest[begun.len()..];
             continue;
         }
@@ -61,9 +59,11 @@ fn open_parts(code: &str, python: bool) -> Open {
             ')' | ']' | '}' => brackets -= 1,
             _ => {}
         }
+        block |= c == '\n' && colon;
+        colon = if c == '\n' || !c.is_whitespace() { python && c == ':' && brackets <= 0 } else { colon };
         rest = &rest[c.len_utf8()..];
     }
-    Open { brackets, text: quote.is_some_and(|quote| quote.len() == 3 || quote == "`") }
+    Open { brackets, text: quote.is_some_and(|quote| quote.len() == 3 || quote == "`"), block }
 }
 
 #[cfg(test)]
@@ -88,13 +88,20 @@ mod tests {
             ("python", "for a in b: # why\n", true),
             ("python", "@decorated\n", true),
             ("python", "'it\\'s ('\n", false),
+            ("python", "x = {'a':\n1}\n", false),
+            ("python", "x = '''a:\n'''\n", false),
+            ("python", "x = 'a:\n", false),
+            ("python", "f(x[1:\n])\n", false),
+            ("python", "def f(a,\n      b):\n", true),
+            ("python", "# why:\nx = 1\n", false),
+            ("python", "if x:# why\n", true),
             ("python", ")\n", false),
             ("javascript", "function f() {\n", true),
             ("javascript", "function f() {\n}\n", false),
             ("javascript", "`a\n", true),
             ("javascript", "x = '{' // {\n", false),
             ("javascript", "a: 1\n", false),
-            ("python", "'\\", false),
+            ("python", "'\\", true),
             ("python", "'\u{e9}\\\u{e9}", false),
         ] {
             assert_eq!(goes_on(language, code), more, "{code:?}");
