@@ -37,6 +37,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(20);
 /// Time to find out why a container ended.
 const CAUSE_LIMIT: Duration = Duration::from_millis(1500);
+/// The status of a process that was killed with SIGKILL.
+const KILLED: i64 = 137;
 
 /// Why a container ended, as far as the engine tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,7 +217,8 @@ impl Container {
                         let code = attributes.get("exitCode").and_then(|code| code.parse().ok());
                         cause = code.map(Cause::Ended).or(cause);
                     }
-                    Some("destroy" | "remove") => break,
+                    // That memory was the reason is told by somebody else than who tells of the end, perhaps later.
+                    Some("destroy" | "remove") if cause != Some(Cause::Ended(KILLED)) => break,
                     _ => {}
                 }
             }
