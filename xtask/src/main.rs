@@ -34,6 +34,7 @@ cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is 
 cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
 cargo xtask bench vm [--quick] [--docker]     compare machines with plain QEMU, and with docker run
+cargo xtask bench code [--quick] [--docker] [--vm]  compare code behind each wall with the bare interpreter
 cargo xtask bench NAME --help                 more options of a benchmark
 cargo xtask fuzz module | screen | snapshot | archive [--seconds N] [--seed S] [--cases N]
                                               run what strangers wrote, and check what must hold for each

@@ -79,7 +79,7 @@ fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
 fn table(all: &MachineImages) -> String {
     let mut out = String::new();
     for image in &all.images {
-        let size = image.size.map_or_else(|| "damaged".to_owned(), |bytes| ByteSize::from_bytes(bytes).to_string());
+        let size = image.size.map_or_else(|| "unusable".to_owned(), |bytes| ByteSize::from_bytes(bytes).to_string());
         let kernel = if image.kernel.is_empty() { "own kernel" } else { &image.kernel };
         // Writing to a string cannot fail.
         let _ = writeln!(
@@ -118,7 +118,7 @@ mod tests {
         let images = vec![image("default", Some(200 << 20)), image("mine", None)];
         insta::assert_snapshot!(table(&MachineImages { directory: "/x".into(), images, nameless }), @r"
         default          0123456789ab    200 MiB 6.1.0-x Debian packages (tiny)
-        mine             0123456789ab    damaged 6.1.0-x Debian packages (tiny)
+        mine             0123456789ab   unusable 6.1.0-x Debian packages (tiny)
         and 1 without a name, 5 MiB; see cofferdam vm prune
         ");
         let none = MachineImages { directory: "/x".into(), images: Vec::new(), nameless: Vec::new() };

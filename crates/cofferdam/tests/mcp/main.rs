@@ -69,6 +69,16 @@ impl Served {
     }
 }
 
+impl Drop for Served {
+    /// Where a test fails before it ends it.
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
 fn terminate(child: &Child) {
     let status = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().expect("kill runs");
     assert!(status.success());

@@ -82,7 +82,7 @@ fn repl(words: &[&str]) -> Command {
     command
 }
 
-fn typed(command: &mut Command, lines: &str) -> (i32, String, String) {
+pub(super) fn typed(command: &mut Command, lines: &str) -> (i32, String, String) {
     let mut child = start(command);
     child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("written");
     read(&child.wait_with_output().expect("it ends"))

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use super::code::typed;
 use super::{cofferdam, json, outcome, run};
 
 /// The command with the engine of the tests; says why there is none.
@@ -45,6 +46,16 @@ fn a_script_runs_in_a_container() {
     assert_eq!(answer["stdout"]["text"], "42 True ['a', 'b']\n");
     let weak = answer["posture"].as_array().expect("rows").iter().filter(|row| row["remedy"].is_string()).count();
     assert_eq!(weak, 0, "{}", answer["posture"]);
+}
+
+#[test]
+fn a_session_in_a_container_keeps_its_variables() {
+    let mut repl = cofferdam();
+    repl.args(["repl", "--no-history", "--backend", "docker", "--lang", "python", "--timeout", "2s"]);
+    let Some(mut repl) = with_engine(repl) else { return };
+    let (status, stdout, stderr) = typed(&mut repl, "x = 6\nx * 7\nwhile True: pass\n'x' in globals()\n");
+    assert_eq!((status, stdout.as_str()), (0, "42\nFalse\n"), "{stderr}");
+    assert!(stderr.contains("did not end within 2."), "{stderr}");
 }
 
 #[test]

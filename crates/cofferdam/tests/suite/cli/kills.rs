@@ -18,7 +18,7 @@ const NO_HANG: Duration = Duration::from_secs(120);
 /// How deep control groups are looked for.
 const GROUPS_DEPTH: usize = 6;
 /// Says that it is there, and stays.
-const STAYS: &str = "echo ready; while :; do echo more > /workspace/file; done";
+const STAYS: &str = "echo more > /workspace/file; echo ready; while :; do echo less > /workspace/other; done";
 
 fn moments(test: &str) -> fastrand::Rng {
     let given = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use super::code::typed;
 use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, run};
 
@@ -233,6 +234,17 @@ fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
     assert!(row("pid-namespace").contains("(tcg)") || row("pid-namespace").contains("(kvm)"));
     assert!(row("memory").contains("the monitor"), "{}", row("memory"));
     assert!(rows.iter().all(|row| !row["remedy"].is_string()), "{rows:?}");
+}
+
+#[test]
+fn a_session_in_a_machine_keeps_its_variables() {
+    let mut repl = cofferdam();
+    repl.args(["repl", "--no-history", "--level", "vm", "--lang", "python", "--timeout", "5s"]);
+    let Some(mut repl) = with_machines(repl, "a_session_in_a_machine") else { return };
+    let lines = "x = 6\nx * 7\nimport os; os.uname().sysname\nwhile True: pass\n'x' in globals()\n";
+    let (status, stdout, stderr) = typed(&mut repl, lines);
+    assert_eq!((status, stdout.as_str()), (0, "42\n'Linux'\nFalse\n"), "{stderr}");
+    assert!(stderr.contains("did not end within 5."), "{stderr}");
 }
 
 #[test]
