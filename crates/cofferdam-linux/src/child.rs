@@ -149,6 +149,8 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
         if tie == Tie::Namespace {
             relay::enter_namespace()?;
         }
+        // What this process itself was given by whoever started it is open in every program, unless it is told not to be.
+        process::keep_none_on_exec()?;
         numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))
     };
     // SAFETY: what runs between fork and exec makes system calls only, and allocates nothing.
@@ -177,10 +179,14 @@ mod tests {
     #[test]
     fn a_program_has_its_descriptors_and_no_others() {
         let (mut kept, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (other, _rest) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (other, inherited) = std::os::unix::net::UnixStream::pair().unwrap();
+        // As one that a shell left open for this process.
+        process::keep_on_exec(inherited.as_raw_fd()).unwrap();
         let number = theirs.as_raw_fd();
         let mut command = Command::new("/bin/sh");
-        let script = format!("echo hello >&{number}; test ! -e /proc/self/fd/{}", other.as_raw_fd());
+        let absent = |fd: RawFd| format!("test ! -e /proc/self/fd/{fd}");
+        let script =
+            format!("echo hello >&{number}; {} && {}", absent(other.as_raw_fd()), absent(inherited.as_raw_fd()));
         command.args(["-c", &script]).env_clear().stdin(Stdio::null());
         let mut child = start(command, Start { keep: vec![theirs.into()], ..Start::default() }).unwrap();
         let mut said = String::new();

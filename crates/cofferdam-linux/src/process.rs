@@ -164,6 +164,12 @@ pub fn keep_on_exec(fd: RawFd) -> io::Result<()> {
     unsafe { check_int(libc::fcntl(fd, libc::F_SETFD, 0)).map(drop) }
 }
 
+/// Leaves no descriptor but the standard three open when a program is executed.
+pub fn keep_none_on_exec() -> io::Result<()> {
+    // SAFETY: plain numbers; the flags belong to this process's table alone.
+    unsafe { check(libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)).map(drop) }
+}
+
 /// A descriptor that stands for a process, whatever its number is used for later.
 pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain numbers; the descriptor returned is new.

@@ -1,5 +1,5 @@
-//! Which files a monitor may open by their names: its own program and libraries, and what the kernel says. Nothing of any
-//! user's.
+//! Which files a monitor may open by their names: its own program, libraries and firmware. Nothing of any user's, and
+//! nothing that the kernel says of processes and devices.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +12,19 @@ use rustix::io::Errno;
 use crate::qemu::KVM;
 use crate::vmm::Accelerator;
 
-/// Places that may be read, and executed from.
-const PROGRAMS: [&str; 5] = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"];
-/// What the kernel says.
-const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev/urandom"];
+/// Libraries, which may be read and executed from.
+const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
+/// Where a program without a path is started from.
+const SEARCHED: [&str; 2] = ["/bin", "/usr/bin"];
+/// What may be read: the loader's list, firmware where distributions put it, random numbers, which processors there are.
+const READ: [&str; 6] = [
+    "/etc/ld.so.cache",
+    "/usr/share/qemu",
+    "/usr/share/seabios",
+    "/usr/share/qboot",
+    "/dev/urandom",
+    "/sys/devices/system/cpu",
+];
 /// Devices that may be written to.
 const DEVICES: [&str; 1] = ["/dev/null"];
 
@@ -46,10 +55,10 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
         // What cannot be opened here cannot be opened there.
         Err(_) => Ok(()),
     };
-    for path in PROGRAMS.iter().map(PathBuf::from).chain(around(program)) {
+    for path in LIBRARIES.iter().map(PathBuf::from).chain(around(program)) {
         allow(&path, access::READ | access::EXECUTE)?;
     }
-    for path in KERNELS {
+    for path in READ {
         allow(path.as_ref(), access::READ)?;
     }
     let kvm = (accelerator == Accelerator::Kvm).then_some(KVM);
@@ -75,7 +84,10 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
 
 /// A program, and where one that was installed by itself has its parts.
 fn around(program: &Path) -> Vec<PathBuf> {
-    let Ok(program) = program.canonicalize() else { return Vec::new() };
+    // A plain name is looked for by the C library, which has no list of places from us but its own.
+    let places: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
+    let mut found = places.iter().filter_map(|place| Path::new(place).join(program).canonicalize().ok());
+    let Some(program) = found.next() else { return Vec::new() };
     let above = program.parent().and_then(Path::parent).map(Path::to_owned);
     let parts = above.into_iter().flat_map(|above| ["share/qemu", "lib"].map(|name| above.join(name)));
     let parts: Vec<PathBuf> = parts.collect();
@@ -97,5 +109,28 @@ mod tests {
             "{all:?}"
         );
         assert!(around(Path::new("/no/such/program")).is_empty());
+        let shell = Path::new("/bin/sh").canonicalize().unwrap();
+        assert!(around(Path::new("sh")).contains(&shell), "by its name alone");
+    }
+
+    #[test]
+    fn a_monitor_reads_its_own_parts_and_nothing_that_the_host_says() {
+        use cofferdam_linux::child::{Start, start};
+
+        let shell = Path::new("/bin/sh");
+        let Ok(rules) = of(shell, Accelerator::Tcg, &Opened::default()) else {
+            println!("SKIP a_monitor_reads_its_own_parts_and_nothing_that_the_host_says: no Landlock here");
+            return;
+        };
+        let open = ["/dev/urandom", "/etc/ld.so.cache"].map(|path| format!("true < {path} || exit 2"));
+        let closed =
+            ["/proc/version", "/proc/1/cmdline", "/proc/self/environ", "/sys/kernel/uevent_seqnum", "/etc/passwd"];
+        let closed = closed.map(|path| format!("( : < {path} ) 2>&- && {{ echo {path}; exit 3; }}"));
+        // What it may not read, it may not start.
+        let script = format!("{}; {}; /usr/bin/env 2>&- && exit 4; exit 0", open.join("; "), closed.join("; "));
+        let mut command = std::process::Command::new(shell);
+        command.args(["-c", &script]).env_clear();
+        let status = start(command, Start { rules: Some(rules), ..Start::default() }).unwrap().wait().unwrap();
+        assert!(status.success(), "{status}");
     }
 }
