@@ -380,9 +380,9 @@ pub struct Torn {
 /// Lines that are missing at this place, and had been written: they were lost in a power cut, or cut off.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// The number of the last line that had been written.
+    /// The number of the last line that had been written; where that was not known any more, as `found`.
     pub written: u64,
-    /// Its hash.
+    /// Its hash; zero where it was not known.
     pub written_hash: Digest,
     /// The number of the last line that was still there.
     pub found: u64,

@@ -13,7 +13,7 @@ use crate::error::failed;
 use crate::line::{self, Checked, VERSION};
 use crate::lines::{Lines, RawLine};
 use crate::report::{Report, Weight};
-use crate::{Artifact, Digest, Error, ExecutionId, Head, Key, Record, Removed, Result, SegmentStart, Torn};
+use crate::{Artifact, Digest, Error, ExecutionId, Gap, Head, Key, Record, Removed, Result, SegmentStart, Torn};
 use crate::{head, names, place};
 
 /// The most executions without an end that are remembered by name.
@@ -272,6 +272,11 @@ impl<'a> Walk<'a> {
                 self.close(&cancelled.id, Some(cancelled.begin));
             }
             Record::Torn(torn) => self.torn(&torn)?,
+            Record::Gap(Gap { written, found, .. }) if written == found => {
+                self.loss(format!(
+                    "how far the log had gone was not known any more; it went to number {found} at least"
+                ));
+            }
             Record::Gap(gap) => {
                 let reason =
                     format!("lines after number {} were lost; number {} had been written", gap.found, gap.written);
@@ -370,8 +375,10 @@ impl<'a> Walk<'a> {
                     format!("it names line {}, but the log ends with line {last}: its end was cut off", head.seq);
                 self.breach(reason);
             }
-            Some(Err(())) => self.note("it cannot be read; the next writer writes it anew"),
-            None => self.note("it is missing; the next writer writes it anew"),
+            // A writer that was killed before its second line has left none yet.
+            Some(Err(())) | None if last < 2 => self.note("it says nothing yet; the next writer writes it"),
+            Some(Err(())) => self.loss("it cannot be read, so an end that was cut off would not be noticed"),
+            None => self.breach("it is missing, which no crash explains: the log's end may have been cut off"),
             Some(Ok(_)) => {}
         }
         if self.expect.head.is_some() && !self.expected_found {

@@ -49,6 +49,14 @@ pub enum Notice {
         /// The last line that was there.
         found: u64,
     },
+    /// The file that says how long the log had been said nothing.
+    #[error(
+        "the log's head was missing or could not be read: whether lines after number {found} are missing, nobody knows"
+    )]
+    UnknownEnd {
+        /// The last line that was there.
+        found: u64,
+    },
     /// Something besides the lines themselves did not work.
     #[error("{doing} failed: {reason}")]
     Failed {
@@ -137,8 +145,14 @@ impl Writer {
     }
 
     fn begin(&mut self) -> Result<()> {
+        let known = self.expected.is_some();
         self.sweep()?;
         self.refresh()?;
+        // A new log has one line.
+        let found = self.head()?;
+        if !known && found.seq > 1 {
+            self.tell_of_unknown_end(found)?;
+        }
         self.finish_recoveries()?;
         let head = self.head()?;
         head::write(&self.head, &head)
@@ -280,6 +294,15 @@ impl Writer {
         // A line that tells of torn bytes is not one that was there.
         let found = if ending.torn.is_empty() { self.head()? } else { self.recover(&ending.torn)? };
         self.tell_of_gap(found)
+    }
+
+    /// Tells that nothing says how long the log had been.
+    fn tell_of_unknown_end(&mut self, found: Head) -> Result<()> {
+        let found = found.seq;
+        let gap = Gap { written: found, written_hash: Digest::ZERO, found, time: Timestamp::now() };
+        self.append(Record::Gap(gap), Room::Needed)?;
+        self.notice(Notice::UnknownEnd { found });
+        Ok(())
     }
 
     /// Tells of lines that are missing, if the last one that was there is not the last that had been written.

@@ -209,7 +209,7 @@ fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
     assert_eq!(verdict(&stripped, &with_key()).verdict, Verdict::Broken);
 }
 
-/// With the head file put right, a log that was cut off between two lines looks like a shorter one.
+/// Only with the head file put right, a log that was cut off between two lines looks like a shorter one.
 #[test]
 fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     let mut files = log(false).clone();
@@ -220,9 +220,33 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     files[last].1 = kept.concat();
     let report = verdict(&files, &Expect::default());
     assert!(report.to_string().contains("its end was cut off"), "{report}");
-    files.retain(|(name, _)| name != "head");
-    assert_eq!(verdict(&files, &Expect::default()).verdict, Verdict::Whole);
+    let head = files.iter().position(|(name, _)| name == "head").unwrap();
+    files[head].1 = b"nothing".to_vec();
+    let report = verdict(&files, &Expect::default());
+    assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+    files.remove(head);
+    let report = verdict(&files, &Expect::default());
+    assert_eq!(report.verdict, Verdict::Broken);
+    assert!(report.to_string().contains("the log's end may have been cut off"), "{report}");
     assert_eq!(verdict(&files, &Expect { head: Some(old), ..Expect::default() }).verdict, Verdict::Broken);
+}
+
+/// The next writer makes the head anew, and so says for good that there was none.
+#[test]
+fn a_head_that_was_taken_away_is_told_for_good() {
+    for damage in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
+        let directory = tempfile::tempdir().unwrap();
+        execute(&Log::open(config(directory.path())).unwrap(), "a");
+        damage(&directory.path().join("audit/head"));
+        let log = Log::open(config(directory.path())).unwrap();
+        assert_eq!(log.notices(), [Notice::UnknownEnd { found: 3 }]);
+        execute(&log, "b");
+        drop(log);
+        assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
+        let report = verify(&directory.path().join("audit"), &Expect::default()).unwrap();
+        assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+        assert!(report.to_string().contains("it went to number 3 at least"), "{report}");
+    }
 }
 
 #[test]

@@ -31,6 +31,9 @@ fn the_example_is_a_log_and_its_hash_can_be_made_by_hand() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit-00000001.jsonl");
     std::fs::write(&path, block("json")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(block("json").lines().last().unwrap()).unwrap();
+    let head = serde_json::json!({ "seq": last["seq"], "segment": 1, "hash": last["hash"] });
+    std::fs::write(directory.path().join("head"), head.to_string()).unwrap();
     let report = verify(directory.path(), &Expect::default()).unwrap();
     assert_eq!((report.verdict, report.executions.ended), (Verdict::Whole, 1), "{report}");
 
