@@ -12,6 +12,7 @@ use crate::landlock::Ruleset;
 use crate::namespace::{self, kind};
 use crate::process::{self, Resource, die_with_parent};
 use crate::relay;
+use crate::seccomp::{self, Arch, compile_lone};
 
 /// How a program is started, besides what a [`Command`] says.
 #[derive(Debug, Default)]
@@ -32,6 +33,8 @@ pub struct Start {
     pub limits: Vec<(Resource, u64)>,
     /// How large the pages of its memory may be.
     pub pages: Pages,
+    /// Which system calls it may make.
+    pub calls: Calls,
 }
 
 /// How large the pages are that the kernel gives a program.
@@ -42,6 +45,16 @@ pub enum Pages {
     Any,
     /// Never huge, for programs of which there are many.
     Small,
+}
+
+/// Which system calls a program may make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Calls {
+    /// All.
+    #[default]
+    Any,
+    /// Those of [`compile_lone`]'s list, on itself.
+    Lone,
 }
 
 /// What of the host's besides files a program can reach.
@@ -118,7 +131,8 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
 }
 
 fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
-    let Start { keep, user, mut rules, seclusion, groups, limits, pages } = start;
+    let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls } = start;
+    let mut filter = (calls == Calls::Lone).then(|| compile_lone(Arch::native()));
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
     let parent = std::process::id();
     command.process_group(0);
@@ -151,7 +165,10 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
         }
         // What this process itself was given by whoever started it is open in every program, unless it is told not to be.
         process::keep_none_on_exec()?;
-        numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))
+        numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
+        let Some(filter) = &mut filter else { return Ok(()) };
+        filter.belongs_to(std::process::id());
+        seccomp::install(filter)
     };
     // SAFETY: what runs between fork and exec makes system calls only, and allocates nothing.
     unsafe { command.pre_exec(prepare) };
@@ -219,6 +236,19 @@ mod tests {
             Start { rules: Some(rules), ..Start::default() }
         ));
         assert!(outcome("cat /etc/passwd > /dev/null", Start::default()));
+    }
+
+    #[test]
+    fn a_lone_program_sends_signals_to_itself_only() {
+        let lone = || Start { calls: Calls::Lone, ..Start::default() };
+        // The other is this user's own, and so could be killed.
+        let mut other = start(Command::new("/bin/cat"), Start::default()).unwrap();
+        assert!(outcome(&format!("kill -0 {}", other.id()), Start::default()));
+        assert!(outcome(&format!("! kill -0 {}", other.id()), lone()));
+        assert!(!outcome("kill -9 $$; exit 0", lone()), "itself");
+        assert!(!outcome("sleep 0.01 & kill -9 0; exit 0", Start::default()) && outcome("kill -9 0; exit 0", lone()));
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! nothing that the kernel says of processes and devices.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ use crate::vmm::Accelerator;
 
 /// Libraries, which may be read and executed from.
 const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
+/// What a monitor that is a script may start besides: its interpreter, and the monitor itself.
+const PROGRAMS: [&str; 2] = ["/bin", "/usr"];
 /// Where a program without a path is started from.
 const SEARCHED: [&str; 2] = ["/bin", "/usr/bin"];
 /// What may be read: the loader's list, firmware where distributions put it, random numbers, which processors there are.
@@ -55,7 +57,9 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
         // What cannot be opened here cannot be opened there.
         Err(_) => Ok(()),
     };
-    for path in LIBRARIES.iter().map(PathBuf::from).chain(around(program)) {
+    let parts = around(program);
+    let programs: &[&str] = if parts.last().is_some_and(|program| is_script(program)) { &PROGRAMS } else { &[] };
+    for path in LIBRARIES.iter().chain(programs).map(PathBuf::from).chain(parts) {
         allow(&path, access::READ | access::EXECUTE)?;
     }
     for path in READ {
@@ -82,7 +86,7 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     Ok(rules)
 }
 
-/// A program, and where one that was installed by itself has its parts.
+/// Where a program that was installed by itself has its parts, and at last the program.
 fn around(program: &Path) -> Vec<PathBuf> {
     // A plain name is looked for by the C library, which has no list of places from us but its own.
     let places: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
@@ -92,6 +96,11 @@ fn around(program: &Path) -> Vec<PathBuf> {
     let parts = above.into_iter().flat_map(|above| ["share/qemu", "lib"].map(|name| above.join(name)));
     let parts: Vec<PathBuf> = parts.collect();
     parts.into_iter().chain([program]).collect()
+}
+
+fn is_script(program: &Path) -> bool {
+    let mut start = [0; 2];
+    File::open(program).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"#!"
 }
 
 #[cfg(test)]

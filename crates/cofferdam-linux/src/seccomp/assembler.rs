@@ -5,10 +5,13 @@
 //! 32-bit offset is put within reach first. It knows nothing of system calls.
 use std::collections::HashMap;
 
+use super::checks::ITSELF;
+
 const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
 const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
 const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 
 /// One classic BPF instruction, laid out as the kernel's `sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,16 @@ impl Program {
             [a, b, it.jt, it.jf, c, d, e, f]
         };
         self.instructions.iter().flat_map(bytes).collect()
+    }
+
+    /// Names the process that a program of [`compile_lone`](super::compile_lone) is for, by its number as it sees it. Does not
+    /// allocate, so that the process may do it itself before it executes anything.
+    pub fn belongs_to(&mut self, process: u32) {
+        for it in &mut self.instructions {
+            if it.code == EQUAL && it.k == ITSELF {
+                it.k = process;
+            }
+        }
     }
 
     /// Whether there are none; a compiled program has some.
@@ -93,7 +106,7 @@ impl Assembler {
         let yes = self.place(yes, REACH - 1);
         let no = self.place(no, REACH);
         let (code, k) = match condition {
-            Condition::Equal(k) => (0x15, k),   // BPF_JMP | BPF_JEQ | BPF_K
+            Condition::Equal(k) => (EQUAL, k),
             Condition::AtLeast(k) => (0x35, k), // BPF_JMP | BPF_JGE | BPF_K
             Condition::AnyBit(k) => (0x45, k),  // BPF_JMP | BPF_JSET | BPF_K
         };

@@ -74,6 +74,22 @@ const TIOCSETD: u32 = 0x5423;
 
 pub(super) const IOCTL: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD])])]);
 
+// Whom a descriptor's signals go to: any process of the same user.
+const F_SETOWN: u32 = 8;
+const F_SETOWN_EX: u32 = 15;
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
+
+pub(super) const FCNTL_WITHOUT_OWNERS: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[F_SETOWN, F_SETOWN_EX])])]);
+pub(super) const IOCTL_WITHOUT_OWNERS: Verdict =
+    allow_except(&[case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP])])]);
+
+/// Stands for the process that a program is for, until that is known; larger than any process's number.
+pub(super) const ITSELF: u32 = 0x7fff_ff17;
+
+pub(super) const TO_ITSELF: Verdict =
+    Verdict::ByArguments { cases: &[case(Action::Allow, &[one_of(0, &[ITSELF])])], otherwise: EPERM };
+
 // File modes.
 const SET_ID_BITS: u32 = 0o6000;
 const O_CREAT: u32 = 0o100;

@@ -10,7 +10,7 @@
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
 use super::checks::{PRLIMIT, RLIMIT_RTTIME};
-use super::policy::{ALLOWED, Options, UNKNOWN, is_for_building, verdict};
+use super::policy::{ALLOWED, Options, UNKNOWN, is_for_building, lone, verdict};
 use super::rule::{Action, Case, Test, Verdict};
 
 // Offsets in `struct seccomp_data`; both architectures are little-endian.
@@ -34,6 +34,12 @@ struct Leaf {
 
 pub(super) fn compile(arch: Arch, options: &Options) -> Program {
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, |name| verdict(name, options))))
+}
+
+/// The whole list, for a process among others.
+pub(super) fn compile_lone(arch: Arch) -> Program {
+    let verdict = |name: &str| lone(name).unwrap_or_else(|| verdict(name, &Options::default()));
+    guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
 }
 
 /// The whole list, but for what is used to build sandboxes, which is allowed.

@@ -38,6 +38,16 @@ pub fn compile_stages(arch: Arch, options: &Options) -> (Program, Program) {
     (compiler::compile_early(arch, options), compiler::compile_late(arch, options))
 }
 
+/// The allowlist for a program of the host's that no process namespace keeps from other processes, such as the monitor of a
+/// machine: besides what guests may not do, it can send signals to nobody but itself, have none sent in its name, and change no
+/// process's priority or processors.
+///
+/// It is for one process: [`Program::belongs_to`] has to name that before the filter is installed.
+#[must_use]
+pub fn compile_lone(arch: Arch) -> Program {
+    compiler::compile_lone(arch)
+}
+
 /// Puts `program` on the calling thread, for good, and on everything that the thread starts from then on.
 ///
 /// Requires no_new_privs (or CAP_SYS_ADMIN) on the thread. Other threads of the process stay as they are. Does not

@@ -2,7 +2,10 @@
 use std::fmt;
 
 use super::arch::Arch;
-use super::checks::{ENOSYS, EPERM, FCNTL_WITHOUT_PIPE_SIZE, MMAP_WITHOUT_SHARED, SETSOCKOPT_WITHOUT_BUFFERS};
+use super::checks::{
+    ENOSYS, EPERM, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, MMAP_WITHOUT_SHARED,
+    SETSOCKOPT_WITHOUT_BUFFERS, TO_ITSELF,
+};
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
 
@@ -92,6 +95,20 @@ pub struct Options {
 /// The verdict on a system call that exists on some architecture.
 pub(super) fn verdict(name: &str, options: &Options) -> Verdict {
     refused_by_option(name, options).or(rule(name).map(|rule| rule.verdict)).unwrap_or(UNLISTED)
+}
+
+/// The verdict on a call for a process that others of the host stand beside, where it differs.
+pub(super) fn lone(name: &str) -> Option<Verdict> {
+    match name {
+        "kill" | "tgkill" => Some(TO_ITSELF),
+        "tkill" | "rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_open" | "pidfd_send_signal" | "setpriority"
+        | "ioprio_set" | "sched_setaffinity" | "sched_setattr" | "sched_setparam" | "sched_setscheduler" => {
+            Some(UNLISTED)
+        }
+        "fcntl" => Some(FCNTL_WITHOUT_OWNERS),
+        "ioctl" => Some(IOCTL_WITHOUT_OWNERS),
+        _ => None,
+    }
 }
 
 /// The allowlist as it applies to `arch` without options, in the order of the calls' numbers: name, verdict, reason.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam_contract::Access;
-use cofferdam_linux::child::{Pages, Seclusion, Start};
+use cofferdam_linux::child::{Calls, Pages, Seclusion, Start};
 use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
@@ -92,6 +92,8 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
         groups: groups.map_err(failed())?,
         limits,
         pages: Pages::Small,
+        // It has filters of its own, one for each of its threads.
+        calls: Calls::Any,
     };
     Ok(Raised { directory, start, running, owner: user })
 }

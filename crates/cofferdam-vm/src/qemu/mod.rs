@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
-use cofferdam_linux::child::{self, Pages, Seclusion, Start};
+use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
@@ -257,7 +257,7 @@ impl Qemu {
             let enclosure = Enclosure::make(&allowance, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
             let walls = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, ..Start::default() };
-            let start = Start { groups, limits, pages: Pages::Small, ..walls };
+            let start = Start { groups, limits, pages: Pages::Small, calls: Calls::Lone, ..walls };
             child::start(command, start).map(|child| (child, enclosure))
         });
         let started = started.await;

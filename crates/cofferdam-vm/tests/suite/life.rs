@@ -70,14 +70,22 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
 async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
     let Some(backend) = support::backend(test) else { return };
+    // As one that a shell left open for this process.
+    let inherited = tempfile::NamedTempFile::new().unwrap();
+    rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
     let sandbox = promptly(backend.create(spec(80))).await.unwrap();
     let pid = support::monitor_with("179M");
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let open: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect();
+    assert!(open.len() > 10 && !open.iter().any(|file| file == inherited.path()), "{open:?}");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|rest| rest.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).unwrap_or_default()
     };
     assert_eq!((field("NoNewPrivs"), field("Seccomp")), (vec!["1".to_owned()], vec!["2".to_owned()]), "{status}");
+    // Ours, and its own.
+    assert_eq!(field("Seccomp_filters"), ["2"], "{status}");
     assert!(field("Uid").iter().chain(&field("Gid")).all(|id| id != "0"), "{status}");
     if rustix::process::geteuid().is_root() {
         for kind in ["net", "ipc", "uts"] {

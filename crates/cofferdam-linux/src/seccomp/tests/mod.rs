@@ -7,7 +7,7 @@ mod oracle;
 mod policy;
 mod table;
 
-use super::{Arch, MarkKey, Options, Program, compile, compile_stages};
+use super::{Arch, MarkKey, Options, Program, compile, compile_lone, compile_stages};
 use interpreter::run;
 
 /// Halves that no ordinary argument has.

@@ -1,7 +1,7 @@
 //! The policy, in numbers taken from the kernel's headers and not from the table.
 use super::{
     AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENOMEM, ENOSYS, EPERM, EPROTONOSUPPORT, I386, KILL, Options,
-    PRETEND, X86_64, arguments, compile, number, run,
+    PRETEND, X86_64, arguments, compile, compile_lone, number, run,
 };
 
 /// What becomes of a call, on each architecture that has it; at least one must.
@@ -289,4 +289,44 @@ fn options_refuse_more() {
         check(&shared, "mmap", &[0, 4096, 3, flags], ALLOW);
     }
     check(&shared, "memfd_create", &[1, 1], ALLOW);
+}
+
+#[test]
+fn a_process_among_others_reaches_itself_only() {
+    for arch in Arch::ALL {
+        let mut program = compile_lone(arch);
+        program.belongs_to(4711);
+        let verdict = |name: &str, given: &[u64]| {
+            let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
+            run(&program, &Call::new(arch, number, arguments(given)))
+        };
+        // What a program needs, as for guests.
+        for name in
+            "read write openat mmap futex clone execve exit_group ppoll eventfd2 seccomp rt_sigaction".split(' ')
+        {
+            assert_eq!(verdict(name, &[]), ALLOW, "{name}");
+        }
+        // What guests may not do either.
+        for name in "ptrace process_vm_writev bpf mount setns unshare io_uring_setup keyctl pidfd_getfd".split(' ') {
+            assert_eq!(verdict(name, &[]), EPERM, "{name}");
+        }
+        for name in ["kill", "tgkill"] {
+            assert_eq!(verdict(name, &[4711, 4712, 9]), ALLOW, "{name}");
+            // Groups, everybody, what stood in the number's place, and numbers that the kernel cuts.
+            for other in [0, 1, 4712, u64::MAX, (-4711i64).cast_unsigned(), 0x7fff_ff17] {
+                assert_eq!(verdict(name, &[other, 9]), EPERM, "{name} {other}");
+            }
+            assert_eq!(verdict(name, &[0x1_0000_1267, 9]), ALLOW, "{name}: the kernel takes this for 4711");
+        }
+        let others = "tkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal setpriority ioprio_set
+            sched_setaffinity sched_setattr sched_setparam sched_setscheduler";
+        for name in others.split_whitespace() {
+            assert_eq!(verdict(name, &[4711, 0, 0]), EPERM, "{name}");
+        }
+        assert_eq!(verdict("fcntl", &[3, 3]), ALLOW);
+        assert_eq!(verdict("ioctl", &[3, 0x5401]), ALLOW);
+        for (name, command) in [("fcntl", 8), ("fcntl", 15), ("ioctl", 0x8901), ("ioctl", 0x8902), ("ioctl", 0x5412)] {
+            assert_eq!(verdict(name, &[3, command, 1]), EPERM, "{name} {command:#x}");
+        }
+    }
 }
