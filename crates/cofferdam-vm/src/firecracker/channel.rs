@@ -22,7 +22,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::process::{End, os};
+use super::process::{End, Tree, os};
 use super::vsock;
 use crate::error::VmError;
 
@@ -65,12 +65,12 @@ impl Channel {
     /// Begins, and gives the streams. `boots` says that somebody inside will soon listen; else it waits to be attached.
     pub(super) fn begin(
         (ours, theirs): (UnixStream, UnixStream),
-        socket: PathBuf,
+        (socket, tree): (PathBuf, Tree),
         end: watch::Receiver<Option<End>>,
         boots: bool,
     ) -> (Self, UnixStream) {
         let (orders, told) = mpsc::channel(1);
-        tokio::spawn(Pump { socket, streams: theirs, told, end }.run(boots));
+        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, told, end }.run(boots));
         (Self { orders }, ours)
     }
 
@@ -100,6 +100,8 @@ impl Channel {
 
 struct Pump {
     socket: PathBuf,
+    /// What the socket's path begins with, if that needs to be held.
+    _tree: Tree,
     streams: UnixStream,
     told: mpsc::Receiver<Order>,
     end: watch::Receiver<Option<End>>,

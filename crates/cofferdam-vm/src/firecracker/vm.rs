@@ -75,7 +75,7 @@ impl FirecrackerVm {
         stand: Stand,
         patience: Duration,
     ) -> Self {
-        let Watched { client, console, kept, process, end, directory: _ } = watched;
+        let Watched { client, console, kept, process, end, directory: _, tree: _ } = watched;
         Self {
             client,
             process,
