@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::registry::Pull;
-use cofferdam::registry::machines::{Acceleration, Build, Driver};
+use cofferdam::registry::machines::{Acceleration, Build, Driver, Jailer};
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
@@ -105,6 +105,9 @@ pub struct ConfigMachines {
     pub driver: Option<Driver>,
     /// Firecracker's program.
     pub firecracker: Option<PathBuf>,
+    /// Whether its own jailer starts Firecracker.
+    #[serde(deserialize_with = "parsed")]
+    pub jailer: Option<Jailer>,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// What runs a machine's instructions.
