@@ -186,10 +186,23 @@ impl FirecrackerVmm {
         Ok((FirecrackerVm::new(watched, channel, memory, stand, patience), streams))
     }
 
-    /// Has it do all of this, or ends it.
+    /// Has it do all of this, or ends it. Its directory is closed when it has made what it needs there: before the last request,
+    /// if that lets the machine run, else after it.
     async fn told(vm: FirecrackerVm, operation: &'static str, requests: &[Request]) -> Result<FirecrackerVm> {
         for request in requests {
-            if let Err(error) = vm.send(operation, request).await {
+            let closed = match request {
+                Request::Act(Action::InstanceStart) => vm.close_directory().await,
+                _ => Ok(()),
+            };
+            let done = match closed {
+                Ok(()) => vm.send(operation, request).await,
+                Err(error) => Err(error),
+            };
+            let done = match (request, done) {
+                (Request::LoadSnapshot(_), Ok(())) => vm.close_directory().await,
+                (_, done) => done,
+            };
+            if let Err(error) = done {
                 return Err(vm.give_up(error).await);
             }
         }

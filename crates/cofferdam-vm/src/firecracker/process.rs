@@ -11,7 +11,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -193,6 +193,8 @@ impl Remains {
             }
         }
         let Some(directory) = &self.directory else { return Ok(()) };
+        // One that was closed to its own user. What stands there is a directory of ours in one of ours.
+        let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
         match fs::remove_dir_all(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,

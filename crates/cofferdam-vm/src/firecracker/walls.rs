@@ -1,9 +1,9 @@
 //! The directory of a machine, and the walls around its Firecracker: what is shown to it, and nothing else of the host's.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -100,6 +100,17 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
     command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
     let view = View { outside: directory, inside: PathBuf::new(), owner: user, tree: None };
     Ok(Raised { command, tie: Tie::Own, view, start, running })
+}
+
+/// Has a machine's directory stay as it is, once its Firecracker has made the two sockets that it needs: it could go on to make
+/// them for ever, and each takes a place in the host's file system. To be called before anything of a guest's runs.
+pub(super) fn close(directory: &Path) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        rustix::fs::chown(directory, Some(Uid::ROOT), Some(Gid::ROOT))?;
+        return fs::set_permissions(directory, Permissions::from_mode(0o711));
+    }
+    // Its owner could take that back by a call that Firecracker's own filter does not let through.
+    fs::set_permissions(directory, Permissions::from_mode(0o500))
 }
 
 /// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others

@@ -1,14 +1,14 @@
 //! The driver: what it asks of Firecracker and in which order, and what becomes of machines whose Firecracker does not do it.
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind};
 use cofferdam_vm::VmError;
-use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm};
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::{MachineState, Started, Vmm};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -132,6 +132,9 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         let mut written = [0; 14];
         work.read_exact_at(&mut written, 0).unwrap();
         assert_eq!(&written, b"written inside");
+        // In a jail it is the size of that which counts them.
+        let more = makes_more(&mut started).await;
+        assert!(if stage.is_jailed() { more < 64 } else { more == 0 }, "{more} sockets more");
         let name = name(&started);
         assert!(started.vm.is_ended().is_none());
         promptly(started.vm.kill()).await.unwrap();
@@ -143,6 +146,14 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
         assert!(rest.is_empty());
     }
+}
+
+/// Sockets that the program made after its machine had begun.
+async fn makes_more(started: &mut Started) -> u32 {
+    started.writer.write_all(b"make").await.expect("a connection");
+    let mut count = [0; 4];
+    promptly(started.reader.read_exact(&mut count)).await.expect("an answer");
+    std::str::from_utf8(&count).unwrap().parse().unwrap()
 }
 
 /// Nothing of its directory says what the host has, and nothing but sockets can be made in it.
@@ -237,6 +248,7 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
             let mut clone = promptly(driver.restore(stage.hardware(), &states[state])).await.unwrap();
             assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it waits");
             clone.vm.resume().await.unwrap();
+            assert!(stage.is_jailed() || makes_more(&mut clone).await == 0, "it made sockets");
             assert_eq!(mark(&mut clone).await, expected);
             clones.push(clone);
         }
@@ -430,6 +442,97 @@ async fn what_firecracker_cannot_do_is_refused() {
     assert!(error.message().contains("not installed"), "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
     assert!(!stage.place().exists(), "nothing was made for what is refused");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
+    let test = "a_connection_that_is_lost_before_anything_was_said_is_made_again";
+    if !can_be_confined(test) {
+        return;
+    }
+    // The first is never taken; the second is the machine's as it boots, the third that after it was written down.
+    for lost in [2, 3] {
+        let stage = Stage::new(&format!("lose {lost}"), VERSION);
+        let mut started = promptly(stage.driver(PATIENCE).start(stage.machine().0)).await.unwrap();
+        if lost == 3 {
+            assert!(says_back(&mut started).await);
+            started.vm.pause().await.unwrap();
+            promptly(started.vm.snapshot(MOST)).await.unwrap();
+            started.vm.resume().await.unwrap();
+        }
+        // Time for it to be lost.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(says_back(&mut started).await, "connection {lost}: {}", started.vm.console());
+        promptly(started.vm.kill()).await.unwrap();
+        assert_eq!(stage.left(), Vec::<PathBuf>::new());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_was_replaced_is_asked_again() {
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    assert_eq!(driver.version().await.unwrap(), VERSION);
+    let newer = Stage::new("", "1.17.0");
+    std::fs::rename(newer.program(), stage.program()).unwrap();
+    assert_eq!(driver.version().await.unwrap(), "1.17.0");
+    assert_eq!(driver.origin().await.unwrap().version, "1.17.0");
+    std::fs::rename(Stage::new("", "1.15.0").program(), stage.program()).unwrap();
+    assert!(driver.version().await.unwrap_err().to_string().contains("not supported"));
+    std::fs::remove_file(stage.program()).unwrap();
+    assert!(driver.version().await.unwrap_err().to_string().contains("not installed"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_may_not_be_executed_is_told_as_such() {
+    let test = "a_program_that_may_not_be_executed_is_told_as_such";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: only root starts monitors as somebody else, who may do less");
+        return;
+    }
+    if !can_be_confined(test) {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    std::fs::set_permissions(stage.path().join("bin"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err();
+    let error = error.into_contract("create");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.message().contains("bin/firecracker may not be executed"), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("chmod")), "{error:?}");
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
+    let test = "what_cannot_be_jailed_is_refused_before_anything_is_made";
+    let stage = Stage::new("", VERSION);
+    stage.write_jailer("1.16.3", ":");
+    let refused = |jailer| {
+        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.place()));
+        let driver = FirecrackerVmm::new(FirecrackerConfig { program, jailer, ..base });
+        let machine = stage.machine().0;
+        async move {
+            assert!(driver.version().await.is_err());
+            driver.start(machine).await.unwrap_err().into_contract("create")
+        }
+    };
+    let is_root = rustix::process::geteuid().is_root();
+    let missing = refused(Jailer::At(stage.path().join("none"))).await;
+    assert!(missing.message().contains("jailer is not installed"), "{missing}");
+    let other = refused(Jailer::Beside).await;
+    let says = if is_root { "version 1.16.3, and Firecracker 1.16.2" } else { "needs root" };
+    assert!(other.message().contains(says), "{other}");
+    for error in [missing, other] {
+        assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
+    }
+    assert!(!stage.place().exists(), "something was made");
+    // What the jailer has to say when it fails, is said.
+    let Some(stage) = Stage::jailed(test, "", VERSION) else { return };
+    stage.write_jailer(VERSION, "fail 'there is no such thing here'");
+    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err().into_contract("create");
+    assert!(error.message().contains("there is no such thing here"), "{error}");
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
 /// The process that is killed in the next test.

@@ -300,6 +300,8 @@ fn serve_vsock(fake: &Shared, place: &Path) -> Result<(), String> {
 
 /// Stands for the agent: says back what it hears, with the machine's mark where it hears `mark`.
 async fn guest(fake: Shared, stream: UnixStream) {
+    // One that is lost as soon as it was taken.
+    let lost: Option<u32> = fault_of("lose").and_then(|number| number.parse().ok());
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
@@ -307,12 +309,17 @@ async fn guest(fake: Shared, stream: UnixStream) {
         return;
     }
     // The first time, nobody inside listens yet.
-    if !std::mem::replace(&mut *BOOTED.lock().expect("no panic"), true) {
+    let number = {
+        let mut connections = CONNECTIONS.lock().expect("no panic");
+        *connections += 1;
+        *connections
+    };
+    if number == 1 {
         return;
     }
-    println!("CONNECTED");
+    println!("CONNECTED {number}");
     let greeting = [&b"OK 1073741824\n"[..], &[TAKEN]].concat();
-    if writer.write_all(&greeting).await.is_err() {
+    if writer.write_all(&greeting).await.is_err() || lost == Some(number) {
         return;
     }
     loop {
@@ -321,6 +328,11 @@ async fn guest(fake: Shared, stream: UnixStream) {
             Ok(_) if &word == b"mark" => {
                 let mark = lock(&fake).mark.clone();
                 let _ = writer.write_all(format!("{mark:<64}").as_bytes()).await;
+            }
+            Ok(_) if &word == b"make" => {
+                let made =
+                    (0..1000).take_while(|at| std::os::unix::net::UnixListener::bind(format!("more{at}")).is_ok());
+                let _ = writer.write_all(format!("{:04}", made.count()).as_bytes()).await;
             }
             Ok(_) if &word == b"note" => lock(&fake).mark.push('!'),
             Ok(_) if &word == b"exit" => std::process::exit(0),
@@ -333,7 +345,14 @@ async fn guest(fake: Shared, stream: UnixStream) {
     }
 }
 
-static BOOTED: Mutex<bool> = Mutex::new(false);
+/// How many connections came to the agent.
+static CONNECTIONS: Mutex<u32> = Mutex::new(0);
+
+/// What goes wrong, if it is of this kind.
+fn fault_of(kind: &str) -> Option<String> {
+    let fault = std::env::var("COFFERDAM_TEST_FAULT").ok()?;
+    Some(fault.strip_prefix(kind)?.trim().to_owned())
+}
 
 /// What the walls let it see, told once. A jail has no `/proc`.
 fn tell_walls(name: &str) {
