@@ -7,6 +7,7 @@ mod fake;
 mod faults;
 mod guest;
 mod jail;
+mod kill;
 mod machine;
 mod process;
 mod real;
