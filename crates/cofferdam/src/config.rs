@@ -247,6 +247,7 @@ mod tests {
         assert_eq!(config.level, Some(Level::Process));
         assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
         assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
+        assert_eq!(config.machines.jailer, Some(Jailer::Off));
         assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));

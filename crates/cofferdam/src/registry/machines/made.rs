@@ -293,6 +293,7 @@ mod tests {
             processors: Some(3),
             driver: Driver::Firecracker,
             firecracker: Some("/f".into()),
+            jailer: Jailer::At("/j".into()),
             qemu: Some("/q".into()),
             accelerator: Acceleration::Kvm,
             processor: Some("Haswell-v1".to_owned()),
@@ -307,6 +308,9 @@ mod tests {
         assert_eq!((config.qemu.program, config.acceleration), (Some("/q".into()), Wish::Kvm));
         assert_eq!(config.qemu.processor, "Haswell-v1");
         assert_eq!((config.driver, config.firecracker.program), (Monitor::Firecracker, Some("/f".into())));
+        assert_eq!(config.firecracker.jailer, Jail::At("/j".into()));
+        let on = Machines { jailer: Jailer::On, ..machines.clone() };
+        assert_eq!(on.config().unwrap().firecracker.jailer, Jail::Beside);
         assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
     }
 
