@@ -315,5 +315,14 @@ mod tests {
     #[test]
     fn what_cannot_be_started_is_an_error() {
         assert!(start(Command::new("/no/such/program"), Start::default()).is_err());
+        // One that may not be executed is told from a host without namespaces.
+        let refused = start(Command::new("/etc/passwd"), Start::default()).unwrap_err();
+        assert!(refused.kind() == io::ErrorKind::PermissionDenied && !lacks_namespaces(&refused), "{refused}");
+        assert!(lacks_namespaces(&io::Error::from_raw_os_error(NO_NAMESPACES)));
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let (at, shown) = (CString::default(), CString::default());
+        let stock = Some(Stock { tree: file(), at, shown, user: (1, 1), keeper: file() });
+        let alone = start(Command::new("/bin/true"), Start { stock, ..Start::default() });
+        assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "nobody would keep it");
     }
 }

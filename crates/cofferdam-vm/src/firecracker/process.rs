@@ -140,7 +140,7 @@ fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
             VmError::Forbidden { program: program.to_owned(), source: error }.into_error("create")
         }
         (io::ErrorKind::PermissionDenied, Tie::Namespace) => {
-            let why = format!("this root may not do what it takes: {error}");
+            let why = format!("this user may not do what it takes: {error}");
             VmError::NoJailer { why, remedy: JAILERS_RIGHTS }.into_error("create")
         }
         _ => os("start Firecracker", program, error),

@@ -273,6 +273,30 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_goes_on_with_a_jailer_and_without() {
+    let test = "a_state_goes_on_with_a_jailer_and_without";
+    if !can_be_confined(test) {
+        return;
+    }
+    let stages = Stage::each(test, "", VERSION);
+    let [walled, jailed] = &stages[..] else { return };
+    for (from, to) in [(walled, jailed), (jailed, walled)] {
+        let source = promptly(from.driver(PATIENCE).start(from.machine().0)).await.unwrap();
+        source.vm.pause().await.unwrap();
+        let state = promptly(source.vm.snapshot(MOST)).await.unwrap();
+        // Beside each other, of one file.
+        for stage in [to, from] {
+            let mut clone = promptly(stage.driver(PATIENCE).restore(stage.hardware(), &state)).await.unwrap();
+            clone.vm.resume().await.unwrap();
+            assert_eq!(mark(&mut clone).await, "booted, restored");
+            promptly(clone.vm.kill()).await.unwrap();
+        }
+        promptly(source.vm.kill()).await.unwrap();
+        assert_eq!((from.left(), to.left()), (Vec::new(), Vec::new()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
     if !can_be_confined("a_state_that_is_none_is_refused_and_leaves_nothing") {
         return;
