@@ -320,7 +320,10 @@ async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
 
 /// What went wrong, and that nothing of the machine is left.
 async fn failure(fault: &str, step: &str) -> Error {
-    let stage = Stage::new(fault, VERSION);
+    failure_on(Stage::new(fault, VERSION), fault, step).await
+}
+
+async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
     let driver = stage.driver(SHORT);
     let start = promptly(driver.start(stage.machine().0)).await;
     let error = match (step, start) {
@@ -384,6 +387,21 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
             );
         }
     }
+    // The same of one in a jail, where the processes above it have to be gone as well.
+    let test = "a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing";
+    for (fault, step) in [
+        ("die GET /version", "start"),
+        ("die PUT /drives/disk1", "start"),
+        ("hang PUT /vsock", "start"),
+        ("refuse PUT /actions", "start"),
+        ("rubbish PATCH /vm", "pause"),
+        ("die PUT /snapshot/create", "snapshot"),
+    ] {
+        let Some(stage) = Stage::jailed(test, fault, VERSION) else { break };
+        let error = failure_on(stage, fault, step).await;
+        let known = [ErrorKind::Unavailable, ErrorKind::ResourceExhausted];
+        assert!(known.contains(&error.kind()), "{fault}: {error}");
+    }
     // It says that it paused, or wrote a state, and did not.
     for (fault, step, says) in [
         ("lie PATCH /vm", "pause", "says that it is Running"),
@@ -408,6 +426,7 @@ async fn a_machine_whose_restore_fails_leaves_nothing() {
         promptly(stage.driver(SHORT).restore(stage.hardware(), &state)).await.expect_err(kind);
         assert_eq!(stage.left(), Vec::<PathBuf>::new(), "{kind}");
     }
+    promptly(started.vm.kill()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -436,12 +455,19 @@ async fn starts_that_are_given_up_leave_nothing() {
     if !can_be_confined("starts_that_are_given_up_leave_nothing") {
         return;
     }
-    let stage = Stage::new("hang PUT /actions", VERSION);
-    for after in [0, 5, 20, 100, 400] {
-        let driver = stage.driver(PATIENCE);
-        let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
-        assert!(start.is_err(), "it never starts");
-        assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
+    for stage in Stage::each("starts_that_are_given_up_leave_nothing", "hang PUT /actions", VERSION) {
+        for after in [0, 5, 20, 100, 400] {
+            let driver = stage.driver(PATIENCE);
+            let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
+            assert!(start.is_err(), "it never starts");
+            assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
+            // In a jail there is nothing but processes, and these have the stage's program.
+            let (begun, program) = (std::time::Instant::now(), stage.path().join("lib/fake"));
+            while !processes_of(program.to_str().unwrap()).is_empty() {
+                assert!(begun.elapsed() < NO_HANG, "after {after} ms a process is left");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
 }
 

@@ -20,6 +20,8 @@ use crate::support::NO_HANG;
 
 /// Tells this program where its stage is, if it is to be a supervisor.
 const PLACE: &str = "COFFERDAM_TEST_WALKED";
+/// Tells it the same, if it is to be the one that starts next.
+const NEXT: &str = "COFFERDAM_TEST_NEXT";
 /// The step that it does again and again, so that it is killed in it.
 const STAY: &str = "COFFERDAM_TEST_STAY";
 /// What the kills are drawn from, to have the same again.
@@ -139,6 +141,21 @@ impl Supervisor {
     }
 }
 
+/// Nothing for a test of its own: what starts next, and sweeps. It is a process of its own: what this one sweeps by depends on
+/// what else it tests meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn next() {
+    let Some(place) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
+    let started = driver_in(&place, PATIENCE).start(machine_in(&place).0).await.unwrap();
+    started.vm.kill().await.unwrap();
+}
+
+fn start_next(place: &Path) {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    let output = command.args(["--exact", "kill::next"]).env(NEXT, place).output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+}
+
 /// What bears the stage's name: mounts, and sockets.
 fn of_stage(place: &Path) -> BTreeSet<String> {
     let name = place.file_name().expect("a name").to_str().expect("text");
@@ -147,8 +164,8 @@ fn of_stage(place: &Path) -> BTreeSet<String> {
     mounts.lines().chain(sockets.lines()).filter(|line| line.contains(name)).map(str::to_owned).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
+#[test]
+fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
     let test = "a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing";
     if cofferdam_linux::landlock::abi() == 0 {
         println!("SKIP {test}: no Landlock here");
@@ -168,8 +185,7 @@ async fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
                 let after = Duration::from_millis(random.u64(..within));
                 println!("jailed: {}, at {step}, after {after:?}", stage.is_jailed());
                 let pid = supervisor.kill(after);
-                let started = driver_in(stage.path(), PATIENCE).start(machine_in(stage.path()).0).await.unwrap();
-                started.vm.kill().await.unwrap();
+                start_next(stage.path());
                 assert_eq!(stage.left(), Vec::<PathBuf>::new());
                 assert_eq!(census::groups_of(pid), BTreeSet::new());
                 assert_eq!(of_stage(stage.path()), BTreeSet::new());
