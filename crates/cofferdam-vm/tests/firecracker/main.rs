@@ -10,6 +10,7 @@ mod jail;
 mod kill;
 mod machine;
 mod process;
+mod programs;
 mod real;
 mod support;
 mod vsock;
