@@ -7,8 +7,8 @@
 //! ```
 //!
 //! What a machine is made of, and where its states go, are descriptors. The machine's directory has a link for each, under
-//! names that are the same for all machines: a state names its disks by them. The walls around it are ours ([`walls`]) or,
-//! where that is asked for, those of Firecracker's own jailer ([`jailer`]).
+//! names that are the same for all machines: a state names its disks by them. The walls around it are ours (`walls`) or,
+//! where that is asked for, those of Firecracker's own jailer ([`Jailer`]).
 //!
 //! Every answer is taken for hostile: a guest that broke out of its machine speaks with Firecracker's voice. So each has
 //! a length, a deadline and a status that it must have. No path of the API is made from what a guest says.
