@@ -1,8 +1,9 @@
-//! Compiles the init, a program without any library, which the crate carries inside.
+//! Compiles the init and the keeper, programs without any library, which the crate carries inside.
 
 #[path = "../cofferdam-linux/bare/compile.rs"]
 mod compile;
 
 fn main() {
     compile::program("init/main.rs", "cofferdam-vm-init");
+    compile::program("keeper/main.rs", "cofferdam-vm-keeper");
 }

@@ -1,6 +1,7 @@
 //! Programs that are started for a long time: they get the descriptors that they are meant to have and no others, and do
 //! not outlive this process.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -11,8 +12,11 @@ use std::sync::mpsc::{Sender, channel};
 use crate::landlock::Ruleset;
 use crate::namespace::{self, kind};
 use crate::process::{self, Resource, die_with_parent};
-use crate::relay;
+use crate::relay::{self, Stocked};
 use crate::seccomp::{self, Arch, compile_lone};
+
+/// The error number by which a child says that it may have no namespaces: no execution of a program fails with it.
+const NO_NAMESPACES: i32 = libc::ENONET;
 
 /// How a program is started, besides what a [`Command`] says.
 #[derive(Debug, Default)]
@@ -35,6 +39,27 @@ pub struct Start {
     pub pages: Pages,
     /// Which system calls it may make.
     pub calls: Calls,
+    /// For [`start_in_namespace`]: files that it finds under names, in a mount namespace of its own.
+    pub stock: Option<Stock>,
+}
+
+/// A file system that a program in a namespace finds somewhere, and nobody else; and a keeper, the namespace's init, who has
+/// [`Start::keep`] open in the program's place: the program can open them once more by their numbers, whatever it closes.
+///
+/// Nothing of it has a name outside, so it is gone with the namespace and this process's descriptors.
+#[derive(Debug)]
+pub struct Stock {
+    /// A detached mount of it.
+    pub tree: OwnedFd,
+    /// The directory of this host where the program finds it, by its whole path.
+    pub at: CString,
+    /// The directory in it where the program finds the descriptors, by its whole path.
+    pub shown: CString,
+    /// As whom the keeper runs: the user and group that may open them.
+    pub user: (u32, u32),
+    /// What the keeper executes, readable by everybody: a program that waits until it has no child any more, and ends as the
+    /// last one did.
+    pub keeper: OwnedFd,
 }
 
 /// How large the pages are that the kernel gives a program.
@@ -97,10 +122,21 @@ pub fn start(command: Command, start: Start) -> io::Result<Child> {
 /// As [`start`], in a process namespace of its own. Whatever the program does to itself, it is killed when this process
 /// ends, and everything that it started is. Needs root.
 ///
-/// The child that is given back ends when all in the namespace have, as the program did. Killing it kills them all, soon
-/// after.
+/// The child that is given back ends when all in the namespace have, as the program did (with a [`Stock`], as the last of
+/// them). Killing it kills them all, soon after; [`init_of`] is for those who have to wait for that.
 pub fn start_in_namespace(command: Command, start: Start) -> io::Result<Child> {
     order(command, start, Tie::Namespace)
+}
+
+/// The init of the namespace of what [`start_in_namespace`] gave, by its number. When that is killed, the child ends after
+/// everything else in the namespace has. None where the kernel does not tell.
+pub fn init_of(child: u32) -> Option<OwnedFd> {
+    relay::init_of(child)
+}
+
+/// Whether a program was not started because this host gives it no namespaces, which [`Seclusion::Apart`] takes.
+pub fn lacks_namespaces(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(NO_NAMESPACES)
 }
 
 fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
@@ -131,22 +167,25 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
 }
 
 fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
-    let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls } = start;
+    let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls, stock } = start;
     let mut filter = (calls == Calls::Lone).then(|| compile_lone(Arch::native()));
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut stocked = stock.map(|stock| Stocked::new(stock, &numbers));
+    if stocked.is_some() && tie != Tie::Namespace {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "only a program in a namespace has a stock"));
+    }
     let parent = std::process::id();
     command.process_group(0);
     let prepare = move || {
         // First of all, so that nothing of it is counted elsewhere.
         groups.iter().try_for_each(|group| rustix::io::write(group, b"0").map(drop))?;
         if seclusion == Seclusion::Apart {
-            seclude()?;
+            seclude().map_err(|_| io::Error::from_raw_os_error(NO_NAMESPACES))?;
         }
         if let Some((uid, gid)) = user {
             process::become_user(uid, gid)?;
         }
         process::set_limit(Resource::CORE, 0)?;
-        limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
         process::set_no_new_privileges()?;
         if pages == Pages::Small {
             // A kernel without huge pages gives none.
@@ -161,11 +200,16 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if tie == Tie::Namespace {
-            relay::enter_namespace()?;
+            relay::enter_namespace(stocked.as_mut())?;
         }
+        // So late, because the copies of this process's descriptors leave no room below a limit.
+        limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
         // What this process itself was given by whoever started it is open in every program, unless it is told not to be.
         process::keep_none_on_exec()?;
-        numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
+        // A stock is the keeper's.
+        if stocked.is_none() {
+            numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
+        }
         let Some(filter) = &mut filter else { return Ok(()) };
         filter.belongs_to(std::process::id());
         seccomp::install(filter)
@@ -306,5 +350,14 @@ mod tests {
     #[test]
     fn what_cannot_be_started_is_an_error() {
         assert!(start(Command::new("/no/such/program"), Start::default()).is_err());
+        // One that may not be executed is told from a host without namespaces.
+        let refused = start(Command::new("/etc/passwd"), Start::default()).unwrap_err();
+        assert!(refused.kind() == io::ErrorKind::PermissionDenied && !lacks_namespaces(&refused), "{refused}");
+        assert!(lacks_namespaces(&io::Error::from_raw_os_error(NO_NAMESPACES)));
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let (at, shown) = (CString::default(), CString::default());
+        let stock = Some(Stock { tree: file(), at, shown, user: (1, 1), keeper: file() });
+        let alone = start(Command::new("/bin/true"), Start { stock, ..Start::default() });
+        assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "nobody would keep it");
     }
 }

@@ -61,6 +61,11 @@ pub fn limit_of(pid: i32, resource: Resource) -> io::Result<u64> {
     prlimit(pid, resource, None).map(|limit| limit.rlim_cur)
 }
 
+/// The hard limit of the calling process.
+pub fn most_of(resource: Resource) -> io::Result<u64> {
+    prlimit(0, resource, None).map(|limit| limit.rlim_max)
+}
+
 fn prlimit(pid: i32, resource: Resource, new: Option<&libc::rlimit64>) -> io::Result<libc::rlimit64> {
     let mut old = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);

@@ -5,19 +5,42 @@
 //! ```
 //!
 //! A program that changes its user loses its tie to its parent; it cannot leave the namespace. Relay and init are forks
-//! that never execute anything, keep no descriptor and only wait.
+//! that keep no descriptor and only wait. Where a program gets a [`Stock`], the init executes a program of its own, has what
+//! is in stock open for it, and has nothing of this process's memory.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::process::{close_all_but, die_with_parent, exit_now};
+use rustix::fs::{Mode, OFlags, openat};
+
+use crate::child::Stock;
+use crate::mount::{self, Depth, attr};
+use crate::namespace::{self, kind};
+use crate::process::{become_user, close_all_but, die_with_parent, exit_now, keep_on_exec};
 use crate::sys::{check, check_int};
+
+/// Descriptors of the init's, besides those in stock, until it executes its program.
+const FURTHER: usize = 3;
+
+/// A stock and the descriptors that are in it, with room for the init's own: nothing is allocated after the fork.
+pub(crate) struct Stocked {
+    stock: Stock,
+    numbers: Vec<RawFd>,
+    room: Vec<RawFd>,
+}
+
+impl Stocked {
+    pub(crate) fn new(stock: Stock, numbers: &[RawFd]) -> Self {
+        let room = Vec::with_capacity(numbers.len() + FURTHER);
+        Self { stock, numbers: numbers.to_owned(), room }
+    }
+}
 
 /// Comes back in the process that is to become the program; the two above it stay here. For a fork of a process with
 /// many threads, before it executes anything: makes system calls only, and allocates nothing.
 ///
 /// The caller, who becomes the relay, must have tied itself to its own parent.
-pub(crate) fn enter_namespace() -> io::Result<()> {
+pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
     let (alive, held) = pipe()?;
     // SAFETY: plain numbers; the next child is the namespace's init.
     unsafe { check_int(libc::unshare(libc::CLONE_NEWPID))? };
@@ -30,6 +53,9 @@ pub(crate) fn enter_namespace() -> io::Result<()> {
     if is_over(alive.as_raw_fd()) {
         exit_now(1);
     }
+    if let Some(stocked) = stocked {
+        return with_keeper(&alive, stocked);
+    }
     drop(alive);
     match fork()? {
         Some(program) => {
@@ -38,6 +64,86 @@ pub(crate) fn enter_namespace() -> io::Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// The same where the init is to keep a stock: the program goes on when the keeper is what it is to be.
+fn with_keeper(alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
+    let Stock { tree, at, shown, .. } = &stocked.stock;
+    namespace::unshare(kind::MOUNT)?;
+    // What the host unmounts is gone here as well.
+    mount::set_propagation(mount::SLAVE)?;
+    mount::attach(tree.as_fd(), mount::cwd(), at)?;
+    let own = openat(mount::cwd(), c"/proc/self", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let (ready, told) = pipe()?;
+    if fork()?.is_some() {
+        let error = become_keeper(alive, &told, stocked);
+        let code = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
+        // Without it the program would take the end of this process for its readiness, were it not killed by it.
+        let _ = rustix::io::write(&told, &code);
+        exit_now(1)
+    }
+    drop(told);
+    let mut code = [0; 4];
+    match rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut code))? {
+        // Only now do its descriptors belong to the user who is to open them, as the kernel shows them.
+        0 => {
+            let all = mount::clone_tree(own.as_fd(), c"fd", Depth::Single)?;
+            mount::add_attributes(
+                all.as_fd(),
+                Depth::Single,
+                attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC,
+            )?;
+            mount::attach(all.as_fd(), mount::cwd(), shown)
+        }
+        _ => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code))),
+    }
+}
+
+/// Comes back only with the reason why it could not. `told` is closed by the kernel when the keeper runs.
+fn become_keeper(alive: &OwnedFd, told: &OwnedFd, stocked: &mut Stocked) -> io::Error {
+    let Stocked { stock, numbers, room } = stocked;
+    room.clear();
+    room.extend_from_slice(numbers);
+    room.extend([alive.as_raw_fd(), told.as_raw_fd(), stock.keeper.as_raw_fd()]);
+    close_all_but(room);
+    let ready = || {
+        become_user(stock.user.0, stock.user.1)?;
+        // Changing the user has taken it back.
+        die_with_parent()?;
+        if is_over(alive.as_raw_fd()) {
+            exit_now(1);
+        }
+        numbers.iter().try_for_each(|fd| keep_on_exec(*fd))
+    };
+    match ready() {
+        Err(error) => error,
+        Ok(()) => execute(&stock.keeper),
+    }
+}
+
+/// Executes an open program with its name and nothing else.
+fn execute(program: &OwnedFd) -> io::Error {
+    let (arguments, none) = ([c"cofferdam-keeper".as_ptr(), std::ptr::null()], [std::ptr::null::<u8>()]);
+    let (number, empty) = (program.as_raw_fd(), c"".as_ptr());
+    // SAFETY: both lists end with a null, and all of it lives through the call.
+    let failed = unsafe {
+        let (arguments, none) = (arguments.as_ptr(), none.as_ptr());
+        check(libc::syscall(libc::SYS_execveat, number, empty, arguments, none, libc::AT_EMPTY_PATH))
+    };
+    failed.err().unwrap_or_else(|| io::ErrorKind::Other.into())
+}
+
+/// The init of the namespace whose relay has this number, as a descriptor. When it is killed, so are all in its namespace,
+/// and the relay ends after the last of them.
+pub(crate) fn init_of(relay: u32) -> Option<OwnedFd> {
+    let only = || {
+        let children = std::fs::read_to_string(format!("/proc/{relay}/task/{relay}/children")).ok()?;
+        children.trim().parse::<i32>().ok()
+    };
+    let init = only()?;
+    let held = crate::process::pidfd(init).ok()?;
+    // A number that is still its child's was so when the descriptor was made.
+    (only() == Some(init)).then_some(held)
 }
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {

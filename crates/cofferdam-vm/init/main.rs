@@ -57,7 +57,8 @@ extern "C" fn enter() -> ! {
         failure::tell(&Failure::new("run", b"as what is not the first process of a machine", 0));
         sys::exit(1);
     }
-    let mut end: fn() = sys::power_off;
+    // Until it is known which machine this is: all monitors take it for the end, and some know nothing else.
+    let mut end: fn() = sys::restart;
     let Err(failure) = run(&mut end);
     failure::tell(&failure);
     end();
@@ -70,9 +71,9 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     let mut line = [0; COMMAND_LINE];
     let line = sys::read_file(b"/proc/cmdline\0", &mut line);
     let options = Options::parse(line).map_err(|word| Failure::new("understand the command line at", word, 0))?;
-    if let Port::Vsock(_) = options.port {
-        // The monitor that has it has no power switch.
-        *end = sys::restart;
+    if let Port::Name(_) = options.port {
+        // Monitors with vsocks have no power switch, and the kernel would stand still.
+        *end = sys::power_off;
     }
     modules::load(matches!(options.port, Port::Vsock(_)))?;
     let agent = sys::open(AGENT, 0).step("open", AGENT)?;
@@ -145,6 +146,6 @@ fn become_agent(
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     failure::tell(&Failure::new("go on:", b"something in this program is wrong", 0));
-    sys::power_off();
+    sys::restart();
     sys::exit(1)
 }

@@ -11,7 +11,7 @@ use crate::bounds;
 use crate::choice::{self, Known};
 use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::VmError;
-use crate::firecracker::{self, FirecrackerVmm};
+use crate::firecracker::{self, FirecrackerVmm, Jailer};
 use crate::image::{Images, ext4};
 use crate::kvm::record::KernelTrial;
 use crate::qemu::Qemu;
@@ -231,6 +231,8 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
     let vmm = FirecrackerVmm::new(config.firecracker.clone());
     let at = |program: &Path| program.display().to_string();
     let place = config.firecracker.program.as_deref().map_or_else(String::new, at);
+    let jailed = if config.firecracker.jailer == Jailer::Off { "" } else { ", started by its own jailer" };
+    let place = format!("{place}{jailed}");
     match (config.driver, vmm.version().await) {
         (Driver::Auto, Ok(version)) if config.acceleration == Acceleration::Tcg => {
             finding(NAME, Good, format!("{version} ({place}), not used: the accelerator is tcg"), None)
@@ -309,6 +311,12 @@ mod tests {
             assert!(found.state == state && found.detail.contains(says), "{found:?}");
             assert!(found.state != Missing || found.remedy.is_some(), "{found:?}");
         }
+        // The jailer is looked for, and misses what it needs, before any machine is made.
+        let mut config = VmConfig { driver: Driver::Firecracker, ..VmConfig::new("/x") };
+        config.firecracker.program = Some("/bin/true".into());
+        config.firecracker.jailer = Jailer::At("/nowhere/jailer".into());
+        let found = firecracker_driver(&config, &usable).await;
+        assert!(found.state == Missing && found.detail.contains("jailer is not installed"), "{found:?}");
         for (driver, wish, known, says) in [
             (Driver::Firecracker, Acceleration::Tcg, &usable, "translates nothing"),
             (Driver::Firecracker, Acceleration::Auto, &none, "asked for"),

@@ -106,6 +106,22 @@ pub enum VmError {
         /// What is missing.
         wall: &'static str,
     },
+    /// A monitor's program may not be executed by whom it is to run as.
+    #[error("{} may not be executed by the user that the machine's monitor runs as: {source}", program.display())]
+    Forbidden {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A monitor's own jailer was asked for, and cannot be used.
+    #[error("the jailer cannot be used: {why}")]
+    NoJailer {
+        /// What is in its way.
+        why: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// Snapshots would take more memory than allowed.
     #[error("snapshots may take {most} bytes more of the host's memory, and this one takes more")]
     NoRoom {
@@ -244,7 +260,7 @@ impl VmError {
             Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } | Self::OldImage { .. } => {
                 ErrorKind::NotFound
             }
-            Self::BadCache { .. } => ErrorKind::Denied,
+            Self::BadCache { .. } | Self::Forbidden { .. } => ErrorKind::Denied,
             Self::Api(error) => error.kind(),
             Self::Lacks { .. } => ErrorKind::Unsupported,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
@@ -271,6 +287,10 @@ impl VmError {
                 "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or name it: \
                  `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
             }
+            Self::MissingTool { tool: "jailer" } => {
+                "take it from the release that Firecracker came from and put it beside that, or name it: `jailer` in [machines], \
+                 or COFFERDAM_VM_JAILER; or switch it off there"
+            }
             Self::MissingTool { .. } => "install it, or name where it is",
             Self::OldTool { .. } => "install a newer one",
             Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
@@ -281,7 +301,10 @@ impl VmError {
             }
             Self::OldImage { .. } => "make it anew: `cofferdam vm build-image --name NAME`, from what it was made of",
             Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
-            Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } => remedy,
+            Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } | Self::NoJailer { remedy, .. } => remedy,
+            Self::Forbidden { .. } => {
+                "let everybody execute it, and enter the directories above it: `chmod a+x`; is its file system mounted noexec?"
+            }
             Self::NoWall { .. } => {
                 "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
                  ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::registry::Pull;
-use cofferdam::registry::machines::{Acceleration, Build, Driver};
+use cofferdam::registry::machines::{Acceleration, Build, Driver, Jailer};
 use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
 use serde::{Deserialize, Deserializer, de};
 
@@ -105,6 +105,9 @@ pub struct ConfigMachines {
     pub driver: Option<Driver>,
     /// Firecracker's program.
     pub firecracker: Option<PathBuf>,
+    /// Whether its own jailer starts Firecracker.
+    #[serde(deserialize_with = "parsed")]
+    pub jailer: Option<Jailer>,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// What runs a machine's instructions.
@@ -244,6 +247,7 @@ mod tests {
         assert_eq!(config.level, Some(Level::Process));
         assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
         assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
+        assert_eq!(config.machines.jailer, Some(Jailer::Off));
         assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));

@@ -119,15 +119,35 @@ impl OutFile {
     }
 
     /// Fails where the name is taken.
-    fn link(&self, name: &OsStr) -> rustix::io::Result<()> {
+    fn link(&mut self, name: &OsStr) -> rustix::io::Result<()> {
         match &self.temporary {
-            Some(temporary) => rustix::fs::linkat(&self.directory, temporary, &self.directory, name, AtFlags::empty()),
+            Some(temporary) => {
+                let linked = rustix::fs::linkat(&self.directory, temporary, &self.directory, name, AtFlags::empty());
+                match linked {
+                    // Where files have to have names, they often have no second one.
+                    Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::MLINK) => {
+                        self.rename(name)
+                    }
+                    other => other,
+                }
+            }
             None => {
                 // The kernel's own name for a descriptor, which nobody else can change.
                 let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
                 rustix::fs::linkat(CWD, own, &self.directory, name, AtFlags::SYMLINK_FOLLOW)
             }
         }
+    }
+}
+
+impl OutFile {
+    /// Gives it its name instead of the one for the time being; fails where that is taken.
+    fn rename(&mut self, name: &OsStr) -> rustix::io::Result<()> {
+        let Some(temporary) = &self.temporary else { return Err(Errno::INVAL) };
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(&self.directory, temporary, &self.directory, name, flags)?;
+        self.temporary = None;
+        Ok(())
     }
 }
 
@@ -247,6 +267,32 @@ mod tests {
         begun.file().unwrap().write_all(b"whole").unwrap();
         begun.finish().unwrap();
         assert_eq!(std::fs::read(place.path().join(long)).unwrap(), b"whole");
+    }
+
+    /// As on a file system without nameless files, and then on one without second names, too.
+    #[test]
+    fn a_file_that_had_to_have_a_name_gets_its_own_in_the_end() {
+        let place = tempfile::tempdir().unwrap();
+        let named = |name: &str| {
+            let mut begun = OutFile::begin(&place.path().join(name), Existing::Keep).unwrap();
+            let temporary = other_name(OsStr::new(name));
+            begun.link(&temporary).unwrap();
+            begun.temporary = Some(temporary);
+            begun.file().unwrap().write_all(b"whole").unwrap();
+            begun
+        };
+        named("linked").finish().unwrap();
+        let mut renamed = named("renamed");
+        renamed.rename(OsStr::new("renamed")).unwrap();
+        drop(renamed);
+        let mut late = named("late");
+        std::fs::write(place.path().join("late"), "others").unwrap();
+        assert_eq!(late.rename(OsStr::new("late")), Err(Errno::EXIST));
+        assert_eq!(late.finish().unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(names(place.path()), ["late", "linked", "renamed"]);
+        for (name, text) in [("late", "others"), ("linked", "whole"), ("renamed", "whole")] {
+            assert_eq!(std::fs::read_to_string(place.path().join(name)).unwrap(), text);
+        }
     }
 
     #[test]

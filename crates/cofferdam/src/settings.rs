@@ -72,6 +72,7 @@ fn machine_words(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines>
         processors: value(&set, "COFFERDAM_VM_PROCESSORS")?,
         driver: value(&set, "COFFERDAM_VM_DRIVER")?,
         firecracker: set("COFFERDAM_VM_FIRECRACKER").map(PathBuf::from),
+        jailer: value(&set, "COFFERDAM_VM_JAILER")?,
         qemu: set("COFFERDAM_VM_QEMU").map(PathBuf::from),
         accelerator: value(&set, "COFFERDAM_VM_ACCELERATOR")?,
         processor: set("COFFERDAM_VM_PROCESSOR"),
@@ -209,6 +210,7 @@ pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFi
         processors: first.processors.or(second.processors),
         driver: first.driver.or(second.driver).unwrap_or_default(),
         firecracker: first.firecracker.or(second.firecracker),
+        jailer: first.jailer.or(second.jailer).unwrap_or_default(),
         qemu: first.qemu.or(second.qemu),
         accelerator: first.accelerator.or(second.accelerator).unwrap_or_default(),
         processor: first.processor.or(second.processor),
@@ -335,7 +337,7 @@ fn pick<T>(flag: Option<Bound<T>>, file: Option<Bound<T>>, default: Option<T>) -
 mod tests {
     use super::*;
     use crate::args::{self, Command};
-    use cofferdam::registry::machines::Acceleration;
+    use cofferdam::registry::machines::{Acceleration, Jailer};
 
     fn flags(line: &str) -> RunArgs {
         let raw: Vec<_> = ["cofferdam", "run"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
@@ -505,6 +507,7 @@ mod tests {
             ("COFFERDAM_VM_ACCELERATOR", "tcg"),
             ("COFFERDAM_VM_MEMORY", "1G"),
             ("COFFERDAM_VM_IMAGE", "mine"),
+            ("COFFERDAM_VM_JAILER", "/opt/jailer"),
         ]);
         let set = set.unwrap();
         let file = ConfigFile {
@@ -513,6 +516,7 @@ mod tests {
                 build: Some(Build::Missing),
                 processors: Some(2),
                 images: Some("/images".into()),
+                jailer: Some(Jailer::On),
                 ..ConfigMachines::default()
             },
             ..ConfigFile::default()
@@ -523,6 +527,10 @@ mod tests {
         assert_eq!((machines.image.as_deref(), machines.build), (Some("mine"), Build::Missing));
         assert_eq!((machines.memory, machines.processors), (Some(ByteSize::from_mebibytes(1024)), Some(2)));
         assert_eq!((machines.accelerator, machines.images), (Acceleration::Tcg, Some("/images".into())));
+        assert_eq!(machines.jailer, Jailer::At("/opt/jailer".into()));
+        let settings = Settings::resolve(&flags("x.py"), &Environment::default(), &file).unwrap();
+        assert_eq!(settings.setup.machines.jailer, Jailer::On);
+        assert_eq!(Machines::default().jailer, Jailer::Off);
         let settings = Settings::resolve(&flags("--build never x.py"), &set, &file).unwrap();
         assert_eq!(settings.setup.machines.build, Build::Never);
         for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "-1"), ("BUILD", "always")] {

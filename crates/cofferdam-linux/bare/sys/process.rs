@@ -1,6 +1,6 @@
 //! The calling process, its children, and others of the sandbox.
 
-use super::{EINVAL, Fd, Res, call, checked, clone, number};
+use super::{EINVAL, Fd, Res, call, checked, clone, number, retried};
 
 pub const SIGKILL: i32 = 9;
 pub const SIGTERM: i32 = 15;
@@ -149,6 +149,14 @@ pub fn reap() -> Option<Reaped> {
     let pid = unsafe { checked(call(number::WAIT4, arguments)) }.ok().filter(|&pid| pid > 0)?;
     let (peak_bytes, cpu_micros) = (usage.peak_kibibytes * 1024, usage.micros());
     Some(Reaped { pid: pid as i32, status, peak_bytes, cpu_micros })
+}
+
+/// Waits until a child ends, and gives its raw wait status; `None` where there is no child any more.
+pub fn wait_for_any() -> Option<i32> {
+    let mut status = 0i32;
+    // SAFETY: the status is the kernel's to write.
+    let waited = retried(|| unsafe { checked(call(number::WAIT4, [ANY, &raw mut status as usize, WALL, 0, 0, 0])) });
+    waited.ok().map(|_| status)
 }
 
 /// Reaps a child that is known to have ended.

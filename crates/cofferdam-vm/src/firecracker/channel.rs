@@ -5,11 +5,13 @@
 //!
 //! begun --boots--> connecting --the agent's first byte--> joined --detach--> apart --attach--> connecting
 //! begun --waits-----------------------------------------------------------> apart
+//! joined --lost before anybody has said anything, a while at most--> connecting
 //! ```
 //!
 //! No connection outlives a state that is written down: both the machine that goes on and those that come from it are
 //! told by their device that all connections are gone. So it is given up before, where nobody has anything to say, and
-//! another one is made when the machine goes on. A connection counts only when the agent itself has said so on it.
+//! another one is made when the machine goes on. A connection counts only when the agent itself has said so on it. One that is
+//! lost before a byte went either way is none either: the agent listens again then, and another one is made.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Socket;
@@ -17,12 +19,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam_contract::Result;
-use tokio::io::{AsyncReadExt, copy_bidirectional};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::process::{End, os};
+use super::process::{End, Tree, os};
 use super::vsock;
 use crate::error::VmError;
 
@@ -33,6 +35,8 @@ const TRY_LIMIT: Duration = Duration::from_secs(2);
 /// Time between two.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Time from a first connection on in which others take the place of those that nobody had used.
+const QUIET_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the pump is told, and where it says that it was done.
 #[derive(Debug)]
@@ -65,12 +69,12 @@ impl Channel {
     /// Begins, and gives the streams. `boots` says that somebody inside will soon listen; else it waits to be attached.
     pub(super) fn begin(
         (ours, theirs): (UnixStream, UnixStream),
-        socket: PathBuf,
+        (socket, tree): (PathBuf, Tree),
         end: watch::Receiver<Option<End>>,
         boots: bool,
     ) -> (Self, UnixStream) {
         let (orders, told) = mpsc::channel(1);
-        tokio::spawn(Pump { socket, streams: theirs, told, end }.run(boots));
+        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, told, end }.run(boots));
         (Self { orders }, ours)
     }
 
@@ -100,6 +104,8 @@ impl Channel {
 
 struct Pump {
     socket: PathBuf,
+    /// What the socket's path begins with, if that needs to be held.
+    _tree: Tree,
     streams: UnixStream,
     told: mpsc::Receiver<Order>,
     end: watch::Receiver<Option<End>>,
@@ -109,6 +115,7 @@ impl Pump {
     /// Until the machine has ended, or one side of the connection has.
     async fn run(mut self, boots: bool) {
         let mut connection = None;
+        let mut quiet_until = Instant::now() + QUIET_LIMIT;
         if boots {
             // How long a boot may take is for those to say who wait for the agent.
             tokio::select! {
@@ -117,15 +124,33 @@ impl Pump {
                 // Nobody holds a machine that boots, so it is gone.
                 _ = self.told.recv() => return,
             }
+            quiet_until = Instant::now() + QUIET_LIMIT;
         }
         loop {
-            let order = match &mut connection {
-                None => self.told.recv().await,
+            let heard = match &mut connection {
+                None => Heard::Order(self.told.recv().await),
                 Some(joined) => tokio::select! {
-                    order = self.told.recv() => order,
-                    _ = copy_bidirectional(&mut self.streams, joined) => return,
+                    order = self.told.recv() => Heard::Order(order),
+                    carried = carry(&mut self.streams, joined) => Heard::End(carried),
                     _ = self.end.wait_for(Option::is_some) => return,
                 },
+            };
+            let order = match heard {
+                Heard::Order(order) => order,
+                Heard::End(Carried::Lost) if Instant::now() < quiet_until => {
+                    tokio::select! {
+                        made = connected(&self.socket, Some(quiet_until)) => {
+                            connection = made;
+                            if connection.is_some() {
+                                continue;
+                            }
+                            return;
+                        }
+                        order = self.told.recv() => order,
+                        _ = self.end.wait_for(Option::is_some) => return,
+                    }
+                }
+                Heard::End(_) => return,
             };
             match order {
                 None => return,
@@ -138,11 +163,53 @@ impl Pump {
                         made = connected(&self.socket, Some(by)) => made,
                         _ = self.end.wait_for(Option::is_some) => return,
                     };
+                    quiet_until = Instant::now() + QUIET_LIMIT;
                     let _ = done.send(connection.is_some());
                 }
             }
         }
     }
+}
+
+/// What a pump has to do next.
+#[derive(Debug)]
+enum Heard {
+    Order(Option<Order>),
+    End(Carried),
+}
+
+/// What became of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Carried {
+    /// One side has ended it, or broken it off.
+    Over,
+    /// It was gone before anybody had said anything.
+    Lost,
+}
+
+/// Carries bytes both ways.
+async fn carry(streams: &mut UnixStream, joined: &mut UnixStream) -> Carried {
+    let mut piece = [0; 1024];
+    let heard = tokio::select! {
+        heard = joined.read(&mut piece) => heard.unwrap_or(0),
+        // Somebody has something to say, to whom there may be nobody any more.
+        _ = streams.readable() => match joined.try_read(&mut piece) {
+            Ok(heard) => heard,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                let _ = copy_bidirectional(streams, joined).await;
+                return Carried::Over;
+            }
+            Err(_) => 0,
+        },
+    };
+    if heard == 0 {
+        return Carried::Lost;
+    }
+    if streams.write_all(&piece[..heard]).await.is_ok() {
+        // Its end is all that there is to know.
+        let _ = copy_bidirectional(streams, joined).await;
+    }
+    Carried::Over
 }
 
 /// A connection that the agent took.

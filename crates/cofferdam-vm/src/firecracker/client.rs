@@ -25,6 +25,7 @@ use tokio::time::timeout;
 
 use super::error::Failed;
 use super::model::{BalloonStats, FirecrackerVersion, InstanceInfo, MachineConfig};
+use super::process::Tree;
 use super::request::{Method, Pace, Request};
 use super::socket;
 
@@ -59,6 +60,8 @@ pub struct Client {
     socket: PathBuf,
     deadlines: Deadlines,
     kept: Mutex<Option<Connection>>,
+    /// What the socket's path begins with, if that needs to be held.
+    _tree: Tree,
 }
 
 /// A connection and the task that moves its bytes, which ends with it.
@@ -84,7 +87,12 @@ struct Fault {
 impl Client {
     /// A client of the Firecracker that listens at `socket`. Nothing is contacted before the first call.
     pub fn new(socket: impl Into<PathBuf>, deadlines: Deadlines) -> Self {
-        Self { socket: socket.into(), deadlines, kept: Mutex::new(None) }
+        Self { socket: socket.into(), deadlines, kept: Mutex::new(None), _tree: None }
+    }
+
+    /// The same, with what the socket's path begins with.
+    pub(super) fn holding(self, tree: Tree) -> Self {
+        Self { _tree: tree, ..self }
     }
 
     /// Where it listens.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,11 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_contract::{Access, ByteSize};
 use tokio::net::UnixStream;
-use tokio::sync::OnceCell;
 
 use super::channel::{self, Channel};
 use super::client::Deadlines;
 use super::ids::DriveId;
+use super::jailer::{self, Jailer};
 use super::model::{Action, BootSource, CacheType, Drive, Entropy, MachineConfig, SnapshotLoad, Vsock};
 use super::process::Launch;
 use super::request::Request;
@@ -31,6 +32,8 @@ use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineSt
 const MEBIBYTE: u64 = 1 << 20;
 /// The most processors that it gives to a machine.
 const MOST_PROCESSORS: u32 = 32;
+/// What differs from the walls that other monitors have, for the posture.
+const JAILED: &str = ", walled in by its own jailer (a root directory, users, mounts, processes and no network of its own; no Landlock),";
 const OLDEST_TEXT: &str = "1.16.2";
 /// Time to say which version it is.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
@@ -50,6 +53,8 @@ const MEMORY_IN: &str = "memory.in";
 pub struct FirecrackerConfig {
     /// Its program, by its whole path. Without one, no machine is made.
     pub program: Option<PathBuf>,
+    /// Whether machines are started by Firecracker's own jailer.
+    pub jailer: Jailer,
     /// Where machines have their directories, which hold sockets and links; made when it is first needed.
     pub place: PathBuf,
     /// Time that it has for an answer; twice as much where memory is read or written.
@@ -59,7 +64,7 @@ pub struct FirecrackerConfig {
 impl FirecrackerConfig {
     /// No program, and the usual times.
     pub fn new(place: impl Into<PathBuf>) -> Self {
-        Self { program: None, place: place.into(), patience: Duration::from_secs(30) }
+        Self { program: None, jailer: Jailer::Off, place: place.into(), patience: Duration::from_secs(30) }
     }
 }
 
@@ -67,7 +72,8 @@ impl FirecrackerConfig {
 #[derive(Debug)]
 pub struct FirecrackerVmm {
     config: FirecrackerConfig,
-    version: OnceCell<Version>,
+    /// The programs that were asked for their version last, as they were then.
+    known: tokio::sync::Mutex<Option<(Vec<Stamp>, Version)>>,
     /// The kernel that was unpacked last.
     kernel: Mutex<Option<(PathBuf, Arc<File>)>>,
 }
@@ -75,11 +81,50 @@ pub struct FirecrackerVmm {
 impl FirecrackerVmm {
     /// Nothing is looked at or started before the first use.
     pub fn new(config: FirecrackerConfig) -> Self {
-        Self { config, version: OnceCell::new(), kernel: Mutex::default() }
+        Self { config, known: tokio::sync::Mutex::default(), kernel: Mutex::default() }
     }
 
-    fn program(&self) -> Result<PathBuf> {
-        walls::whole(self.config.program.as_deref().ok_or(VmError::MissingTool { tool: PROGRAM })?)
+    /// Firecracker, and its jailer if that is to start it.
+    fn programs(&self) -> Result<(PathBuf, Option<PathBuf>)> {
+        let program = self.config.program.as_deref().ok_or(VmError::MissingTool { tool: PROGRAM })?;
+        let whole = walls::whole(PROGRAM, program)?;
+        let jailer = self.config.jailer.program(program)?;
+        if jailer.is_some() {
+            jailer::check(&whole)?;
+        }
+        Ok((whole, jailer))
+    }
+
+    /// The version of the programs that stand there now: they are asked again when they were replaced.
+    async fn asked(&self) -> Result<Version> {
+        if std::env::consts::ARCH != PROCESSORS {
+            return Err(broken(format!("machines are made on {PROCESSORS} only so far")));
+        }
+        let (program, jailer) = self.programs()?;
+        let stamps = [Some(&program), jailer.as_ref()].into_iter().flatten().map(|path| Stamp::of(path));
+        let stamps = stamps.collect::<Result<Vec<_>>>()?;
+        let mut known = self.known.lock().await;
+        if let Some((_, version)) = known.as_ref().filter(|(found, _)| *found == stamps) {
+            return Ok(*version);
+        }
+        *known = None;
+        let version = version::of_program("probe", &program, VERSION_LIMIT).await?;
+        version.standing("probe")?;
+        // Others never hear of the connection again that a machine loses when it is written down.
+        if !version.hears_after_resume() {
+            let found = version.to_string();
+            return Err(VmError::OldTool { tool: PROGRAM, found, needed: OLDEST_TEXT });
+        }
+        if let Some(jailer) = jailer {
+            let its = version::of_program("probe", &jailer, VERSION_LIMIT).await?;
+            if its != version {
+                let why = format!("it has version {its}, and Firecracker {version}");
+                let remedy = "install both from one release: each jailer is for Firecracker of its own version";
+                return Err(VmError::NoJailer { why, remedy });
+            }
+        }
+        *known = Some((stamps, version));
+        Ok(version)
     }
 
     /// A kernel as Firecracker takes it.
@@ -101,8 +146,8 @@ impl FirecrackerVmm {
         mut all: Vec<Shown>,
         sharing: Sharing,
     ) -> Result<(FirecrackerVm, UnixStream)> {
-        self.version().await?;
-        let program = self.program()?;
+        let version = self.asked().await?;
+        let (program, jailer) = self.programs()?;
         let dumps = Dumps::new()?;
         for (at, disk) in hardware.disks.iter().enumerate() {
             all.push(Shown::new(disk_name(at), opened(disk)?, disk.access));
@@ -113,32 +158,78 @@ impl FirecrackerVmm {
             (self.config.place.clone(), program.clone(), Allowance::of_firecracker(hardware, sharing));
         let raised = blocking(move || {
             let id = walls::place(&base)?;
-            Ok((walls::raise(&base, &id, &shown_to, all, &may)?, id))
+            let raised = match jailer {
+                None => walls::raise(&base, &id, &shown_to, all, &may)?,
+                Some(jailer) => jailer::raise(&jailer, (&whole(&base)?, &id), &shown_to, all, &may)?,
+            };
+            Ok((raised, id))
         });
         let (raised, id) = raised.await?;
         let patience = self.config.patience;
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
         let launch = Launch { program, ready: patience.max(LEAST_READY), deadlines };
         let process = launch.start_behind(raised, &id).await?;
+        if process.version() != version {
+            let (found, what) = (process.version(), "its program was replaced while a machine was started");
+            // What cannot be removed now is said to whoever sweeps.
+            let _ = process.end().await;
+            return Err(broken(format!("{what}: {version} was there, and {found} answers; try again")));
+        }
         let pair = channel::pair(&process.view.outside.join(VSOCK))?;
         let watched = process.watch()?;
         let boots = sharing == Sharing::Own;
         // Nothing can fail any more before somebody has the machine who can end it.
-        let (channel, streams) = Channel::begin(pair, watched.directory.join(VSOCK), watched.end.clone(), boots);
+        let (channel, streams) =
+            Channel::begin(pair, (watched.directory.join(VSOCK), watched.tree.clone()), watched.end.clone(), boots);
         let stand = if boots { Stand::Runs } else { Stand::Still { connected: false } };
         let memory = (dumps, memory_size(hardware));
         Ok((FirecrackerVm::new(watched, channel, memory, stand, patience), streams))
     }
 
-    /// Has it do all of this, or ends it.
+    /// Has it do all of this, or ends it. Its directory is closed when it has made what it needs there: before the last request,
+    /// if that lets the machine run, else after it.
     async fn told(vm: FirecrackerVm, operation: &'static str, requests: &[Request]) -> Result<FirecrackerVm> {
         for request in requests {
-            if let Err(error) = vm.send(operation, request).await {
+            let closed = match request {
+                Request::Act(Action::InstanceStart) => vm.close_directory().await,
+                _ => Ok(()),
+            };
+            let done = match closed {
+                Ok(()) => vm.send(operation, request).await,
+                Err(error) => Err(error),
+            };
+            let done = match (request, done) {
+                (Request::LoadSnapshot(_), Ok(())) => vm.close_directory().await,
+                (_, done) => done,
+            };
+            if let Err(error) = done {
                 return Err(vm.give_up(error).await);
             }
         }
         Ok(vm)
     }
+}
+
+/// What tells a program from the one that takes its place.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    file: (u64, u64),
+    length: u64,
+    /// When its contents, and when anything of it was changed.
+    times: [(i64, i64); 2],
+}
+
+impl Stamp {
+    fn of(program: &Path) -> Result<Self> {
+        let found = program.metadata().map_err(io("look at", program))?;
+        let times = [(found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec())];
+        Ok(Self { file: (found.dev(), found.ino()), length: found.len(), times })
+    }
+}
+
+/// A directory as others find it, too.
+fn whole(place: &Path) -> Result<PathBuf> {
+    place.canonicalize().map_err(io("find", place))
 }
 
 /// What a machine is made with, in order.
@@ -209,7 +300,11 @@ impl Vmm for FirecrackerVmm {
     }
 
     fn runs_with(&self) -> String {
-        "Firecracker has the processor run its instructions (kvm)".to_owned()
+        let jailed = match self.config.jailer {
+            Jailer::Off => "",
+            Jailer::Beside | Jailer::At(_) => JAILED,
+        };
+        format!("Firecracker{jailed} has the processor run its instructions (kvm)")
     }
 
     fn kernel_words(&self) -> String {
@@ -234,20 +329,7 @@ impl Vmm for FirecrackerVmm {
     }
 
     async fn version(&self) -> Result<String> {
-        if std::env::consts::ARCH != PROCESSORS {
-            return Err(broken(format!("machines are made on {PROCESSORS} only so far")));
-        }
-        let asked = self.version.get_or_try_init(|| async {
-            let version = version::of_program("probe", &self.program()?, VERSION_LIMIT).await?;
-            version.standing("probe")?;
-            // Others never hear of the connection again that a machine loses when it is written down.
-            if !version.hears_after_resume() {
-                let found = version.to_string();
-                return Err(VmError::OldTool { tool: PROGRAM, found, needed: OLDEST_TEXT });
-            }
-            Ok(version)
-        });
-        asked.await.map(ToString::to_string)
+        self.asked().await.map(|version| version.to_string())
     }
 
     async fn start(&self, machine: Machine) -> Result<Started> {

@@ -85,10 +85,10 @@ impl Jail {
         let id = Owner::this().map_err(|error| os("name a jail", &self.base, error))?.name()?;
         let layout = self.layout(&program, &id)?;
         let groups = self.group_places(&program, &id)?;
-        let remains = Remains { directory: layout.top, groups, enclosure: None };
+        let remains = Remains { directory: Some(layout.top), groups, enclosure: None };
         let mut command = Command::new(&self.jailer);
         command.args(self.arguments(&program, &id)).current_dir("/");
-        let view = View { outside: layout.root, inside: "/".into(), owner: Some((self.user, self.group)) };
+        let view = View { outside: layout.root, inside: "/".into(), owner: Some((self.user, self.group)), tree: None };
         launch.begin((command, Start::default()), Tie::Namespace, view, Running::new(remains), &id).await
     }
 
@@ -110,8 +110,8 @@ impl Jail {
             };
             let id = InstanceId::new(name)?;
             let groups = self.group_places(&program, &id)?;
-            let remains = Remains { directory: jails.join(name), groups, enclosure: None };
-            remains.remove(Duration::from_secs(1)).map_err(|error| os("remove a jail", &remains.directory, error))?;
+            let remains = Remains { directory: Some(jails.join(name)), groups, enclosure: None };
+            remains.remove(Duration::from_secs(1)).map_err(|error| os("remove a jail", &jails.join(name), error))?;
             swept += 1;
         }
         Ok(swept)

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! What a machine is made of, and where its states go, are descriptors. The machine's directory has a link for each, under
-//! names that are the same for all machines: a state names its disks by them.
+//! names that are the same for all machines: a state names its disks by them. The walls around it are ours (`walls`) or,
+//! where that is asked for, those of Firecracker's own jailer ([`Jailer`]).
 //!
 //! Every answer is taken for hostile: a guest that broke out of its machine speaks with Firecracker's voice. So each has
 //! a length, a deadline and a status that it must have. No path of the API is made from what a guest says.
@@ -20,6 +21,7 @@ mod error;
 mod files;
 mod ids;
 mod jail;
+mod jailer;
 mod model;
 mod owner;
 mod process;
@@ -34,6 +36,7 @@ pub use client::{Client, Deadlines};
 pub use driver::{FirecrackerConfig, FirecrackerVmm};
 pub use ids::{DriveId, FileName, InstanceId};
 pub use jail::{GroupVersion, Groups, Jail};
+pub use jailer::Jailer;
 pub use model::*;
 pub use process::{Firecracker, Launch};
 pub use request::{Method, Request};

@@ -10,14 +10,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
-use cofferdam_linux::child::{self, Seclusion, Start};
+use cofferdam_linux::child::{self, Start};
 use cofferdam_linux::process;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -39,6 +40,9 @@ pub(super) const API_SOCKET: &str = "api.sock";
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// Time for what an ended process had said.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// What to do where a root is none.
+const JAILERS_RIGHTS: &str = "run as root with the rights that the jailer needs (to mount, to make namespaces and device nodes), or switch it off: `jailer` \
+     in [machines], or COFFERDAM_VM_JAILER";
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 /// A socket's path as the kernel takes it, without the byte that ends it.
@@ -80,21 +84,18 @@ impl Launch {
         }
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|error| os("make the machine's directory", &directory, error))?;
-        let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: None };
+        let remains = Remains { directory: Some(directory.clone()), ..Remains::default() };
         let mut command = Command::new(&self.program);
         command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
-        let view = View { outside: directory.clone(), inside: directory, owner: None };
+        let view = View { outside: directory.clone(), inside: directory, owner: None, tree: None };
         self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
     }
 
     /// Starts it in a directory that is there, which becomes its own, and behind walls that stand. Names in requests begin
     /// in that directory.
     pub(super) async fn start_behind(&self, raised: Raised, id: &InstanceId) -> Result<Firecracker> {
-        let Raised { directory, start, running, owner } = raised;
-        let mut command = Command::new(&self.program);
-        command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
-        let view = View { outside: directory, inside: PathBuf::new(), owner };
-        self.begin((command, start), Tie::Own, view, running, id).await
+        let Raised { command, tie, view, start, running } = raised;
+        self.begin((command, start), tie, view, running, id).await
     }
 
     pub(super) async fn begin(
@@ -105,21 +106,14 @@ impl Launch {
         running: Running,
         id: &InstanceId,
     ) -> Result<Firecracker> {
-        let walled = start.seclusion == Seclusion::Apart;
         let (console, writer) = Console::new().map_err(|error| os("make a pipe", &view.outside, error))?;
         let second = writer.try_clone().map_err(|error| os("make a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
         let program = self.program.clone();
         let running = tokio::task::spawn_blocking(move || running.start(command, tie, start));
         let running = running.await.map_err(|error| internal(&error.to_string()))?;
-        let walled = walled && matches!(running, Err(ref error) if forbidden(error));
-        let running = running.map_err(|error| match walled {
-            true => {
-                VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }.into_error("create")
-            }
-            false => os("start Firecracker", &program, error),
-        })?;
-        let client = Client::new(view.outside.join(API_SOCKET), self.deadlines);
+        let running = running.map_err(|error| not_started(&program, tie, error))?;
+        let client = Client::new(view.outside.join(API_SOCKET), self.deadlines).holding(view.tree.clone());
         let mut process = Firecracker { client, view, running, console, version: OLDEST };
         match process.become_ready(id, self.ready).await {
             Ok(version) => {
@@ -135,8 +129,26 @@ impl Launch {
     }
 }
 
+/// Why a program of the host's was not started.
+fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
+    if child::lacks_namespaces(&error) {
+        let wall = "namespaces of its own, which keep it from the network";
+        return VmError::NoWall { wall }.into_error("create");
+    }
+    match (error.kind(), tie) {
+        (io::ErrorKind::PermissionDenied, Tie::Own) => {
+            VmError::Forbidden { program: program.to_owned(), source: error }.into_error("create")
+        }
+        (io::ErrorKind::PermissionDenied, Tie::Namespace) => {
+            let why = format!("this user may not do what it takes: {error}");
+            VmError::NoJailer { why, remedy: JAILERS_RIGHTS }.into_error("create")
+        }
+        _ => os("start Firecracker", program, error),
+    }
+}
+
 /// How its life is tied to this process.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tie {
     /// By itself.
     Own,
@@ -151,12 +163,17 @@ pub(super) struct View {
     pub inside: PathBuf,
     /// User and group that Firecracker runs as, if others than this process's.
     pub owner: Option<(u32, u32)>,
+    /// What `outside` begins with, where it has no name of the host's.
+    pub tree: Tree,
 }
 
+/// A mount that is attached nowhere in this process's view. It is there as long as somebody has it open.
+pub(super) type Tree = Option<Arc<OwnedFd>>;
+
 /// What is to be removed when the process is gone.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Remains {
-    pub directory: PathBuf,
+    pub directory: Option<PathBuf>,
     pub groups: Vec<PathBuf>,
     /// What bounds the process, if it is ours to remove.
     pub enclosure: Option<Enclosure>,
@@ -175,7 +192,10 @@ impl Remains {
                 }
             }
         }
-        match fs::remove_dir_all(&self.directory) {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        // One that was closed to its own user. What stands there is a directory of ours in one of ours.
+        let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
+        match fs::remove_dir_all(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
@@ -186,13 +206,14 @@ impl Remains {
 #[derive(Debug)]
 pub(super) struct Running {
     child: Option<Child>,
+    tie: Tie,
     remains: Option<Remains>,
 }
 
 impl Running {
     /// Not started yet. From here on, what is dropped kills the process and removes what it leaves.
     pub(super) fn new(remains: Remains) -> Self {
-        Self { child: None, remains: Some(remains) }
+        Self { child: None, tie: Tie::Own, remains: Some(remains) }
     }
 
     fn start(mut self, command: Command, tie: Tie, start: Start) -> io::Result<Self> {
@@ -201,7 +222,28 @@ impl Running {
             Tie::Namespace => child::start_in_namespace,
         };
         self.child = Some(begin(command, start)?);
+        self.tie = tie;
         Ok(self)
+    }
+
+    /// What is killed to end it: with the init of a namespace, all in it end before the child is seen to have ended.
+    fn to_be_killed(&self) -> io::Result<OwnedFd> {
+        let number = self.child.as_ref().map_or(0, Child::id);
+        let init = || child::init_of(number).filter(|_| self.tie == Tie::Namespace);
+        init().map_or_else(|| self.child_itself(), Ok)
+    }
+
+    fn child_itself(&self) -> io::Result<OwnedFd> {
+        let number = self.child.as_ref().map_or(0, Child::id);
+        process::pidfd(i32::try_from(number).unwrap_or(i32::MAX))
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
+        // Nobody has waited for it, so the number is still its own.
+        self.to_be_killed().and_then(|process| process::kill_by_pidfd(process.as_fd()))
     }
 
     /// Waits for a process that has ended, and removes what it left. Says how it ended, and what could not be removed.
@@ -212,6 +254,17 @@ impl Running {
         End { status, left: removed.err().map(|error| error.to_string()) }
     }
 
+    /// Kills, waits and removes.
+    fn finish(mut self) -> io::Result<()> {
+        let killed = self.kill();
+        let (child, remains) = (self.child.take(), self.remains.take());
+        killed?;
+        if let Some(mut child) = child {
+            child.wait()?;
+        }
+        remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT))
+    }
+
     fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
@@ -219,23 +272,15 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let (child, remains) = (self.child.take(), self.remains.take());
-        if child.is_some() || remains.is_some() {
+        if self.child.is_some() || self.remains.is_some() {
+            let (child, remains) = (self.child.take(), self.remains.take());
+            let running = std::mem::ManuallyDrop::new(Self { child, tie: self.tie, remains });
             // Whoever drops may not be kept waiting, and cannot be told: a jail is found again by its name.
-            let finish = move || drop(finish(child, remains));
+            let finish = move || drop(std::mem::ManuallyDrop::into_inner(running).finish());
             // Without a thread the process dies with this one.
             drop(std::thread::Builder::new().name("firecracker-end".to_owned()).spawn(finish));
         }
     }
-}
-
-/// Kills, waits and removes.
-fn finish(child: Option<Child>, remains: Option<Remains>) -> io::Result<()> {
-    if let Some(mut child) = child {
-        child.kill()?;
-        child.wait()?;
-    }
-    remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT))
 }
 
 /// How a process ended.
@@ -252,24 +297,21 @@ pub(super) struct Watched {
     pub client: Client,
     pub console: Console,
     pub directory: PathBuf,
+    pub tree: Tree,
     /// What bounds it from outside, for people.
     pub kept: String,
     pub process: OwnedFd,
     pub end: watch::Receiver<Option<End>>,
 }
 
-/// A directory and walls that were made for a process.
+/// A directory and walls that were made for a process, and how it is started behind them.
 #[derive(Debug)]
 pub(super) struct Raised {
-    pub directory: PathBuf,
+    pub command: Command,
+    pub tie: Tie,
+    pub view: View,
     pub start: Start,
     pub running: Running,
-    pub owner: Option<(u32, u32)>,
-}
-
-/// The errors by which a host says that a user may have no namespaces.
-fn forbidden(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::StorageFull)
 }
 
 /// A Firecracker that is ready for requests.
@@ -316,14 +358,12 @@ impl Firecracker {
 
     /// Kills it, and gives back when the process and its files are gone.
     pub async fn end(mut self) -> Result<()> {
-        if let Some(child) = &mut self.running.child {
-            child.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
-        }
+        self.running.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
         // In a jail, the process is behind the one that was killed: its output shows when it is gone.
         let gone = timeout(END_LIMIT, self.ended()).await;
         gone.map_err(|_| internal(&format!("a killed Firecracker is still there after {} s", END_LIMIT.as_secs())))?;
-        let (child, remains) = (self.running.child.take(), self.running.remains.take());
-        let finished = tokio::task::spawn_blocking(move || finish(child, remains));
+        let running = std::mem::replace(&mut self.running, Running { child: None, tie: Tie::Own, remains: None });
+        let finished = tokio::task::spawn_blocking(move || running.finish());
         let finished = finished.await.map_err(|error| internal(&error.to_string()))?;
         finished.map_err(|error| os("remove what Firecracker left", &self.view.outside, error))
     }
@@ -332,9 +372,7 @@ impl Firecracker {
     pub(super) fn watch(self) -> Result<Watched> {
         let Self { client, view, running, console, .. } = self;
         let failed = |error| os("watch Firecracker", &view.outside, error);
-        let number = running.child.as_ref().map_or(0, Child::id);
-        let process = process::pidfd(i32::try_from(number).unwrap_or(i32::MAX)).map_err(failed)?;
-        let killer = process.try_clone().map_err(failed)?;
+        let (process, killer) = (running.child_itself().map_err(failed)?, running.to_be_killed().map_err(failed)?);
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -353,7 +391,7 @@ impl Firecracker {
             let lost = |_| End { status: None, left: Some("the end was not waited for".to_owned()) };
             sender.send_replace(Some(reaped.unwrap_or_else(lost)));
         });
-        Ok(Watched { client, console, directory: view.outside, kept, process: killer, end })
+        Ok(Watched { client, console, directory: view.outside, tree: view.tree, kept, process: killer, end })
     }
 
     async fn become_ready(&mut self, id: &InstanceId, limit: Duration) -> Result<Version> {

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,9 @@ use super::console::Console;
 use super::model::{InstanceState, SnapshotCreate, SnapshotType, VmState};
 use super::process::{End, Watched};
 use super::request::Request;
+use super::walls;
 use crate::error::{Result, VmError, io, shown_end};
+use crate::make::blocking;
 use crate::qemu::MOST_DEVICES;
 use crate::sparse;
 use crate::vmm::{Ended, MachineState, Vm};
@@ -60,6 +63,8 @@ pub(super) struct FirecrackerVm {
     end: watch::Receiver<Option<End>>,
     console: Console,
     kept: String,
+    /// Where it has its sockets, if that is a directory of the host's.
+    directory: Option<PathBuf>,
     channel: Channel,
     dumps: Arc<Dumps>,
     memory: u64,
@@ -75,13 +80,14 @@ impl FirecrackerVm {
         stand: Stand,
         patience: Duration,
     ) -> Self {
-        let Watched { client, console, kept, process, end, directory: _ } = watched;
+        let Watched { client, console, kept, process, end, directory, tree } = watched;
         Self {
             client,
             process,
             end,
             console,
             kept,
+            directory: tree.is_none().then_some(directory),
             channel,
             dumps: Arc::new(dumps),
             memory,
@@ -92,6 +98,12 @@ impl FirecrackerVm {
 
     pub(super) async fn send(&self, operation: &'static str, request: &Request) -> Result<()> {
         Ok(self.client.send(operation, request).await?)
+    }
+
+    /// From here on it makes nothing in its directory. A jail is in a file system of its own, which has room for a few files.
+    pub(super) async fn close_directory(&self) -> Result<()> {
+        let Some(directory) = self.directory.clone() else { return Ok(()) };
+        blocking(move || walls::close(&directory).map_err(io("close", &directory))).await
     }
 
     /// Ends it because of this error, which is told with what the process said last.

@@ -1,10 +1,11 @@
 //! The directory of a machine, and the walls around its Firecracker: what is shown to it, and nothing else of the host's.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use cofferdam_contract::Access;
@@ -13,7 +14,7 @@ use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
 use super::owner::Owner;
-use super::process::{Raised, Remains, Running};
+use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
 use crate::bounds::{Allowance, Enclosure};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
@@ -49,7 +50,7 @@ pub(super) fn place(base: &Path) -> Result<InstanceId> {
     for entry in fs::read_dir(base).map_err(io("look at", base))? {
         let name = entry.map_err(io("look at", base))?.file_name();
         if name.to_str().and_then(Owner::of).is_some_and(|owner| owner.is_dead(&here)) {
-            let remains = Remains { directory: base.join(&name), groups: Vec::new(), enclosure: None };
+            let remains = Remains { directory: Some(base.join(&name)), ..Remains::default() };
             // Somebody else may be removing it as well; what stays is found the next time.
             let _ = remains.remove(SWEEP_LIMIT);
         }
@@ -64,7 +65,8 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
     let user = qemu::user(Accelerator::Kvm);
     let enclosure = Enclosure::make(may, user.is_some());
     let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
-    let remains = Remains { directory: directory.clone(), groups: Vec::new(), enclosure: Some(enclosure) };
+    let directory_left = Some(directory.clone());
+    let remains = Remains { directory: directory_left, enclosure: Some(enclosure), ..Remains::default() };
     // Removed when anything fails, or nobody waits for it any more.
     let running = Running::new(remains);
     let failed = || io("set up", &directory);
@@ -94,13 +96,28 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
         pages: Pages::Small,
         // It has filters of its own, one for each of its threads.
         calls: Calls::Any,
+        stock: None,
     };
-    Ok(Raised { directory, start, running, owner: user })
+    let mut command = Command::new(program);
+    command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
+    let view = View { outside: directory, inside: PathBuf::new(), owner: user, tree: None };
+    Ok(Raised { command, tie: Tie::Own, view, start, running })
+}
+
+/// Has a machine's directory stay as it is, once its Firecracker has made the two sockets that it needs: it could go on to make
+/// them for ever, and each takes a place in the host's file system. To be called before anything of a guest's runs.
+pub(super) fn close(directory: &Path) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        rustix::fs::chown(directory, Some(Uid::ROOT), Some(Gid::ROOT))?;
+        return fs::set_permissions(directory, Permissions::from_mode(0o711));
+    }
+    // Its owner could take that back by a call that Firecracker's own filter does not let through.
+    fs::set_permissions(directory, Permissions::from_mode(0o500))
 }
 
 /// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others
 /// use, too, stays theirs.
-fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
+pub(super) fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
     let about = file.metadata()?;
     if access == Access::ReadWrite {
         return Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?);
@@ -112,9 +129,9 @@ fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
 }
 
 /// The program by its whole path.
-pub(super) fn whole(program: &Path) -> Result<PathBuf> {
+pub(super) fn whole(tool: &'static str, program: &Path) -> Result<PathBuf> {
     program.canonicalize().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => VmError::MissingTool { tool: super::PROGRAM },
+        io::ErrorKind::NotFound => VmError::MissingTool { tool },
         _ => io("find", program)(error),
     })
 }

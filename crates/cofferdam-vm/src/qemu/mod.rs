@@ -263,10 +263,12 @@ impl Qemu {
         let started = started.await;
         let (child, enclosure) =
             started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
-                // What QEMU's file itself forbids is told by its version, which was asked for before.
-                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::StorageFull => {
+                _ if child::lacks_namespaces(&error) => {
                     VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }
+                }
+                std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
+                std::io::ErrorKind::PermissionDenied => {
+                    VmError::Forbidden { program: self.program().to_owned(), source: error }
                 }
                 _ => io("start", self.program())(error),
             })?;
@@ -281,12 +283,17 @@ impl Qemu {
     }
 }
 
+/// A user that no host has.
+pub(crate) fn nobodys() -> u32 {
+    FIRST_USER + fastrand::u32(..USERS)
+}
+
 /// As whom a monitor runs; `None` leaves it the caller's user.
 pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let user = FIRST_USER + fastrand::u32(..USERS);
+    let user = nobodys();
     let group = match accelerator {
         Accelerator::Tcg => None,
         // The device's own group may open it, where it has one.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind};
 use cofferdam_vm::VmError;
-use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm};
+use cofferdam_vm::firecracker::FirecrackerVmm;
 use cofferdam_vm::vmm::{MachineState, Started, Vmm};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,20 +16,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::fake::is_gone;
 use crate::machine::{MARK_AT, MEMORY, Stage, driver_in, machine_in, requests, told};
 
-const VERSION: &str = "1.16.2";
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const VERSION: &str = "1.16.2";
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// For those that wait in vain.
 const SHORT: Duration = Duration::from_secs(2);
 /// Far longer than any deadline: what comes later is a hang.
 const NO_HANG: Duration = Duration::from_secs(120);
-const MOST: ByteSize = ByteSize::from_mebibytes(64);
+pub(crate) const MOST: ByteSize = ByteSize::from_mebibytes(64);
 
-async fn promptly<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
 }
 
 /// Whether the walls can be built here; a line that says what is skipped otherwise.
-fn can_be_confined(test: &str) -> bool {
+pub(crate) fn can_be_confined(test: &str) -> bool {
     let abi = cofferdam_linux::landlock::abi();
     if abi == 0 {
         println!("SKIP {test}: no Landlock here");
@@ -37,7 +37,7 @@ fn can_be_confined(test: &str) -> bool {
     abi > 0
 }
 
-async fn says_back(started: &mut Started) -> bool {
+pub(crate) async fn says_back(started: &mut Started) -> bool {
     let mut back = [0; 4];
     let said = started.writer.write_all(b"ping").await.is_ok();
     said && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
@@ -51,8 +51,27 @@ async fn mark(started: &mut Started) -> String {
     String::from_utf8_lossy(&mark).trim_end().to_owned()
 }
 
+/// The number of a machine's monitor.
 fn process(started: &Started) -> u32 {
-    told(&started.vm.console(), "PROCESS").expect("it says so").parse().expect("a number")
+    let processes = processes_of(&name(started));
+    let [process] = processes[..] else { panic!("one process, not {processes:?}") };
+    process
+}
+
+/// The name of a machine.
+fn name(started: &Started) -> String {
+    told(&started.vm.console(), "NAME").expect("it says so").to_owned()
+}
+
+/// Processes in whose command line a machine's name stands.
+fn processes_of(name: &str) -> Vec<u32> {
+    let numbers =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let names = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == name.as_bytes())
+    };
+    numbers.filter(names).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,54 +80,85 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
     if !can_be_confined(test) {
         return;
     }
-    let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
-    assert_eq!((driver.name(), &*driver.version().await.unwrap()), ("firecracker", VERSION));
-    let (machine, work) = stage.machine();
-    let words = [driver.disk_word(&machine.disks[0], 0), driver.disk_word(&machine.disks[1], 1)];
-    assert_eq!((words, driver.port_word("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
-    let mut started = promptly(driver.start(machine)).await.unwrap();
-    assert!(says_back(&mut started).await, "{}", started.vm.console());
-    let console = started.vm.console();
-    let boot_args = format!("{} cofferdam.x=1", driver.kernel_words());
-    let drive = |at: usize, read_only| {
-        json!({
-            "drive_id": format!("disk{at}"), "path_on_host": format!("disk{at}"), "is_root_device": false,
-            "is_read_only": read_only, "cache_type": "Unsafe", "io_engine": "Sync",
-        })
-    };
-    let expected = [
-        ("GET /version", json!(null)),
-        ("GET /", json!(null)),
-        (
-            "PUT /machine-config",
-            json!({ "vcpu_count": 2, "mem_size_mib": 8, "smt": false, "track_dirty_pages": false }),
-        ),
-        (
-            "PUT /boot-source",
-            json!({ "kernel_image_path": "kernel", "initrd_path": "initramfs", "boot_args": boot_args }),
-        ),
-        ("PUT /drives/disk0", drive(0, true)),
-        ("PUT /drives/disk1", drive(1, false)),
-        ("PUT /entropy", json!({})),
-        ("PUT /vsock", json!({ "guest_cid": 3, "uds_path": "v.sock" })),
-        ("PUT /actions", json!({ "action_type": "InstanceStart" })),
-    ];
-    assert_eq!(requests(&console), expected.map(|(request, body)| (request.to_owned(), body)));
-    // What it could reach.
-    let root = rustix::process::geteuid().is_root();
-    let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
-    // In a user namespace that knows no user, the kernel shows everybody as this one.
-    let nobody: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
-    assert!(if root { user != 0 } else { user == nobody }, "{console}");
-    assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
-    assert_eq!((told(&console, "PASSWD"), told(&console, "MADE")), (Some("false"), Some("false")), "{console}");
-    assert_eq!(told(&console, "DEVICES"), Some("1"), "{console}");
-    assert!(started.vm.kept().contains("monitor"), "{}", started.vm.kept());
-    let mut written = [0; 14];
-    work.read_exact_at(&mut written, 0).unwrap();
-    assert_eq!(&written, b"written inside");
-    // Nothing of its directory says what the host has.
+    for stage in Stage::each(test, "", VERSION) {
+        let driver = stage.driver(PATIENCE);
+        assert_eq!((driver.name(), &*driver.version().await.unwrap()), ("firecracker", VERSION));
+        let (machine, work) = stage.machine();
+        let words = [driver.disk_word(&machine.disks[0], 0), driver.disk_word(&machine.disks[1], 1)];
+        assert_eq!((words, driver.port_word("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
+        let mut started = promptly(driver.start(machine)).await.unwrap();
+        assert!(says_back(&mut started).await, "{}", started.vm.console());
+        let console = started.vm.console();
+        let boot_args = format!("{} cofferdam.x=1", driver.kernel_words());
+        let drive = |at: usize, read_only| {
+            json!({
+                "drive_id": format!("disk{at}"), "path_on_host": format!("disk{at}"), "is_root_device": false,
+                "is_read_only": read_only, "cache_type": "Unsafe", "io_engine": "Sync",
+            })
+        };
+        let expected = [
+            ("GET /version", json!(null)),
+            ("GET /", json!(null)),
+            (
+                "PUT /machine-config",
+                json!({ "vcpu_count": 2, "mem_size_mib": 8, "smt": false, "track_dirty_pages": false }),
+            ),
+            (
+                "PUT /boot-source",
+                json!({ "kernel_image_path": "kernel", "initrd_path": "initramfs", "boot_args": boot_args }),
+            ),
+            ("PUT /drives/disk0", drive(0, true)),
+            ("PUT /drives/disk1", drive(1, false)),
+            ("PUT /entropy", json!({})),
+            ("PUT /vsock", json!({ "guest_cid": 3, "uds_path": "v.sock" })),
+            ("PUT /actions", json!({ "action_type": "InstanceStart" })),
+        ];
+        assert_eq!(requests(&console), expected.map(|(request, body)| (request.to_owned(), body)));
+        // What it could reach.
+        let root = rustix::process::geteuid().is_root();
+        let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
+        // In a user namespace that knows no user, the kernel shows everybody as this one.
+        let nobody: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
+        assert!(if root { user != 0 } else { user == nobody }, "{console}");
+        assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
+        assert_eq!((told(&console, "PASSWD"), told(&console, "CONNECTS")), (Some("false"), Some("true")), "{console}");
+        let devices = std::fs::read_to_string(format!("/proc/{}/net/dev", process(&started))).unwrap();
+        assert_eq!(devices.lines().filter(|line| line.contains(':')).count(), 1, "{devices}");
+        assert!(started.vm.kept().contains("monitor"), "{}", started.vm.kept());
+        match stage.is_jailed() {
+            true => is_in_a_jail(&stage, &started, &driver),
+            false => has_a_directory(&stage, &started),
+        }
+        let mut written = [0; 14];
+        work.read_exact_at(&mut written, 0).unwrap();
+        assert_eq!(&written, b"written inside");
+        // In a jail it is the size of that which counts them.
+        let more = makes_more(&mut started).await;
+        assert!(if stage.is_jailed() { more < 64 } else { more == 0 }, "{more} sockets more");
+        let name = name(&started);
+        assert!(started.vm.is_ended().is_none());
+        promptly(started.vm.kill()).await.unwrap();
+        promptly(started.vm.kill()).await.expect("again");
+        assert_eq!(processes_of(&name), Vec::<u32>::new(), "it was gone when the kill returned");
+        assert!(started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
+        assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it was gone when the kill returned");
+        let mut rest = Vec::new();
+        promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
+        assert!(rest.is_empty());
+    }
+}
+
+/// Sockets that the program made after its machine had begun.
+async fn makes_more(started: &mut Started) -> u32 {
+    started.writer.write_all(b"make").await.expect("a connection");
+    let mut count = [0; 4];
+    promptly(started.reader.read_exact(&mut count)).await.expect("an answer");
+    std::str::from_utf8(&count).unwrap().parse().unwrap()
+}
+
+/// Nothing of its directory says what the host has, and nothing but sockets can be made in it.
+fn has_a_directory(stage: &Stage, started: &Started) {
+    assert_eq!(told(&started.vm.console(), "MADE"), Some("false"));
     let [directory] = &std::fs::read_dir(stage.place()).unwrap().flatten().collect::<Vec<_>>()[..] else {
         panic!("one machine, one directory");
     };
@@ -117,15 +167,43 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
             assert!(target.starts_with("/proc/self/fd"), "{}", target.display());
         }
     }
-    let process = process(&started);
-    assert!(started.vm.is_ended().is_none());
-    promptly(started.vm.kill()).await.unwrap();
-    promptly(started.vm.kill()).await.expect("again");
-    assert!(is_gone(process) && started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it was gone when the kill returned");
-    let mut rest = Vec::new();
-    promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
-    assert!(rest.is_empty());
+}
+
+/// Its root is its own, and nobody else sees anything of it: no file, no mount.
+fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it has a name outside");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(stage.path().to_str().unwrap()), "{mounts}");
+    assert!(driver.runs_with().contains("by its own jailer"), "{}", driver.runs_with());
+    let console = started.vm.console();
+    // What the program in Firecracker's place brings along for itself is left out.
+    let libraries = ["bin", "lib", "lib64", "usr", "tmp"];
+    let root: Vec<_> = told(&console, "ROOT").unwrap().split(' ').filter(|name| !libraries.contains(name)).collect();
+    let expected = "dev disk0 disk1 files firecracker firecracker.pid initramfs kernel memory.out run state.out";
+    assert_eq!(root, expected.split(' ').collect::<Vec<_>>());
+    assert_eq!(told(&console, "GROUPS"), Some("0"));
+    let process = process(started);
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
+    // Ours, the jail's and the program's own.
+    assert_eq!(value("NSpid:").split_whitespace().count(), 3, "{status}");
+    assert_eq!((value("CapEff:"), value("CapPrm:")), ("0".repeat(16), "0".repeat(16)));
+    let limits = std::fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
+    assert!(limits.lines().any(|line| line.starts_with("Max open files") && line.contains(" 128 ")), "{limits}");
+    // Who has its files open for it is its own user as well, has no right and nothing of this process's memory.
+    let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
+    let keeper = keeper_of(process);
+    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
+    let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
+    assert_eq!((value("Uid:"), value("CapEff:")), (vec![user.to_string(); 4].join("\t"), "0".repeat(16)));
+    assert!(value("VmSize:").split(' ').next().unwrap().parse::<u64>().unwrap() < 1024, "{status}");
+    assert_eq!(std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap().count(), 6, "kernel, initramfs, disks, states");
+}
+
+/// The first process of the namespace around a jailed one.
+fn keeper_of(process: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,63 +211,89 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
     if !can_be_confined("machines_pause_are_written_down_and_go_on_from_there") {
         return;
     }
-    let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
-    let mut first = promptly(driver.start(stage.machine().0)).await.unwrap();
-    assert_eq!(mark(&mut first).await, "booted");
-    for _ in 0..3 {
-        first.vm.pause().await.unwrap();
-        first.vm.pause().await.unwrap();
-        first.vm.resume().await.unwrap();
-        first.vm.resume().await.unwrap();
-        assert!(says_back(&mut first).await, "the connection that it had is still there");
+    for stage in Stage::each("machines_pause_are_written_down_and_go_on_from_there", "", VERSION) {
+        let driver = stage.driver(PATIENCE);
+        let mut first = promptly(driver.start(stage.machine().0)).await.unwrap();
+        assert_eq!(mark(&mut first).await, "booted");
+        for _ in 0..3 {
+            first.vm.pause().await.unwrap();
+            first.vm.pause().await.unwrap();
+            first.vm.resume().await.unwrap();
+            first.vm.resume().await.unwrap();
+            assert!(says_back(&mut first).await, "the connection that it had is still there");
+        }
+        assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a machine that runs"));
+        let mut states: Vec<MachineState> = Vec::new();
+        for _ in 0..2 {
+            first.vm.pause().await.unwrap();
+            let none = first.vm.snapshot(ByteSize::from_bytes(100)).await.unwrap_err();
+            assert!(matches!(none, VmError::NoRoom { most: 100 }), "{none}");
+            states.push(promptly(first.vm.snapshot(MOST)).await.unwrap());
+            first.vm.resume().await.unwrap();
+            assert!(says_back(&mut first).await, "another connection");
+            first.writer.write_all(b"note").await.unwrap();
+            assert!(says_back(&mut first).await);
+        }
+        let memory = states[0].memory();
+        assert_eq!(memory.metadata().unwrap().len(), MEMORY.as_bytes());
+        assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take room");
+        assert!(memory.write_at(b"x", 0).is_err(), "the state can be changed");
+        let mut text = [0; 6];
+        memory.read_exact_at(&mut text, MARK_AT).unwrap();
+        assert_eq!(&text, b"booted");
+        promptly(first.vm.kill()).await.unwrap();
+        // Many at once, of one state and of a state of a state.
+        let mut clones = Vec::new();
+        for (state, expected) in [(0, "booted, restored"), (0, "booted, restored"), (1, "booted!, restored")] {
+            let mut clone = promptly(driver.restore(stage.hardware(), &states[state])).await.unwrap();
+            assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it waits");
+            clone.vm.resume().await.unwrap();
+            assert!(stage.is_jailed() || makes_more(&mut clone).await == 0, "it made sockets");
+            assert_eq!(mark(&mut clone).await, expected);
+            clones.push(clone);
+        }
+        let load = json!({
+            "snapshot_path": "state.in", "mem_backend": { "backend_type": "File", "backend_path": "memory.in" },
+            "resume_vm": false, "track_dirty_pages": false, "vsock_override": { "uds_path": "v.sock" },
+        });
+        let seen = requests(&clones[0].vm.console());
+        assert_eq!(
+            seen[2..4],
+            [("PUT /snapshot/load".to_owned(), load), ("PATCH /vm".to_owned(), json!({ "state": "Resumed" }))]
+        );
+        clones[2].vm.pause().await.unwrap();
+        let of_a_state = promptly(clones[2].vm.snapshot(MOST)).await.unwrap();
+        let mut again = promptly(driver.restore(stage.hardware(), &of_a_state)).await.unwrap();
+        again.vm.resume().await.unwrap();
+        assert_eq!(mark(&mut again).await, "booted!, restored, restored");
+        assert_eq!(mark(&mut clones[0]).await, "booted, restored");
+        drop((clones, again));
+        assert_eq!(stage.left(), Vec::<PathBuf>::new());
     }
-    assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a machine that runs"));
-    let mut states: Vec<MachineState> = Vec::new();
-    for _ in 0..2 {
-        first.vm.pause().await.unwrap();
-        let none = first.vm.snapshot(ByteSize::from_bytes(100)).await.unwrap_err();
-        assert!(matches!(none, VmError::NoRoom { most: 100 }), "{none}");
-        states.push(promptly(first.vm.snapshot(MOST)).await.unwrap());
-        first.vm.resume().await.unwrap();
-        assert!(says_back(&mut first).await, "another connection");
-        first.writer.write_all(b"note").await.unwrap();
-        assert!(says_back(&mut first).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_goes_on_with_a_jailer_and_without() {
+    let test = "a_state_goes_on_with_a_jailer_and_without";
+    if !can_be_confined(test) {
+        return;
     }
-    let memory = states[0].memory();
-    assert_eq!(memory.metadata().unwrap().len(), MEMORY.as_bytes());
-    assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take room");
-    assert!(memory.write_at(b"x", 0).is_err(), "the state can be changed");
-    let mut text = [0; 6];
-    memory.read_exact_at(&mut text, MARK_AT).unwrap();
-    assert_eq!(&text, b"booted");
-    promptly(first.vm.kill()).await.unwrap();
-    // Many at once, of one state and of a state of a state.
-    let mut clones = Vec::new();
-    for (state, expected) in [(0, "booted, restored"), (0, "booted, restored"), (1, "booted!, restored")] {
-        let mut clone = promptly(driver.restore(stage.hardware(), &states[state])).await.unwrap();
-        assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it waits");
-        clone.vm.resume().await.unwrap();
-        assert_eq!(mark(&mut clone).await, expected);
-        clones.push(clone);
+    let stages = Stage::each(test, "", VERSION);
+    let [walled, jailed] = &stages[..] else { return };
+    for (from, to) in [(walled, jailed), (jailed, walled)] {
+        let source = promptly(from.driver(PATIENCE).start(from.machine().0)).await.unwrap();
+        source.vm.pause().await.unwrap();
+        let state = promptly(source.vm.snapshot(MOST)).await.unwrap();
+        // Beside each other, of one file.
+        for stage in [to, from] {
+            let mut clone = promptly(stage.driver(PATIENCE).restore(stage.hardware(), &state)).await.unwrap();
+            clone.vm.resume().await.unwrap();
+            assert_eq!(mark(&mut clone).await, "booted, restored");
+            promptly(clone.vm.kill()).await.unwrap();
+        }
+        promptly(source.vm.kill()).await.unwrap();
+        assert_eq!((from.left(), to.left()), (Vec::new(), Vec::new()));
     }
-    let load = json!({
-        "snapshot_path": "state.in", "mem_backend": { "backend_type": "File", "backend_path": "memory.in" },
-        "resume_vm": false, "track_dirty_pages": false, "vsock_override": { "uds_path": "v.sock" },
-    });
-    let seen = requests(&clones[0].vm.console());
-    assert_eq!(
-        seen[2..4],
-        [("PUT /snapshot/load".to_owned(), load), ("PATCH /vm".to_owned(), json!({ "state": "Resumed" }))]
-    );
-    clones[2].vm.pause().await.unwrap();
-    let of_a_state = promptly(clones[2].vm.snapshot(MOST)).await.unwrap();
-    let mut again = promptly(driver.restore(stage.hardware(), &of_a_state)).await.unwrap();
-    again.vm.resume().await.unwrap();
-    assert_eq!(mark(&mut again).await, "booted!, restored, restored");
-    assert_eq!(mark(&mut clones[0]).await, "booted, restored");
-    drop((clones, again));
-    assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -197,25 +301,29 @@ async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
     if !can_be_confined("a_state_that_is_none_is_refused_and_leaves_nothing") {
         return;
     }
-    let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
-    let file = |contents: &[u8], length: u64| {
-        let file = cofferdam_vm::sparse::blank(length).unwrap();
-        file.write_all_at(contents, 0).unwrap();
-        file
-    };
-    let state = |devices: &[u8], length| MachineState::new(file(b"", length), file(devices, 0)).unwrap();
-    let error = promptly(driver.restore(stage.hardware(), &state(b"x", MEMORY.as_bytes()))).await.unwrap_err();
-    let error = error.into_contract("restore");
-    assert!(error.message().contains("is no state") && error.remedy().is_some(), "{error}");
-    let short = driver.restore(stage.hardware(), &state(b"x", 4096)).await.unwrap_err();
-    assert!(matches!(short, VmError::BadSource { .. }), "{short}");
-    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+    for stage in Stage::each("a_state_that_is_none_is_refused_and_leaves_nothing", "", VERSION) {
+        let driver = stage.driver(PATIENCE);
+        let file = |contents: &[u8], length: u64| {
+            let file = cofferdam_vm::sparse::blank(length).unwrap();
+            file.write_all_at(contents, 0).unwrap();
+            file
+        };
+        let state = |devices: &[u8], length| MachineState::new(file(b"", length), file(devices, 0)).unwrap();
+        let error = promptly(driver.restore(stage.hardware(), &state(b"x", MEMORY.as_bytes()))).await.unwrap_err();
+        let error = error.into_contract("restore");
+        assert!(error.message().contains("is no state") && error.remedy().is_some(), "{error}");
+        let short = driver.restore(stage.hardware(), &state(b"x", 4096)).await.unwrap_err();
+        assert!(matches!(short, VmError::BadSource { .. }), "{short}");
+        assert_eq!(stage.left(), Vec::<PathBuf>::new());
+    }
 }
 
 /// What went wrong, and that nothing of the machine is left.
 async fn failure(fault: &str, step: &str) -> Error {
-    let stage = Stage::new(fault, VERSION);
+    failure_on(Stage::new(fault, VERSION), fault, step).await
+}
+
+async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
     let driver = stage.driver(SHORT);
     let start = promptly(driver.start(stage.machine().0)).await;
     let error = match (step, start) {
@@ -279,6 +387,21 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
             );
         }
     }
+    // The same of one in a jail, where the processes above it have to be gone as well.
+    let test = "a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing";
+    for (fault, step) in [
+        ("die GET /version", "start"),
+        ("die PUT /drives/disk1", "start"),
+        ("hang PUT /vsock", "start"),
+        ("refuse PUT /actions", "start"),
+        ("rubbish PATCH /vm", "pause"),
+        ("die PUT /snapshot/create", "snapshot"),
+    ] {
+        let Some(stage) = Stage::jailed(test, fault, VERSION) else { break };
+        let error = failure_on(stage, fault, step).await;
+        let known = [ErrorKind::Unavailable, ErrorKind::ResourceExhausted];
+        assert!(known.contains(&error.kind()), "{fault}: {error}");
+    }
     // It says that it paused, or wrote a state, and did not.
     for (fault, step, says) in [
         ("lie PATCH /vm", "pause", "says that it is Running"),
@@ -303,6 +426,7 @@ async fn a_machine_whose_restore_fails_leaves_nothing() {
         promptly(stage.driver(SHORT).restore(stage.hardware(), &state)).await.expect_err(kind);
         assert_eq!(stage.left(), Vec::<PathBuf>::new(), "{kind}");
     }
+    promptly(started.vm.kill()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -310,19 +434,20 @@ async fn an_end_is_told_with_its_reason() {
     if !can_be_confined("an_end_is_told_with_its_reason") {
         return;
     }
-    let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
-    for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
-        let mut started = promptly(driver.start(stage.machine().0)).await.unwrap();
-        assert!(says_back(&mut started).await);
-        started.writer.write_all(word).await.unwrap();
-        let ended = promptly(started.vm.ended()).await;
-        assert!(ended.by_itself == by_itself && ended.why.contains(says), "{ended:?}");
-        let mut rest = Vec::new();
-        promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
-        promptly(started.vm.kill()).await.unwrap();
+    for stage in Stage::each("an_end_is_told_with_its_reason", "", VERSION) {
+        let driver = stage.driver(PATIENCE);
+        for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
+            let mut started = promptly(driver.start(stage.machine().0)).await.unwrap();
+            assert!(says_back(&mut started).await);
+            started.writer.write_all(word).await.unwrap();
+            let ended = promptly(started.vm.ended()).await;
+            assert!(ended.by_itself == by_itself && ended.why.contains(says), "{ended:?}");
+            let mut rest = Vec::new();
+            promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
+            promptly(started.vm.kill()).await.unwrap();
+        }
+        assert_eq!(stage.left(), Vec::<PathBuf>::new());
     }
-    assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -330,36 +455,20 @@ async fn starts_that_are_given_up_leave_nothing() {
     if !can_be_confined("starts_that_are_given_up_leave_nothing") {
         return;
     }
-    let stage = Stage::new("hang PUT /actions", VERSION);
-    for after in [0, 5, 20, 100, 400] {
-        let driver = stage.driver(PATIENCE);
-        let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
-        assert!(start.is_err(), "it never starts");
-        assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
+    for stage in Stage::each("starts_that_are_given_up_leave_nothing", "hang PUT /actions", VERSION) {
+        for after in [0, 5, 20, 100, 400] {
+            let driver = stage.driver(PATIENCE);
+            let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
+            assert!(start.is_err(), "it never starts");
+            assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
+            // In a jail there is nothing but processes, and these have the stage's program.
+            let (begun, program) = (std::time::Instant::now(), stage.path().join("lib/fake"));
+            while !processes_of(program.to_str().unwrap()).is_empty() {
+                assert!(begun.elapsed() < NO_HANG, "after {after} ms a process is left");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_firecracker_cannot_do_is_refused() {
-    let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
-    let many = cofferdam_vm::vmm::Machine { processors: 33, ..stage.machine().0 };
-    let error = driver.settle(&many).await.unwrap_err().into_contract("create");
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("--cpus")), "{error:?}");
-    assert!(driver.start(many).await.is_err());
-    for (version, says) in
-        [("1.16.1", "1.16.2 or newer is needed"), ("1.10.0", "not supported"), ("2.0.0", "not supported")]
-    {
-        let old = Stage::new("", version);
-        let error = old.driver(PATIENCE).start(old.machine().0).await.unwrap_err().into_contract("create");
-        assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
-    }
-    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));
-    let error = none.start(stage.machine().0).await.unwrap_err().into_contract("create");
-    assert!(error.message().contains("not installed"), "{error}");
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
-    assert!(!stage.place().exists(), "nothing was made for what is refused");
 }
 
 /// The process that is killed in the next test.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use cofferdam_contract::{Access, ByteSize};
-use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm};
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -51,16 +51,12 @@ impl Stage {
         fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).expect("it can be executed");
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'Firecracker v{version}'; exit; fi\n\
-             export COFFERDAM_TEST_MACHINE=\"$2 $4\" COFFERDAM_TEST_FAULT='{fault}' COFFERDAM_TEST_VERSION='{version}'\n\
-             exec '{}' --exact machine::is_a_firecracker_with_a_machine --nocapture --test-threads=1\n",
+             while [ $# -gt 1 ]; do case \"$1\" in --api-sock) socket=$2;; --id) id=$2;; esac; shift 2; done\n\
+             export COFFERDAM_TEST_MACHINE=\"$socket $id\" COFFERDAM_TEST_FAULT='{fault}' COFFERDAM_TEST_VERSION='{version}'\n\
+             exec '{}' --exact machine::is_a_firecracker_with_a_machine --nocapture --test-threads=1 --skip \"$id\"\n",
             fake.display()
         );
-        fs::write(stage.program(), script).expect("a script");
-        fs::set_permissions(stage.program(), fs::Permissions::from_mode(0o755)).expect("it can be executed");
-        while let Err(error) = Command::new(stage.program()).arg("--version").output() {
-            assert_eq!(error.kind(), std::io::ErrorKind::ExecutableFileBusy, "{error}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        executable(&stage.program(), &script);
         for (name, contents) in [("vmlinux", &b"\x7fELF kernel"[..]), ("initramfs", b"initramfs"), ("root", b"root")] {
             fs::write(path(name), contents).expect("a file");
             fs::set_permissions(path(name), fs::Permissions::from_mode(0o444)).expect("others may read it");
@@ -68,8 +64,40 @@ impl Stage {
         stage
     }
 
-    fn program(&self) -> PathBuf {
+    /// The same, started by a jailer; none, with a line that says why, where this user cannot jail.
+    pub(crate) fn jailed(test: &str, fault: &str, version: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIP the jailed half of {test}: only root can jail");
+            return None;
+        }
+        let stage = Self::new(fault, version);
+        stage.write_jailer(version, ":");
+        Some(stage)
+    }
+
+    /// One of each kind that this user can have.
+    pub(crate) fn each(test: &str, fault: &str, version: &str) -> Vec<Self> {
+        [Some(Self::new(fault, version)), Self::jailed(test, fault, version)].into_iter().flatten().collect()
+    }
+
+    /// A program in the jailer's place; `fault` are words of its shell, before it becomes Firecracker.
+    pub(crate) fn write_jailer(&self, version: &str, fault: &str) {
+        let library = self.directory.path().join("lib");
+        let library = library.to_str().expect("a name").trim_start_matches('/');
+        let script = include_str!("jailer.sh").replace("@LIBRARY@", library);
+        executable(&self.jailer(), &script.replace("@VERSION@", version).replace("@FAULT@", fault));
+    }
+
+    pub(crate) fn program(&self) -> PathBuf {
         self.directory.path().join("bin/firecracker")
+    }
+
+    pub(crate) fn jailer(&self) -> PathBuf {
+        self.directory.path().join("bin/jailer")
+    }
+
+    pub(crate) fn is_jailed(&self) -> bool {
+        self.jailer().exists()
     }
 
     pub(crate) fn place(&self) -> PathBuf {
@@ -107,9 +135,22 @@ impl Stage {
     }
 }
 
+/// A program that was just written can be busy while another thread's new child still holds it open: it is run once.
+fn executable(path: &Path, script: &str) {
+    fs::write(path, script).expect("a script");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it can be executed");
+    while let Err(error) = Command::new(path).arg("--version").output() {
+        assert_eq!(error.kind(), std::io::ErrorKind::ExecutableFileBusy, "{error}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// With the jailer, if there is one beside the program.
 pub(crate) fn driver_in(directory: &Path, patience: Duration) -> FirecrackerVmm {
     let program = Some(directory.join("bin/firecracker"));
-    FirecrackerVmm::new(FirecrackerConfig { program, patience, ..FirecrackerConfig::new(directory.join("monitors")) })
+    let jailer = if directory.join("bin/jailer").exists() { Jailer::Beside } else { Jailer::Off };
+    let base = FirecrackerConfig::new(directory.join("monitors"));
+    FirecrackerVmm::new(FirecrackerConfig { program, jailer, patience, ..base })
 }
 
 pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {
@@ -259,6 +300,8 @@ fn serve_vsock(fake: &Shared, place: &Path) -> Result<(), String> {
 
 /// Stands for the agent: says back what it hears, with the machine's mark where it hears `mark`.
 async fn guest(fake: Shared, stream: UnixStream) {
+    // One that is lost as soon as it was taken.
+    let lost: Option<u32> = fault_of("lose").and_then(|number| number.parse().ok());
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
@@ -266,12 +309,17 @@ async fn guest(fake: Shared, stream: UnixStream) {
         return;
     }
     // The first time, nobody inside listens yet.
-    if !std::mem::replace(&mut *BOOTED.lock().expect("no panic"), true) {
+    let number = {
+        let mut connections = CONNECTIONS.lock().expect("no panic");
+        *connections += 1;
+        *connections
+    };
+    if number == 1 {
         return;
     }
-    println!("CONNECTED");
+    println!("CONNECTED {number}");
     let greeting = [&b"OK 1073741824\n"[..], &[TAKEN]].concat();
-    if writer.write_all(&greeting).await.is_err() {
+    if writer.write_all(&greeting).await.is_err() || lost == Some(number) {
         return;
     }
     loop {
@@ -280,6 +328,11 @@ async fn guest(fake: Shared, stream: UnixStream) {
             Ok(_) if &word == b"mark" => {
                 let mark = lock(&fake).mark.clone();
                 let _ = writer.write_all(format!("{mark:<64}").as_bytes()).await;
+            }
+            Ok(_) if &word == b"make" => {
+                let made =
+                    (0..1000).take_while(|at| std::os::unix::net::UnixListener::bind(format!("more{at}")).is_ok());
+                let _ = writer.write_all(format!("{:04}", made.count()).as_bytes()).await;
             }
             Ok(_) if &word == b"note" => lock(&fake).mark.push('!'),
             Ok(_) if &word == b"exit" => std::process::exit(0),
@@ -292,20 +345,38 @@ async fn guest(fake: Shared, stream: UnixStream) {
     }
 }
 
-static BOOTED: Mutex<bool> = Mutex::new(false);
+/// How many connections came to the agent.
+static CONNECTIONS: Mutex<u32> = Mutex::new(0);
 
-/// What the walls let it see, told once.
-fn tell_walls() {
-    let status = fs::read_to_string("/proc/self/status").expect("its own status");
-    let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned()));
-    let user = value("Uid:").and_then(|line| line.split_whitespace().next().map(str::to_owned));
-    println!("USER {}", user.expect("a user"));
-    println!("PRIVILEGES {}", value("NoNewPrivs:").expect("a word"));
+/// What goes wrong, if it is of this kind.
+fn fault_of(kind: &str) -> Option<String> {
+    let fault = std::env::var("COFFERDAM_TEST_FAULT").ok()?;
+    Some(fault.strip_prefix(kind)?.trim().to_owned())
+}
+
+/// What the walls let it see, told once. A jail has no `/proc`.
+fn tell_walls(name: &str) {
+    println!("NAME {name}");
+    println!("USER {}", rustix::process::getuid().as_raw());
+    println!("PRIVILEGES {}", u32::from(cofferdam_linux::process::no_new_privileges()));
     println!("PASSWD {}", File::open("/etc/passwd").is_ok());
-    println!("MADE {}", File::create("made").is_ok());
-    let devices = fs::read_to_string("/proc/self/net/dev").expect("its devices");
-    println!("DEVICES {}", devices.lines().filter(|line| line.contains(':')).count());
-    println!("PROCESS {}", fs::read_link("/proc/self").expect("it sees itself").display());
+    println!("MADE {}", File::create("made").and_then(|_| fs::remove_file("made")).is_ok());
+    println!("CONNECTS {}", std::net::TcpStream::connect("127.0.0.1:1").is_err_and(is_unreachable));
+    let groups = rustix::process::getgroups().map_or(usize::MAX, |groups| groups.len());
+    println!("GROUPS {groups}");
+    if let Ok(devices) = fs::read_to_string("/proc/self/net/dev") {
+        println!("DEVICES {}", devices.lines().filter(|line| line.contains(':')).count());
+    }
+    if let Ok(all) = fs::read_dir("/") {
+        let mut all: Vec<_> = all.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        all.sort_unstable();
+        println!("ROOT {}", all.join(" "));
+    }
+}
+
+/// What the kernel says where there is no way at all, rather than nobody who listens.
+fn is_unreachable(error: std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::NetworkUnreachable
 }
 
 /// The fake's life, in a process of its own.
@@ -317,7 +388,7 @@ async fn is_a_firecracker_with_a_machine() {
     let fault = std::env::var("COFFERDAM_TEST_FAULT").unwrap_or_default();
     let (kind, at) = fault.split_once(' ').unwrap_or_default();
     let (kind, at, name) = (kind.to_owned(), at.to_owned(), id.to_owned());
-    tell_walls();
+    tell_walls(id);
     let fake: Shared = Arc::new(Mutex::new(Fake { state: "Not started", ..Fake::default() }));
     let description = contract::description();
     let listener = UnixListener::bind(socket).expect("a socket");

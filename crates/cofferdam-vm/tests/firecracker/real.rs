@@ -6,7 +6,8 @@ use cofferdam_contract::{Access, ByteSize, ErrorKind};
 use cofferdam_guest::{Guest, Renewal, Settings};
 use cofferdam_vm::firecracker::{
     Action, Balloon, BootSource, CacheType, Drive, DriveId, Entropy, FirecrackerConfig, FirecrackerVmm, InstanceId,
-    InstanceState, Launch, LogLevel, Logger, MachineConfig, Metrics, Request, Serial, SnapshotLoad, VmState, Vsock,
+    InstanceState, Jailer, Launch, LogLevel, Logger, MachineConfig, Metrics, Request, Serial, SnapshotLoad, VmState,
+    Vsock,
 };
 use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, Vmm};
 
@@ -81,16 +82,45 @@ async fn the_real_program_understands_a_load() {
     machine.end().await.unwrap();
 }
 
+/// The jailer of that Firecracker: `JAILER_BIN`, or the program beside it.
+fn jailer(launch: &Launch) -> Option<Jailer> {
+    let beside = launch.program.with_file_name("jailer");
+    match std::env::var_os("JAILER_BIN") {
+        Some(named) => Some(Jailer::At(named.into())),
+        None => beside.exists().then_some(Jailer::At(beside)),
+    }
+}
+
+/// The same, started by its own jailer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_real_jailer_starts_the_real_program_for_the_driver() {
+    let test = "the_real_jailer_starts_the_real_program_for_the_driver";
+    let Some(launch) = launch(test) else { return };
+    let Some(jailer) = jailer(&launch) else {
+        println!("SKIP {test}: no jailer here (JAILER_BIN names none, and there is none beside Firecracker)");
+        return;
+    };
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: only root can jail");
+        return;
+    }
+    makes_a_machine(test, launch, jailer).await;
+}
+
 /// A machine by the driver: with the image that tests use where the processor runs ordinary guests, else with what is no
 /// kernel, which the real program must refuse without leaving anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_program_makes_a_machine_by_the_driver() {
     let test = "the_real_program_makes_a_machine_by_the_driver";
     let Some(launch) = launch(test) else { return };
+    makes_a_machine(test, launch, Jailer::Off).await;
+}
+
+async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let monitors = place.path().join("monitors");
-    let config = FirecrackerConfig { program: Some(launch.program), ..FirecrackerConfig::new(&monitors) };
+    let config = FirecrackerConfig { program: Some(launch.program), jailer, ..FirecrackerConfig::new(&monitors) };
     let driver = FirecrackerVmm::new(config);
     if let Err(error) = driver.version().await {
         println!("SKIP {test}: {error}");

@@ -10,6 +10,9 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
+/// Far longer than anything takes: what comes later is a hang.
+pub(crate) const NO_HANG: Duration = Duration::from_secs(60);
+
 /// What arrived, as a server sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {

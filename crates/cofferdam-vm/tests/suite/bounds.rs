@@ -194,6 +194,31 @@ fn was_refused(output: &Output, wall: &str) {
     assert!(said.contains(&format!("refused: {wall}")), "{said}");
 }
 
+/// Root starts monitors as somebody else, who may not go where the program is. That is no want of walls.
+#[tokio::test]
+async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
+    let test = "a_monitor_that_may_not_be_executed_is_told_as_such";
+    if !support::has_monitor() || !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: it takes QEMU (package qemu-system-x86), and root");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let hidden = place.path().join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    std::fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
+    let found = ["/usr/bin", "/usr/local/bin"].map(|place| Path::new(place).join("qemu-system-x86_64"));
+    let Some(found) = found.into_iter().find(|path| path.exists()) else {
+        println!("SKIP {test}: QEMU is in no usual directory");
+        return;
+    };
+    std::os::unix::fs::symlink(found, hidden.join("qemu")).unwrap();
+    let qemu = Qemu::new(QemuConfig { program: Some(hidden.join("qemu")), ..QemuConfig::default() }).unwrap();
+    let error = qemu.start(nothing(place.path())).await.map(drop).expect_err("a monitor that nobody may execute");
+    assert!(matches!(error, VmError::Forbidden { .. }), "{error}");
+    let error = error.into_contract("create");
+    assert!(error.kind() == ErrorKind::Denied && error.remedy().is_some(), "{error:?}");
+}
+
 #[test]
 fn without_its_walls_no_monitor_is_started() {
     let test = "without_its_walls_no_monitor_is_started";

@@ -54,6 +54,32 @@ impl FromStr for Driver {
     }
 }
 
+/// Whether Firecracker is started by its own jailer, which needs root, in place of the walls that QEMU has, too.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Jailer {
+    /// It is not.
+    #[default]
+    Off,
+    /// By the program `jailer` beside Firecracker's.
+    On,
+    /// By this program.
+    At(PathBuf),
+}
+
+impl FromStr for Jailer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            // One of the directory in which somebody happens to be would be run as root.
+            path if path.starts_with('/') => Ok(Self::At(path.into())),
+            _ => Err(format!("'{}' is no jailer; write off, on, or its whole path", text.escape_debug())),
+        }
+    }
+}
+
 /// What runs the instructions of machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acceleration {
@@ -118,6 +144,8 @@ pub struct Machines {
     pub driver: Driver,
     /// Firecracker's program. Default: the one of PATH, if there is one.
     pub firecracker: Option<PathBuf>,
+    /// Whether its own jailer starts it.
+    pub jailer: Jailer,
     /// QEMU's program.
     pub qemu: Option<PathBuf>,
     /// How the accelerator is chosen.
@@ -129,9 +157,10 @@ pub struct Machines {
 impl Machines {
     /// Says in one line what differs from the defaults: two that differ make different machines.
     pub fn fingerprint(&self) -> String {
-        let Self { images, image, build, memory, processors, driver, firecracker, qemu, accelerator, processor } = self;
+        let Self { images, image, build, memory, processors, driver, firecracker, jailer, .. } = self;
+        let Self { qemu, accelerator, processor, .. } = self;
         let sizes = format!("{images:?} {image:?} {build:?} {memory:?} {processors:?}");
-        format!("{sizes} {driver:?} {firecracker:?} {qemu:?} {accelerator:?} {processor:?}")
+        format!("{sizes} {driver:?} {firecracker:?} {jailer:?} {qemu:?} {accelerator:?} {processor:?}")
     }
 
     /// The same with a driver, if one is named.
@@ -150,6 +179,13 @@ mod tests {
         assert_eq!("missing".parse(), Ok(Build::Missing));
         assert_eq!("firecracker".parse(), Ok(Driver::Firecracker));
         assert!("xen".parse::<Driver>().is_err());
+        assert_eq!(
+            ["off", "on", "/x/jailer"].map(str::parse),
+            [Ok(Jailer::Off), Ok(Jailer::On), Ok(Jailer::At("/x/jailer".into()))]
+        );
+        assert!("jailer".parse::<Jailer>().is_err() && "".parse::<Jailer>().is_err());
+        let jailed = Machines { jailer: Jailer::On, ..Machines::default() };
+        assert_ne!(jailed.fingerprint(), Machines::default().fingerprint());
         assert!("hvf".parse::<Acceleration>().is_err() && "always".parse::<Build>().is_err());
     }
 }

@@ -6,18 +6,30 @@ use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
 use cofferdam_debian::{Cache, Recipe};
+use cofferdam_vm::firecracker::Jailer as Jail;
 use cofferdam_vm::image::{Images as Store, Inventory, KernelSource, RootSource, Source};
 use cofferdam_vm::vmm::{Acceleration as Wish, Driver as Monitor};
 use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig, VmError};
 use serde::Serialize;
 
-use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Machines};
+use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Jailer, Machines};
 use crate::registry::{Finding, FindingState, ImageProgress, ImageStep, cache_directory};
 
 impl Machines {
     fn config(&self) -> Result<VmConfig> {
-        let Self { images, image, build, memory, processors, driver, firecracker, qemu, accelerator, processor } =
-            self.clone();
+        let Self {
+            images,
+            image,
+            build,
+            memory,
+            processors,
+            driver,
+            firecracker,
+            jailer,
+            qemu,
+            accelerator,
+            processor,
+        } = self.clone();
         let no_cache = || {
             Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for images of machines")
                 .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
@@ -28,6 +40,11 @@ impl Machines {
         let mut base = VmConfig::new(cache_directory("machines").unwrap_or_else(|| images.join("machines")));
         base.qemu.program = qemu;
         base.firecracker.program = firecracker.or_else(|| program("firecracker"));
+        base.firecracker.jailer = match jailer {
+            Jailer::Off => Jail::Off,
+            Jailer::On => Jail::Beside,
+            Jailer::At(program) => Jail::At(program),
+        };
         if let Some(processor) = processor {
             base.qemu.processor = processor;
         }
@@ -276,6 +293,7 @@ mod tests {
             processors: Some(3),
             driver: Driver::Firecracker,
             firecracker: Some("/f".into()),
+            jailer: Jailer::At("/j".into()),
             qemu: Some("/q".into()),
             accelerator: Acceleration::Kvm,
             processor: Some("Haswell-v1".to_owned()),
@@ -290,6 +308,9 @@ mod tests {
         assert_eq!((config.qemu.program, config.acceleration), (Some("/q".into()), Wish::Kvm));
         assert_eq!(config.qemu.processor, "Haswell-v1");
         assert_eq!((config.driver, config.firecracker.program), (Monitor::Firecracker, Some("/f".into())));
+        assert_eq!(config.firecracker.jailer, Jail::At("/j".into()));
+        let on = Machines { jailer: Jailer::On, ..machines.clone() };
+        assert_eq!(on.config().unwrap().firecracker.jailer, Jail::Beside);
         assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
     }
 

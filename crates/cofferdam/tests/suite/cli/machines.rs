@@ -112,9 +112,14 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
 
 #[test]
 fn settings_of_machines_that_make_no_sense_are_named() {
-    for (name, value) in
-        [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "many"), ("BUILD", "always"), ("DRIVER", "xen")]
-    {
+    for (name, value) in [
+        ("ACCELERATOR", "hvf"),
+        ("MEMORY", "lots"),
+        ("PROCESSORS", "many"),
+        ("BUILD", "always"),
+        ("DRIVER", "xen"),
+        ("JAILER", "jailer"),
+    ] {
         let name = format!("COFFERDAM_VM_{name}");
         let (code, _, stderr) = outcome(run(["--backend", "vm", "--", "true"]).env(&name, value));
         assert!(code == 125 && stderr.contains(&format!("{name} is '{value}'")), "{code} {stderr}");

@@ -1,0 +1,126 @@
+//! Programs that are missing, old, replaced, not to be executed or not to be jailed; and a connection that is lost.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cofferdam_contract::ErrorKind;
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
+use cofferdam_vm::vmm::Vmm;
+
+use crate::driver::{MOST, PATIENCE, VERSION, can_be_confined, promptly, says_back};
+use crate::machine::Stage;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
+    let test = "a_connection_that_is_lost_before_anything_was_said_is_made_again";
+    if !can_be_confined(test) {
+        return;
+    }
+    // The first is never taken; the second is the machine's as it boots, the third that after it was written down.
+    for lost in [2, 3] {
+        let stage = Stage::new(&format!("lose {lost}"), VERSION);
+        let mut started = promptly(stage.driver(PATIENCE).start(stage.machine().0)).await.unwrap();
+        if lost == 3 {
+            assert!(says_back(&mut started).await);
+            started.vm.pause().await.unwrap();
+            promptly(started.vm.snapshot(MOST)).await.unwrap();
+            started.vm.resume().await.unwrap();
+        }
+        // Time for it to be lost.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(says_back(&mut started).await, "connection {lost}: {}", started.vm.console());
+        promptly(started.vm.kill()).await.unwrap();
+        assert_eq!(stage.left(), Vec::<PathBuf>::new());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_was_replaced_is_asked_again() {
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    assert_eq!(driver.version().await.unwrap(), VERSION);
+    let newer = Stage::new("", "1.17.0");
+    std::fs::rename(newer.program(), stage.program()).unwrap();
+    assert_eq!(driver.version().await.unwrap(), "1.17.0");
+    assert_eq!(driver.origin().await.unwrap().version, "1.17.0");
+    std::fs::rename(Stage::new("", "1.15.0").program(), stage.program()).unwrap();
+    assert!(driver.version().await.unwrap_err().to_string().contains("not supported"));
+    std::fs::remove_file(stage.program()).unwrap();
+    assert!(driver.version().await.unwrap_err().to_string().contains("not installed"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_may_not_be_executed_is_told_as_such() {
+    let test = "a_program_that_may_not_be_executed_is_told_as_such";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {test}: only root starts monitors as somebody else, who may do less");
+        return;
+    }
+    if !can_be_confined(test) {
+        return;
+    }
+    let stage = Stage::new("", VERSION);
+    std::fs::set_permissions(stage.path().join("bin"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err();
+    let error = error.into_contract("create");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.message().contains("bin/firecracker may not be executed"), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("chmod")), "{error:?}");
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
+    let test = "what_cannot_be_jailed_is_refused_before_anything_is_made";
+    let stage = Stage::new("", VERSION);
+    stage.write_jailer("1.16.3", ":");
+    let refused = |jailer| {
+        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.place()));
+        let driver = FirecrackerVmm::new(FirecrackerConfig { program, jailer, ..base });
+        let machine = stage.machine().0;
+        async move {
+            assert!(driver.version().await.is_err());
+            driver.start(machine).await.unwrap_err().into_contract("create")
+        }
+    };
+    let is_root = rustix::process::geteuid().is_root();
+    let missing = refused(Jailer::At(stage.path().join("none"))).await;
+    assert!(missing.message().contains("jailer is not installed"), "{missing}");
+    let other = refused(Jailer::Beside).await;
+    let says = if is_root { "version 1.16.3, and Firecracker 1.16.2" } else { "needs root" };
+    assert!(other.message().contains(says), "{other}");
+    for error in [missing, other] {
+        assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
+    }
+    assert!(!stage.place().exists(), "something was made");
+    // What the jailer has to say when it fails, is said.
+    let Some(stage) = Stage::jailed(test, "", VERSION) else { return };
+    stage.write_jailer(VERSION, "fail 'there is no such thing here'");
+    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err().into_contract("create");
+    assert!(error.message().contains("there is no such thing here"), "{error}");
+    assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_firecracker_cannot_do_is_refused() {
+    let stage = Stage::new("", VERSION);
+    let driver = stage.driver(PATIENCE);
+    let many = cofferdam_vm::vmm::Machine { processors: 33, ..stage.machine().0 };
+    let error = driver.settle(&many).await.unwrap_err().into_contract("create");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("--cpus")), "{error:?}");
+    assert!(driver.start(many).await.is_err());
+    for (version, says) in
+        [("1.16.1", "1.16.2 or newer is needed"), ("1.10.0", "not supported"), ("2.0.0", "not supported")]
+    {
+        let old = Stage::new("", version);
+        let error = old.driver(PATIENCE).start(old.machine().0).await.unwrap_err().into_contract("create");
+        assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
+    }
+    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));
+    let error = none.start(stage.machine().0).await.unwrap_err().into_contract("create");
+    assert!(error.message().contains("not installed"), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
+    assert!(!stage.place().exists(), "nothing was made for what is refused");
+}
