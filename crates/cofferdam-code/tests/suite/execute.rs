@@ -111,6 +111,14 @@ async fn javascript_gives_output_and_value() {
         ("Promise.resolve(5)", "", Some("5"), 0),
         ("let x = await Promise.resolve(2); console.log(x)", "2\n", None, 0),
         ("import fs from 'node:fs'; console.log(typeof fs.readFileSync)", "function\n", None, 0),
+        (
+            "import fs from 'fs'; fs.writeFileSync('mine.mjs', 'export const y = 7'); console.log((await import('./mine.mjs')).y)",
+            "7\n",
+            None,
+            0,
+        ),
+        ("import { y } from './mine.mjs'; console.log(y, import.meta.url.slice(0, 8))", "7 file:///\n", None, 0),
+        ("const { y } = await import('./mine.mjs'); console.log(y)", "7\n", None, 0),
         ("console.log(typeof module, typeof __filename, require.main === module)", "object string true\n", None, 0),
         ("process.exit(4)", "", None, 4),
         ("throw new Error('no')", "", None, 1),
@@ -127,6 +135,19 @@ async fn javascript_gives_output_and_value() {
         }
         assert!(!result.stderr.text().contains("cofferdam"), "{code}: {}", result.stderr.text());
     }
+    for code in
+        ["\n\nthrow new Error('no')", "await 1;\n\nthrow new Error('no')", "import 'fs';\n\nthrow new Error('no')"]
+    {
+        let result = world.run("javascript", code).await;
+        let told = result.stderr.text();
+        assert!(result.exit_code == 1 && told.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {told}");
+        assert!(!told.contains("cofferdam") && !told.contains("Warning"), "{code}: {told}");
+    }
+    let endless = "import fs from 'fs'; console.log(fs.readdirSync('.').length); await new Promise(() => setInterval(() => {}, 1000))";
+    let request = CodeRequest::new("javascript", endless).timeout(Duration::from_secs(3));
+    let killed = world.try_run(request).await.expect("a result");
+    assert!(killed.timed_out && killed.stdout.text() == "2\n", "{killed:?}");
+    assert!(killed.files.changes.is_empty(), "a module that is killed leaves no file of ours: {:?}", killed.files);
     let result = world.run("javascript", "({a: [1, 2]})").await;
     assert_eq!(result.results[0].data["application/json"], serde_json::json!({"a": [1, 2]}));
     assert!(result.meta.runtime.version.is_some());

@@ -7,3 +7,4 @@ mod execute;
 mod hostile;
 mod sessions;
 mod support;
+mod typescript;
