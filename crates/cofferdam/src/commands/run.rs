@@ -110,25 +110,15 @@ impl<'a> Run<'a> {
         };
         let mut call = match self.begin(&*backend).await? {
             None => None,
-            Some(call) => {
-                let (call, request) = bounded(&self.plan.request, call).await?;
+            Some((call, request)) => {
                 self.plan.request = request;
                 Some(call)
             }
         };
-        let started = tokio::select! {
-            started = self.start(&*backend, call.as_mut()) => started,
-            number = interrupts.next() => {
-                give_up(call.take()).await;
-                return Ok(signal_status(number));
-            }
-        };
-        let (sandbox, handle) = match (started, call.take()) {
-            (Err(error), Some(call)) => return Err(call.not_started(error).await),
-            (started, open) => {
-                call = open;
-                started?
-            }
+        let started = start(&mut call, &mut interrupts, async |call| self.start(&*backend, call).await).await?;
+        let (sandbox, handle) = match started {
+            Started::Goes(parts) => parts,
+            Started::Interrupted(number) => return Ok(signal_status(number)),
         };
         progress.iter().for_each(Progress::finish);
         let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts, call).await;
@@ -139,7 +129,7 @@ impl<'a> Run<'a> {
     }
 
     /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
-    async fn begin(&self, backend: &dyn Backend) -> Result<Option<Call>> {
+    async fn begin(&self, backend: &dyn Backend) -> Result<Option<(Call, ExecRequest)>> {
         let Some(config) = &self.code else { return Ok(None) };
         let json = self.form == Form::Json;
         let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
@@ -354,37 +344,66 @@ fn of_code(result: &CodeResult, form: Form) -> Value {
     value
 }
 
-/// Screens what is about to run, and says in the audit log that it is.
+/// Screens what is about to run, and says in the audit log that it is. Gives what was planned within the bounds of the call,
+/// which its line in the log states.
 pub(super) async fn admit(
     config: &CodeConfig,
     backend: &dyn Backend,
     plan: &Plan,
     files: Want,
     results: Want,
-) -> Result<Call> {
+) -> Result<(Call, ExecRequest)> {
     let executor = Executor::new(config.clone())?;
     let place = Place::of(backend);
-    match &plan.code {
-        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await,
+    let call = match &plan.code {
+        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await?,
         Some(code) => {
             let mut request = code.request.clone();
             (request.files, request.results) = (files, results);
-            executor.begin(&place, &plan.spec, request).await
+            executor.begin(&place, &plan.spec, request).await?
         }
+    };
+    match bounded(&plan.request, call.request()) {
+        Ok(request) => Ok((call, request)),
+        Err(error) => Err(call.not_started(error).await),
     }
 }
 
-/// What was planned, within the bounds of a call, which its line in the audit log states.
-pub(super) async fn bounded(planned: &ExecRequest, call: Call) -> Result<(Call, ExecRequest)> {
-    let bounds = call.request();
+fn bounded(planned: &ExecRequest, bounds: &ExecRequest) -> Result<ExecRequest> {
     let most = bounds.max_output();
     let mut builder = planned.to_builder().max_output(most).output_buffer(planned.output_buffer().min(most));
     if let Some(time) = bounds.timeout() {
         builder = builder.timeout(time);
     }
-    match builder.build() {
-        Ok(request) => Ok((call, request)),
-        Err(error) => Err(call.not_started(error).await),
+    builder.build()
+}
+
+/// How the start of a call came out.
+pub(super) enum Started<T> {
+    Goes(T),
+    /// The signal that asked us to end. The call is given up.
+    Interrupted(i32),
+}
+
+/// Starts what a call is about, unless a signal comes first; one that does not start has its last line in the audit log.
+pub(super) async fn start<T>(
+    call: &mut Option<Call>,
+    interrupts: &mut Interrupts,
+    work: impl AsyncFnOnce(Option<&mut Call>) -> Result<T>,
+) -> Result<Started<T>> {
+    let started = tokio::select! {
+        started = work(call.as_mut()) => started,
+        number = interrupts.next() => {
+            give_up(call.take()).await;
+            return Ok(Started::Interrupted(number));
+        }
+    };
+    match started {
+        Ok(started) => Ok(Started::Goes(started)),
+        Err(error) => Err(match call.take() {
+            Some(call) => call.not_started(error).await,
+            None => error,
+        }),
     }
 }
 
