@@ -8,6 +8,7 @@ mod forms;
 mod kills;
 mod machines;
 mod modules;
+mod repl;
 mod run;
 mod signals;
 #[cfg(feature = "vm")]
