@@ -10,9 +10,10 @@
   let room = 0;
   let value;
   let known = false;
+  const tooLarge = new RangeError("too large");
 
-  function add(kind, data) {
-    const line = JSON.stringify({ kind, data }) + "\n";
+  function add(kind, data, note) {
+    const line = JSON.stringify({ kind, data, note }) + "\n";
     const length = real ? Buffer.byteLength(line) : line.length * 3;
     if (length > room || records.length > 64) return;
     room -= length;
@@ -31,9 +32,21 @@
     if (result instanceof Promise) result.then((settled) => { value = settled; });
   }
 
+  // Ends the work on what would be too large before it takes all the memory that there is.
+  function bounded() {
+    let [parts, characters] = [100000, room / 2];
+    return (key, part) => {
+      parts -= 1;
+      characters -= key.length + (typeof part === "string" ? part.length : 0);
+      if (parts < 0 || characters < 0) throw tooLarge;
+      return part;
+    };
+  }
+
   function show() {
     if (!known || value === undefined) return;
     const data = {};
+    let note;
     try {
       const text = real ? load("util").inspect(value, { depth: 4, maxStringLength: 65536, maxArrayLength: 1000 }) : plain(value);
       data["text/plain"] = text.length > 65536 ? `${text.slice(0, 65536)}… (${text.length - 65536} characters more)` : text;
@@ -42,13 +55,15 @@
     }
     try {
       if (typeof value === "object" || typeof value === "number" || typeof value === "boolean") {
-        const text = JSON.stringify(value);
-        if (text !== undefined && text.length < room / 2) data["application/json"] = text;
+        const text = JSON.stringify(value, bounded());
+        if (text !== undefined && text.length >= room / 2) throw tooLarge;
+        if (text !== undefined) data["application/json"] = text;
       }
     } catch (error) {
       // Not everything is JSON.
+      if (error === tooLarge) note = "application/json: too large";
     }
-    add("value", data);
+    add("value", data, note);
   }
 
   function plain(shown) {

@@ -60,6 +60,8 @@ async fn python_runs_as_a_script_does() {
             0,
         ),
         ("'caf\u{e9} \u{1f600} \\u0000 \u{2028}'; print(len('\u{1f600}\u{2028}'))", "2\n", "", 0),
+        // As some editors store files.
+        ("\u{feff}print(1)\r\nif 1:\r\n    print(2)\r\n", "1\n2\n", "", 0),
     ] {
         let result = world.run("python", code).await;
         assert_eq!(result.stdout.text(), stdout, "{code}: {}", result.stderr.text());
@@ -71,7 +73,11 @@ async fn python_runs_as_a_script_does() {
 
 #[tokio::test]
 async fn figures_and_frames_are_results() {
-    let world = World::new().await;
+    // That of the system, which the packages are for: another may come first.
+    let python =
+        toml::from_str("[python]\nextensions = ['py']\ninterpreter = ['/usr/bin/python3', '-u']").expect("valid");
+    let config = CodeConfig { languages: Languages::new(&python, None).expect("valid"), ..CodeConfig::default() };
+    let world = World::with(config, spec()).await;
     // It makes a list of fonts when it is first used, which it complains of where that takes long.
     let found = world.run("python", "import pandas, matplotlib.pyplot").await;
     if found.exit_code != 0 {
@@ -87,6 +93,14 @@ async fn figures_and_frames_are_results() {
     let kinds: Vec<_> = result.results.iter().map(|result| result.kind).collect();
     assert_eq!(kinds, [RichKind::Figure, RichKind::Figure]);
     assert!(result.results[0].data["image/png"].as_str().is_some_and(|image| image.starts_with("iVBORw0KGgo")));
+    let flood = "import matplotlib.pyplot as plt\nplt.figure(figsize=(3000, 3000))\nfor n in range(20): plt.figure(figsize=(1, 1))\n1";
+    let result = world.run("python", flood).await;
+    let kinds = result.results.iter().filter(|result| result.kind == RichKind::Figure).count();
+    assert_eq!((kinds, result.results_dropped), (15, 6), "one cannot be drawn, five are too many");
+    let wide = "import pandas as pd\npd.DataFrame({'a': ['x' * (5 << 20)] * 5})";
+    let result = world.run("python", wide).await;
+    assert!(result.results[0].data["text/html"].as_str().is_some_and(|html| html.contains("<table")));
+    assert_eq!(result.results[0].note.as_deref(), Some("application/json: too large"));
     let frame = "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})";
     let result = world.run("python", frame).await;
     let data = &result.results[0].data;
