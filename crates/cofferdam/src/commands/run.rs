@@ -90,6 +90,7 @@ struct End {
 
 impl<'a> Run<'a> {
     /// A run in a sandbox that is there already.
+    #[cfg(feature = "vm")]
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
         let Settings { backend, setup, cancel_grace: grace, .. } = settings;
         Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about, code: None }

@@ -2,11 +2,14 @@
 
 mod code;
 mod configuration;
+#[cfg(feature = "container")]
 mod containers;
 mod forms;
 #[cfg(feature = "vm")]
 mod kills;
+#[cfg(feature = "vm")]
 mod machines;
+#[cfg(feature = "wasm")]
 mod modules;
 mod repl;
 mod run;
