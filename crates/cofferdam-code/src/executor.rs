@@ -539,6 +539,8 @@ impl Channel {
             }
         };
         match tokio::time::timeout(PATIENCE * 2, work).await {
+            // An interpreter always says what it is: nothing at all is what a full disk left.
+            Ok((Some(bytes), _)) if bytes.is_empty() => rich::Taken { dropped: 1, ..rich::Taken::default() },
             Ok((Some(bytes), _)) => rich::take(&bytes),
             Ok((None, true)) => rich::Taken::default(),
             _ => rich::Taken { dropped: 1, ..rich::Taken::default() },

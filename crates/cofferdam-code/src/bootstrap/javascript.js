@@ -184,13 +184,15 @@
     // Its imports are looked for from where it lies; its name is that of the code.
     const named = `${text}\n//# sourceURL=${shown}`;
     const target = put(process.cwd(), named, typed) || put(load("os").tmpdir(), named, typed);
-    if (!target) throw without(first);
+    const address = (lines) => `data:text/javascript,${encodeURIComponent(lines)}`;
+    if (!target && typed) throw new Error("there is no room for the file that Node takes types away from");
+    // Without room for a file, modules of Node and of no file are all that can be imported.
+    if (!target) return void import(address(named));
     const remove = () => fs.rmSync(target, { force: true });
     process.on("exit", remove);
     // The first that runs once all is loaded takes the file away: code that is killed leaves none.
     const key = `cofferdam ${path.basename(target)}`;
     Object.defineProperty(globalThis, Symbol.for(key), { value: remove, configurable: true });
-    const address = (lines) => `data:text/javascript,${encodeURIComponent(lines)}`;
     const before = address(`globalThis[Symbol.for("${key}")](); delete globalThis[Symbol.for("${key}")];`);
     const lines = [before, load("url").pathToFileURL(target)].map((place) => `import ${JSON.stringify(place)};`);
     import(address(lines.join("\n")));
@@ -198,10 +200,13 @@
 
   function put(base, text, typed) {
     const name = `.cofferdam-${load("crypto").randomBytes(12).toString("hex")}.${typed ? "mts" : "mjs"}`;
+    const target = path.join(base, name);
     try {
-      fs.writeFileSync(path.join(base, name), text, { flag: "wx" });
-      return path.join(base, name);
+      fs.writeFileSync(target, text, { flag: "wx" });
+      return target;
     } catch (error) {
+      // A full disk takes a name and no contents.
+      fs.rmSync(target, { force: true });
       return null;
     }
   }

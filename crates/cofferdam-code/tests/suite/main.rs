@@ -4,6 +4,7 @@
 mod audit;
 mod bash;
 mod execute;
+mod full;
 mod hostile;
 mod sessions;
 mod support;
