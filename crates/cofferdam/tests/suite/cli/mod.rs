@@ -4,6 +4,7 @@ mod code;
 mod configuration;
 #[cfg(feature = "container")]
 mod containers;
+mod documents;
 mod forms;
 #[cfg(feature = "vm")]
 mod kills;
