@@ -33,18 +33,21 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
         // A daemon shows no files, and starts one command in one sandbox.
         let whole = form == Form::Json && plan.code.is_some();
+        let versioned = versioned(&plan, &settings.code);
         if whole && settings.daemon == DaemonUse::Require {
             let message = "the whole result of code needs the sandbox itself, which a daemon does not give";
             return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or go without --json"));
         }
         // None is looked for or started that could not be used.
-        let daemon = if whole { None } else { resident::backend(args, &settings, config.as_deref())? };
+        let daemon =
+            if whole || versioned.is_some() { None } else { resident::backend(args, &settings, config.as_deref())? };
         if whole && settings.daemon != DaemonUse::Never && args.output.verbose {
             report::remark("run without a daemon: the whole result of code needs the sandbox itself", Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let code = wants_code(&plan, form, watched).then_some(code);
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about: Value::Null, code };
+        let about = Value::Null;
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, versioned };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -72,6 +75,16 @@ pub(super) struct Run<'a> {
     about: Value,
     /// How code runs, where there is to be a whole result, or it is screened or logged.
     code: Option<CodeConfig>,
+    /// How the version of a language is asked for that needs one, and its name.
+    versioned: Option<(CodeConfig, String)>,
+}
+
+/// What asks for a version where any will not do: an older interpreter would complain of what nobody wrote.
+fn versioned(plan: &Plan, config: &CodeConfig) -> Option<(CodeConfig, String)> {
+    let name = &plan.code.as_ref()?.request.language;
+    let known = config.languages.by_name(name).ok()?;
+    known.least_version.as_ref()?;
+    Some((CodeConfig { audit: None, ..config.clone() }, name.clone()))
 }
 
 /// Whether a run is a call with code, or has to be screened or logged.
@@ -93,7 +106,19 @@ impl<'a> Run<'a> {
     #[cfg(feature = "vm")]
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
         let Settings { backend, setup, cancel_grace: grace, .. } = settings;
-        Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about, code: None }
+        Self {
+            args,
+            form,
+            plan,
+            backend,
+            setup,
+            grace,
+            launcher: None,
+            daemon: None,
+            about,
+            code: None,
+            versioned: None,
+        }
     }
 
     async fn session(mut self) -> Result<u8> {
@@ -142,7 +167,7 @@ impl<'a> Run<'a> {
     async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         let request = self.plan.request.clone();
         let (Some(call), Form::Json, Some(code)) = (call, self.form, &self.plan.code) else {
-            return backend.start_one(self.plan.spec.clone(), request).await;
+            return self.start_plain(backend, request).await;
         };
         let sandbox = backend.create(self.plan.spec.clone()).await?;
         let request = match code.in_place {
@@ -153,13 +178,20 @@ impl<'a> Run<'a> {
             Ok(()) => sandbox.start(request).await,
             Err(error) => Err(error),
         };
-        match started {
-            Ok(handle) => Ok((sandbox, handle)),
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
-        }
+        with_sandbox(sandbox, started).await
+    }
+
+    async fn start_plain(&self, backend: &dyn Backend, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        let Some((config, name)) = &self.versioned else {
+            return backend.start_one(self.plan.spec.clone(), request).await;
+        };
+        let executor = Executor::new(config.clone())?;
+        let sandbox = backend.create(self.plan.spec.clone()).await?;
+        let started = match executor.detect(&Place::of(backend), &*sandbox, name).await {
+            Ok(_) => sandbox.start(request).await,
+            Err(error) => Err(error),
+        };
+        with_sandbox(sandbox, started).await
     }
 
     pub(super) async fn follow(
@@ -377,6 +409,20 @@ fn bounded(planned: &ExecRequest, bounds: &ExecRequest) -> Result<ExecRequest> {
         builder = builder.timeout(time);
     }
     builder.build()
+}
+
+/// What was started, with its sandbox; where nothing was, that is closed.
+async fn with_sandbox(
+    sandbox: Arc<dyn Sandbox>,
+    started: Result<ExecHandle>,
+) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+    match started {
+        Ok(handle) => Ok((sandbox, handle)),
+        Err(error) => {
+            sandbox.close().await?;
+            Err(error)
+        }
+    }
 }
 
 /// How the start of a call came out.
