@@ -1,7 +1,7 @@
 //! TypeScript in Nodes that take types away: the oldest that does, a usual one, the newest. `cargo xtask test` installs them,
 //! each in a root of its own; by hand, `cargo xtask clients` does.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, ScreeningConfig, ScreeningMode, Sessions};
@@ -20,12 +20,12 @@ fn roots(test: &str) -> Option<[PathBuf; 3]> {
     Some(["node-oldest", "node-usual", "node-newest"].map(|name| directory.join(name)))
 }
 
-async fn world(root: &PathBuf, config: CodeConfig) -> World {
-    World::with(config, spec().root(RootFs::Directory { path: root.clone() })).await
+async fn world(root: &Path, config: CodeConfig) -> World {
+    World::with(config, spec().root(RootFs::Directory { path: root.to_owned() })).await
 }
 
 /// Whether this Node can take types away from a text, and not from files alone.
-fn is_oldest(root: &PathBuf) -> bool {
+fn is_oldest(root: &Path) -> bool {
     root.ends_with("node-oldest")
 }
 
