@@ -15,10 +15,12 @@ use tokio::time::{Instant, timeout_at};
 use super::SessionBounds;
 use super::wire::{Said, Stream, frame};
 use crate::bootstrap::{self, Told};
-use crate::executor::{BUFFER, MOST_OUTPUT, OnOutput};
+use crate::executor::{MOST_OUTPUT, OnOutput};
 use crate::result::{limit_name, random_id};
 use crate::{Language, error};
 
+/// Output that waits for being read.
+const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
 /// How long to wait for the end of an interpreter that said that it ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 

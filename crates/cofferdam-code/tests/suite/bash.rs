@@ -98,11 +98,12 @@ async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_
 #[tokio::test]
 async fn of_a_flood_the_true_end_is_shown_and_all_of_it_is_counted() {
     let tool = tool();
-    let line = "cd /tmp; mkdir -p /workspace/x; cd /workspace/x; head -c 100000000 /dev/zero | tr '\\0' x; echo; echo end; echo error >&2";
+    // Less than what waits for a slow reader: beyond that the beginning may be lost, and is counted.
+    let line = "cd /tmp; mkdir -p /workspace/x; cd /workspace/x; head -c 60000000 /dev/zero | tr '\\0' x; echo; echo end; echo error >&2";
     let answer = tool.call(None, line, Some(Duration::from_secs(50))).await;
     assert!(answer.starts_with(&"x".repeat(200)), "{answer}");
     assert!(answer.ends_with("x\nend\nerror"), "{answer}");
-    assert!(answer.contains("[… 99999610 of 100000010 characters left out …]"), "{answer}");
+    assert!(answer.contains("[… 59999610 of 60000010 characters left out …]"), "{answer}");
     assert_eq!(tool.call(None, "pwd", None).await, "/workspace/x", "it is told though standard error came late");
     // Characters of more bytes than one are cut between each other, and bytes that are none are shown as such.
     let wide = "for i in {1..200000}; do printf '\u{20ac}'; done";
