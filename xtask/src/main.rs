@@ -10,6 +10,7 @@ mod command;
 mod dist;
 mod engines;
 mod fuzz;
+mod nodes;
 mod packages;
 mod repository;
 mod test;
@@ -25,7 +26,7 @@ use repository::Repository;
 const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
-cargo xtask clients                           install what `cofferdam mcp` is tested with, for tests that are started by hand
+cargo xtask clients                           install what `cofferdam mcp` and TypeScript are tested with, for tests by hand
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
 cargo xtask dist                              build the command line as it is to be installed, and say where it is
 cargo xtask tidy                              the rules of the house that no other tool checks

@@ -1,20 +1,27 @@
 //! A tool for agents: a line for a shell, answered by one text (K5, C8).
 //!
 //! The directory that a line leaves is the next one's. Everything else ends with the line: each is a process of its own, so
-//! that one which hangs or crashes takes nothing with it.
+//! that one which hangs or crashes takes nothing with it. However much it writes, the beginning and the end are kept.
+
+mod kept;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Spec, WORKSPACE_PATH};
+use cofferdam_contract::{
+    Backend, Error, ErrorKind, OutputEvent, OutputStream, Result, Sandbox, SandboxId, SandboxPath, Spec, WORKSPACE_PATH,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Executor, Place, Want};
+use kept::Kept;
 
 /// How the directory is told, after all that the line wrote.
 const BEFORE: char = '\u{1e}';
+/// The longest that tells the directory.
+const MOST_TOLD: usize = 4200;
 /// Sandboxes whose directory is remembered.
 const MOST_DIRECTORIES: usize = 256;
 /// What is said where the default sandbox had to be made anew.
@@ -73,19 +80,28 @@ impl BashTool {
         line: &str,
         timeout: Option<Duration>,
     ) -> String {
-        match self.run(context, line, timeout).await {
-            Ok(result) => answer(&result, self.config.max_answer),
+        match self.run_kept(context, line, timeout).await {
+            Ok((result, shown)) => answer(&result, shown, self.config.max_answer),
             Err(error) => failure(&error),
         }
     }
 
-    /// As [`Self::call`], with all that came of it.
+    /// As [`Self::call`], with all that came of it; of output, what is within the bounds of a call.
     pub async fn run(
         &self,
         context: Option<(&Place, &Arc<dyn Sandbox>)>,
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<CodeResult> {
+        self.run_kept(context, line, timeout).await.map(|(result, _)| result)
+    }
+
+    async fn run_kept(
+        &self,
+        context: Option<(&Place, &Arc<dyn Sandbox>)>,
+        line: &str,
+        timeout: Option<Duration>,
+    ) -> Result<(CodeResult, Shown)> {
         if let Some((place, sandbox)) = context {
             return self.run_in(place, &**sandbox, line, timeout).await;
         }
@@ -98,9 +114,10 @@ impl BashTool {
         self.move_to(sandbox.id(), SandboxPath::default());
         self.default.forget(&sandbox).await;
         let sandbox = self.default.sandbox().await?;
-        let mut result = self.run_in(&place, &*sandbox, line, timeout).await?;
+        let (mut result, mut shown) = self.run_in(&place, &*sandbox, line, timeout).await?;
         result.stderr = bytes::Bytes::from([ANEW.as_bytes(), result.stderr.bytes()].concat()).into();
-        Ok(result)
+        shown.0[1].0.splice(..0, ANEW.bytes());
+        Ok((result, shown))
     }
 
     async fn run_in(
@@ -109,27 +126,46 @@ impl BashTool {
         sandbox: &dyn Sandbox,
         line: &str,
         timeout: Option<Duration>,
-    ) -> Result<CodeResult> {
+    ) -> Result<(CodeResult, Shown)> {
         let mark = crate::result::random_id()?;
         let mut request = self.request(line, &mark, timeout);
         request.working_dir = self.directory(sandbox.id());
-        let mut result = match self.executor.execute(place, sandbox, request).await {
+        let (mut result, mut shown) = match self.follow(place, sandbox, request).await {
             // The directory may be gone.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !self.directory(sandbox.id()).is_workspace() => {
                 self.move_to(sandbox.id(), SandboxPath::default());
-                self.executor.execute(place, sandbox, self.request(line, &mark, timeout)).await?
+                self.follow(place, sandbox, self.request(line, &mark, timeout)).await?
             }
             result => result?,
         };
-        let text = result.stderr.text().into_owned();
-        if let Some((before, after)) = text.rsplit_once(&format!("{BEFORE}{mark} ")) {
-            let told = after.strip_suffix('\n').unwrap_or(after);
-            // Outside of the workspace no exec can begin.
-            let inside = told.starts_with(WORKSPACE_PATH).then(|| SandboxPath::new(told).ok()).flatten();
-            self.move_to(sandbox.id(), inside.unwrap_or_default());
-            result.stderr = bytes::Bytes::from(before.to_owned().into_bytes()).into();
+        // It is told where the line's standard error goes at its end, which may be its output.
+        for data in [&mut result.stdout, &mut result.stderr] {
+            let mut bytes = data.bytes().to_vec();
+            if take_told(&mut bytes, &mark).is_some() {
+                *data = bytes::Bytes::from(bytes).into();
+            }
         }
-        Ok(result)
+        let told =
+            shown.0.iter_mut().find_map(|(head, _, tail)| take_told(tail, &mark).or_else(|| take_told(head, &mark)));
+        if let Some(told) = told {
+            // Outside of the workspace no exec can begin.
+            let inside = String::from_utf8(told).ok().filter(|told| told.starts_with(WORKSPACE_PATH));
+            self.move_to(sandbox.id(), inside.and_then(|told| SandboxPath::new(told).ok()).unwrap_or_default());
+        }
+        Ok((result, shown))
+    }
+
+    async fn follow(&self, place: &Place, sandbox: &dyn Sandbox, request: CodeRequest) -> Result<(CodeResult, Shown)> {
+        let kept = || Mutex::new(Kept::new(self.config.max_answer + MOST_TOLD));
+        let streams = [kept(), kept()];
+        let lock = |at: usize| streams[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let on_event = |event: &OutputEvent| match event {
+            OutputEvent::Chunk(chunk) => lock(usize::from(chunk.stream == OutputStream::Stderr)).take(&chunk.data),
+            // Whose it was, nobody knows.
+            OutputEvent::Lost { bytes, .. } => lock(0).lose(*bytes),
+        };
+        let result = self.executor.execute_to_the_end(place, sandbox, request, &on_event).await?;
+        Ok((result, Shown(streams.map(|kept| kept.into_inner().unwrap_or_else(PoisonError::into_inner).parts()))))
     }
 
     /// The directory that the next line begins in, in this sandbox.
@@ -158,7 +194,9 @@ impl BashTool {
 
     /// The line, after which the shell tells where it is, however the line ends.
     fn request(&self, line: &str, mark: &str, timeout: Option<Duration>) -> CodeRequest {
-        let tell = format!("trap 'status=$?; printf \"\\036{mark} %s\\n\" \"$PWD\" >&2; exit $status' EXIT");
+        let tell = format!(
+            "trap '{{ status=$?; set +x; }} 2>/dev/null; printf \"\\036{mark} %s\\036\" \"$(pwd -P 2>/dev/null)\" >&2; exit $status' EXIT"
+        );
         let mut request = CodeRequest::new(self.config.shell.clone(), format!("{tell}\n{line}\n"));
         request.timeout = timeout;
         request.results = Want::No;
@@ -190,26 +228,29 @@ impl Fallback {
     }
 }
 
+/// What is shown of output and of standard error: the beginning, the number of characters between, the end.
+struct Shown([(Vec<u8>, u64, Vec<u8>); 2]);
+
+/// Takes out where the shell was at its end, if it says so; gives what it said.
+fn take_told(data: &mut Vec<u8>, mark: &str) -> Option<Vec<u8>> {
+    let word = format!("{BEFORE}{mark} ").into_bytes();
+    let at = data.windows(word.len()).rposition(|window| window == word)?;
+    let from = at + word.len();
+    let length = data[from..].iter().position(|byte| *byte == BEFORE as u8)?;
+    let told = data[from..from + length].to_vec();
+    data.drain(at..=from + length);
+    Some(told)
+}
+
 /// What an agent reads of a result: output, then whatever is not as usual, each on a line.
-fn answer(result: &CodeResult, most: usize) -> String {
-    let (stdout, stderr) = (result.stdout.text(), result.stderr.text());
-    let mut text = String::new();
-    for part in [&stdout, &stderr] {
-        if !text.is_empty() && !text.ends_with('\n') && !part.is_empty() {
-            text.push('\n');
-        }
-        text += part;
-    }
-    let mut text = cut(text.trim_end_matches('\n'), most);
+fn answer(result: &CodeResult, shown: Shown, most: usize) -> String {
+    let mut text = shown.text().cut(most);
     let mut say = |line: String| {
         if !text.is_empty() {
             text.push('\n');
         }
         text += &line;
     };
-    if result.truncated {
-        say(format!("[output beyond {} was dropped]", result.meta.max_output));
-    }
     if result.timed_out {
         say(format!("[killed after {:.1} s: the time was over]", result.duration.as_secs_f64()));
     } else if let Some(limit) = result.killed_by {
@@ -230,25 +271,69 @@ fn failure(error: &Error) -> String {
     text + "]"
 }
 
-/// Keeps the beginning and the end of a text, and says how much is missing between them. Control characters that move a
-/// cursor are made visible.
-fn cut(text: &str, most: usize) -> String {
-    let safe: String = text
-        .chars()
-        .map(|c| match c {
-            '\n' | '\t' => c,
-            c if c.is_control() => '\u{fffd}',
-            c => c,
-        })
-        .collect();
-    let count = safe.chars().count();
-    if count <= most {
-        return safe;
+/// A text of which something may be missing in the middle.
+#[derive(Debug, Default, PartialEq)]
+struct Text {
+    before: String,
+    /// Characters that are missing, and what comes after them.
+    missing: Option<(u64, String)>,
+}
+
+impl Shown {
+    /// Both streams, the output first.
+    fn text(self) -> Text {
+        let mut text = Text::default();
+        for (head, between, tail) in self.0 {
+            text.begin_line(&head);
+            text.add(&head);
+            if between > 0 {
+                let passed = text.missing.take().map_or(0, |(missing, after)| missing + after.chars().count() as u64);
+                text.missing = Some((passed + between, String::new()));
+                text.add(&tail);
+            }
+        }
+        text
     }
-    let (head, tail) = (most / 2, most - most / 2);
-    let first: String = safe.chars().take(head).collect();
-    let last: String = safe.chars().skip(count - tail).collect();
-    format!("{first}\n[… {} of {count} characters left out …]\n{last}", count - most)
+}
+
+impl Text {
+    fn end(&mut self) -> &mut String {
+        self.missing.as_mut().map_or(&mut self.before, |(_, after)| after)
+    }
+
+    /// What comes next begins a line of its own, if there is anything before and after.
+    fn begin_line(&mut self, next: &[u8]) {
+        let end = self.end();
+        if !end.is_empty() && !end.ends_with('\n') && !next.is_empty() {
+            end.push('\n');
+        }
+    }
+
+    /// Control characters that move a cursor are made visible.
+    fn add(&mut self, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes);
+        self.end().extend(text.chars().map(|c| match c {
+            '\n' | '\t' => c,
+            c if c.is_control() => char::REPLACEMENT_CHARACTER,
+            c => c,
+        }));
+    }
+
+    /// Keeps the beginning and the end, and says how much is missing between them.
+    fn cut(mut self, most: usize) -> String {
+        let end = self.end();
+        end.truncate(end.trim_end_matches('\n').len());
+        let (missing, after) = self.missing.unwrap_or((0, self.before.clone()));
+        let length = |text: &str| text.chars().count();
+        let count = length(&self.before) as u64 + missing + if missing > 0 { length(&after) as u64 } else { 0 };
+        if missing == 0 && count <= most as u64 {
+            return self.before;
+        }
+        let first: String = self.before.chars().take(most / 2).collect();
+        let last: String = after.chars().skip(length(&after).saturating_sub(most - most / 2)).collect();
+        let left_out = count - (length(&first) + length(&last)) as u64;
+        format!("{first}\n[… {left_out} of {count} characters left out …]\n{last}")
+    }
 }
 
 #[cfg(test)]
@@ -271,13 +356,38 @@ mod tests {
         tool.close().await.unwrap();
     }
 
+    fn shown(stdout: (&str, u64, &str), stderr: (&str, u64, &str)) -> Shown {
+        Shown([stdout, stderr].map(|(head, between, tail)| (head.into(), between, tail.into())))
+    }
+
     #[test]
     fn head_and_tail_are_kept() {
-        assert_eq!(cut("short", 200), "short");
+        let cut = |text: &str| shown((text, 0, ""), ("", 0, "")).text().cut(200);
+        assert_eq!(cut("short"), "short");
         let text = format!("{}{}", "a".repeat(150), "b".repeat(150));
-        let shown = cut(&text, 200);
-        assert!(shown.starts_with(&"a".repeat(100)) && shown.ends_with(&"b".repeat(100)), "{shown}");
-        assert!(shown.contains("[… 100 of 300 characters left out …]"), "{shown}");
-        assert_eq!(cut("a\u{1b}[31mb\r\tc\n", 200), "a\u{fffd}[31mb\u{fffd}\tc\n");
+        let told = cut(&text);
+        assert!(told.starts_with(&"a".repeat(100)) && told.ends_with(&"b".repeat(100)), "{told}");
+        assert!(told.contains("[… 100 of 300 characters left out …]"), "{told}");
+        assert_eq!(cut("a\u{1b}[31mb\r\tc\n"), "a\u{fffd}[31mb\u{fffd}\tc");
+    }
+
+    #[test]
+    fn what_nobody_kept_is_counted() {
+        let (a, b, c) = ("a".repeat(150), "b".repeat(150), "c".repeat(150));
+        let both = shown((&a, 1000, &b), (&c, 500, &a)).text().cut(200);
+        assert!(both.starts_with(&format!("{}\n[… 1901 of 2101 characters", &a[..100])), "{both}");
+        assert!(both.ends_with(&a[..100]), "{both}");
+        let errors = shown((&a, 1000, &b), ("oh\n", 0, "")).text().cut(200);
+        assert!(errors.ends_with("b\noh"), "{errors}");
+        let few = shown(("a", 7, "b"), ("", 0, "")).text().cut(200);
+        assert_eq!(few, "a\n[… 7 of 9 characters left out …]\nb");
+    }
+
+    #[test]
+    fn where_the_shell_was_is_taken_out() {
+        let mut data = b"one\x1em /a\x1e\xfftwo\x1em /workspace/b\x1elate".to_vec();
+        assert_eq!(take_told(&mut data, "m").as_deref(), Some(&b"/workspace/b"[..]));
+        assert_eq!(data, b"one\x1em /a\x1e\xfftwolate");
+        assert_eq!(take_told(&mut b"\x1em /a".to_vec(), "m"), None);
     }
 }

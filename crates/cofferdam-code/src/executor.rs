@@ -51,6 +51,14 @@ impl Place {
 
 /// Told of output as it comes.
 pub type OnOutput<'a> = &'a (dyn Fn(&Chunk) + Send + Sync);
+/// Told of output as it comes, and of what was lost of it.
+pub(crate) type OnEvent<'a> = &'a (dyn Fn(&OutputEvent) + Send + Sync);
+
+/// Output that passes where it is bounded by who keeps it.
+pub(crate) const MOST_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
+/// Output that waits for being read where its beginning is wanted too: what is written faster than it is taken, and is more
+/// than this, is lost from its beginning on.
+const PATIENT_BUFFER: ByteSize = ByteSize::from_mebibytes(64);
 
 /// Runs code as configuration allows. Clones are the same.
 #[derive(Debug, Clone)]
@@ -97,7 +105,32 @@ impl Executor {
         request: CodeRequest,
         on_output: OnOutput<'_>,
     ) -> Result<CodeResult> {
+        let on_event = |event: &OutputEvent| {
+            if let OutputEvent::Chunk(chunk) = event {
+                on_output(chunk);
+            }
+        };
+        let call = self.begin(place, sandbox.spec(), request).await?;
+        self.carry_out(sandbox, call, &on_event).await
+    }
+
+    /// As [`Self::execute`], and tells of all output to its end. The result keeps as much of it as it does elsewhere.
+    pub(crate) async fn execute_to_the_end(
+        &self,
+        place: &Place,
+        sandbox: &dyn Sandbox,
+        request: CodeRequest,
+        on_event: OnEvent<'_>,
+    ) -> Result<CodeResult> {
         let mut call = self.begin(place, sandbox.spec(), request).await?;
+        match call.exec.to_builder().max_output(MOST_OUTPUT).output_buffer(PATIENT_BUFFER).build() {
+            Ok(exec) => call.exec = exec,
+            Err(error) => return Err(call.not_started(error).await),
+        }
+        self.carry_out(sandbox, call, on_event).await
+    }
+
+    async fn carry_out(&self, sandbox: &dyn Sandbox, mut call: Call, on_event: OnEvent<'_>) -> Result<CodeResult> {
         if let Err(error) = call.prepare(sandbox).await {
             return Err(call.not_started(error).await);
         }
@@ -105,7 +138,7 @@ impl Executor {
             Ok(handle) => handle,
             Err(error) => return Err(call.not_started(error).await),
         };
-        match collect(handle, on_output).await {
+        match collect(handle, call.max_output, on_event).await {
             Ok(completed) => call.finish(sandbox, completed).await,
             Err(error) => Err(call.failed(error).await),
         }
@@ -416,22 +449,30 @@ fn exec_request(
     builder.build()
 }
 
-/// Collects output without loss up to what the request allows, and tells of it.
-async fn collect(handle: ExecHandle, on_output: OnOutput<'_>) -> Result<Completed> {
+/// Collects output up to what is allowed, and tells of all that comes.
+async fn collect(handle: ExecHandle, most: ByteSize, on_event: OnEvent<'_>) -> Result<Completed> {
     let mut output = handle.output();
     let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
+    let (mut left, mut cut) = (usize::try_from(most.as_bytes()).unwrap_or(usize::MAX), false);
     while let Some(event) = output.next().await {
-        if let OutputEvent::Chunk(chunk) = event {
-            on_output(&chunk);
-            match chunk.stream {
-                OutputStream::Stdout => stdout.extend_from_slice(&chunk.data),
-                OutputStream::Stderr => stderr.extend_from_slice(&chunk.data),
+        on_event(&event);
+        match event {
+            OutputEvent::Chunk(chunk) => {
+                let kept = &chunk.data[..left.min(chunk.data.len())];
+                (left, cut) = (left - kept.len(), cut || kept.len() < chunk.data.len());
+                match chunk.stream {
+                    OutputStream::Stdout => stdout.extend_from_slice(kept),
+                    OutputStream::Stderr => stderr.extend_from_slice(kept),
+                }
             }
+            OutputEvent::Lost { .. } => cut = true,
         }
         // A program that never stops writing must not keep others from their turn.
         tokio::task::consume_budget().await;
     }
-    Ok(Completed { exit: handle.exit().await?, stdout: stdout.freeze(), stderr: stderr.freeze() })
+    let mut exit = handle.exit().await?;
+    exit.truncated |= cut;
+    Ok(Completed { exit, stdout: stdout.freeze(), stderr: stderr.freeze() })
 }
 
 /// How results come out: a file in the workspace, else one outside that a program inside reads.
@@ -499,6 +540,8 @@ impl Channel {
             }
         };
         match tokio::time::timeout(PATIENCE * 2, work).await {
+            // An interpreter always says what it is: nothing at all is what a full disk left.
+            Ok((Some(bytes), _)) if bytes.is_empty() => rich::Taken { dropped: 1, ..rich::Taken::default() },
             Ok((Some(bytes), _)) => rich::take(&bytes),
             Ok((None, true)) => rich::Taken::default(),
             _ => rich::Taken { dropped: 1, ..rich::Taken::default() },

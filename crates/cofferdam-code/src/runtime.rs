@@ -49,16 +49,8 @@ impl Versions {
             sandbox.exec(request).await.map_err(|error| error::not_started(error, name, language.program()))?;
         let said = [&completed.stdout[..], &completed.stderr[..]].concat();
         let Some(version) = find(&String::from_utf8_lossy(&said)) else { return Ok(None) };
-        if let Some(least) = &language.least_version
-            && numbers(&version) < numbers(least)
-        {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "execute",
-                format!("{name} needs {} {least} or newer, and the sandbox has {version}", language.program()),
-            )
-            .with_fault(Fault::Host)
-            .with_remedy(format!("install a newer one, or name it in [languages.{name}] of the configuration")));
+        if let Some(least) = &language.least_version {
+            at_least(least, &version, ("execute", name, language))?;
         }
         let version: Arc<str> = version.into();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,6 +60,25 @@ impl Versions {
         known.insert(key(place, sandbox.spec(), name), Arc::clone(&version));
         Ok(Some(version))
     }
+}
+
+/// Refuses a version that is too old for what is to be done with a language.
+///
+/// # Errors
+/// `Unavailable`, with what to do.
+pub fn at_least(
+    least: &str,
+    version: &str,
+    (operation, name, language): (&'static str, &str, &Language),
+) -> Result<()> {
+    if numbers(version) >= numbers(least) {
+        return Ok(());
+    }
+    let what = if operation == "execute" { name.to_owned() } else { format!("a session in {name}") };
+    let message = format!("{what} needs {} {least} or newer, and the sandbox has {version}", language.program());
+    Err(Error::new(ErrorKind::Unavailable, operation, message)
+        .with_fault(Fault::Host)
+        .with_remedy(format!("install a newer one, or name it in [languages.{name}] of the configuration")))
 }
 
 /// A kind of sandbox: those with the same backend and root have the same interpreters.

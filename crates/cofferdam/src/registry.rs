@@ -307,6 +307,10 @@ fn silent() -> ImageProgress {
     Arc::new(|_| {})
 }
 
+#[cfg_attr(
+    not(any(feature = "container", feature = "vm")),
+    expect(unused_variables, reason = "only backends that have images have settings and take long")
+)]
 fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
@@ -347,6 +351,7 @@ pub fn wasm_cache() -> Option<PathBuf> {
 }
 
 /// A directory below `cofferdam` in the user's cache directory. `None` for a user without one.
+#[cfg(any(feature = "container", feature = "vm", feature = "wasm"))]
 fn cache_directory(name: &str) -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
@@ -459,6 +464,10 @@ pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     Ok(DoctorReport { backend: info.name, level: info.level, usable, tried, items })
 }
 
+#[cfg_attr(
+    not(any(feature = "container", feature = "vm")),
+    expect(unused_variables, reason = "only backends that have images have settings")
+)]
 async fn examine(info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
     match info.name {
         "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
@@ -526,6 +535,7 @@ fn names<'a>(infos: impl Iterator<Item = &'a BackendInfo>) -> String {
 mod tests {
     use super::*;
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn names_are_found_or_explained() {
         assert_eq!(find("local").unwrap().name, "process");
@@ -550,6 +560,7 @@ mod tests {
         assert_eq!(error.remedy(), Some(&*format!("use one of: {}", names(built_in()))));
     }
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn a_level_is_a_floor() {
         assert_eq!(for_level(Level::Simulated).unwrap().name, "process");

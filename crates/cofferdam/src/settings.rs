@@ -337,6 +337,7 @@ fn pick<T>(flag: Option<Bound<T>>, file: Option<Bound<T>>, default: Option<T>) -
 mod tests {
     use super::*;
     use crate::args::{self, Command};
+    #[cfg(feature = "vm")]
     use cofferdam::registry::machines::{Acceleration, Jailer};
 
     fn flags(line: &str) -> RunArgs {
@@ -372,6 +373,7 @@ mod tests {
         }
     }
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn an_option_that_would_do_nothing_is_refused() {
         let resolve =
@@ -424,6 +426,7 @@ mod tests {
         assert_eq!(settings.limits.disk, Limits::default().disk);
     }
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn the_level_is_a_floor_under_every_source_of_the_backend() {
         let none = Environment::default();
@@ -439,6 +442,7 @@ mod tests {
         assert_eq!(choose("--level simulated x.py", &simulated, &file).unwrap(), "simulated");
     }
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn a_module_gets_its_backend_unless_more_is_asked_for() {
         let none = Environment::default();
@@ -469,6 +473,7 @@ mod tests {
         assert_eq!(choose("x.wasm", &file).unwrap(), "process");
     }
 
+    #[cfg(feature = "container")]
     #[test]
     fn containers_are_made_as_options_environment_and_file_say() {
         let set = environment(&[("DOCKER_HOST", "unix:///e.sock"), ("SANDBOX_TYPE", "docker:runsc")]).unwrap();
@@ -500,6 +505,7 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "vm")]
     #[test]
     fn machines_are_made_as_options_environment_and_file_say() {
         let set = environment(&[
@@ -540,6 +546,7 @@ mod tests {
         }
     }
 
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn an_image_gets_the_backend_for_images_unless_another_is_named() {
         let choose = |line: &str| {

@@ -30,6 +30,8 @@ pub struct Built {
     pub target: PathBuf,
     /// Independent clients that tests let talk with the server for agents, if they can be had.
     pub clients: Option<PathBuf>,
+    /// Roots with Nodes that take types away, if they can be had.
+    pub nodes: Option<PathBuf>,
 }
 
 /// `cargo` in these sources; what it makes can be read by everybody when it goes to a directory of our own.
@@ -61,7 +63,7 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
     let Some(first) = programs.first() else { bail!("cargo built no test program") };
     // .../target/debug/deps/program
     let target = target.or_else(|| first.path.ancestors().nth(3).map(Path::to_owned)).unwrap_or_default();
-    Ok(Built { binaries: messages.iter().filter_map(binary).collect(), programs, target, clients: None })
+    Ok(Built { binaries: messages.iter().filter_map(binary).collect(), programs, target, clients: None, nodes: None })
 }
 
 fn executable(message: &Value) -> Option<PathBuf> {

@@ -22,6 +22,7 @@ use crate::census::{census, left_behind};
 use crate::clients;
 use crate::command::{is_root, wait_until};
 use crate::engines::Engines;
+use crate::nodes;
 use crate::packages;
 use crate::repository::Repository;
 use build::{Built, Program};
@@ -55,6 +56,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         engines.make_base_image(cofferdam, &built.target.join("cache"));
     }
     built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
+    built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
     let before = census(&built.target);
     let mut totals = Vec::new();
     let mut users = vec![User::current()];
@@ -158,6 +160,9 @@ fn program_command(program: &Program, built: &Built, sources: &Repository, engin
     }
     if let Some(clients) = &built.clients {
         command.env(clients::VARIABLE, clients);
+    }
+    if let Some(nodes) = &built.nodes {
+        command.env(nodes::VARIABLE, nodes);
     }
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);

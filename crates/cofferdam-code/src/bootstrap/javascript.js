@@ -10,9 +10,10 @@
   let room = 0;
   let value;
   let known = false;
+  const tooLarge = new RangeError("too large");
 
-  function add(kind, data) {
-    const line = JSON.stringify({ kind, data }) + "\n";
+  function add(kind, data, note) {
+    const line = JSON.stringify({ kind, data, note }) + "\n";
     const length = real ? Buffer.byteLength(line) : line.length * 3;
     if (length > room || records.length > 64) return;
     room -= length;
@@ -31,9 +32,21 @@
     if (result instanceof Promise) result.then((settled) => { value = settled; });
   }
 
+  // Ends the work on what would be too large before it takes all the memory that there is.
+  function bounded() {
+    let [parts, characters] = [100000, room / 2];
+    return (key, part) => {
+      parts -= 1;
+      characters -= key.length + (typeof part === "string" ? part.length : 0);
+      if (parts < 0 || characters < 0) throw tooLarge;
+      return part;
+    };
+  }
+
   function show() {
     if (!known || value === undefined) return;
     const data = {};
+    let note;
     try {
       const text = real ? load("util").inspect(value, { depth: 4, maxStringLength: 65536, maxArrayLength: 1000 }) : plain(value);
       data["text/plain"] = text.length > 65536 ? `${text.slice(0, 65536)}… (${text.length - 65536} characters more)` : text;
@@ -42,13 +55,15 @@
     }
     try {
       if (typeof value === "object" || typeof value === "number" || typeof value === "boolean") {
-        const text = JSON.stringify(value);
-        if (text !== undefined && text.length < room / 2) data["application/json"] = text;
+        const text = JSON.stringify(value, bounded());
+        if (text !== undefined && text.length >= room / 2) throw tooLarge;
+        if (text !== undefined) data["application/json"] = text;
       }
     } catch (error) {
       // Not everything is JSON.
+      if (error === tooLarge) note = "application/json: too large";
     }
-    add("value", data);
+    add("value", data, note);
   }
 
   function plain(shown) {
@@ -85,6 +100,8 @@
   const vm = load("vm");
   const Module = load("module");
   const file = path.join(__dirname, name);
+  // What the code imports lies in its workspace, as if it lay there itself.
+  const shown = path.join(process.cwd(), name);
   const dynamic = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
 
   function without(error) {
@@ -98,6 +115,7 @@
     return error;
   }
 
+  // Without its types, each line and column where it was; `null` where this Node takes them away from files alone.
   function strip(text) {
     if (!typescript) return text;
     if (!Module.stripTypeScriptTypes) return null;
@@ -105,9 +123,18 @@
     process.emitWarning = () => {};
     try {
       return Module.stripTypeScriptTypes(text);
+    } catch (error) {
+      // What it complains of has a place when the text has a name; with a name for all, lines could not be counted from 1.
+      return Module.stripTypeScriptTypes(text, { sourceUrl: shown });
     } finally {
       process.emitWarning = warn;
     }
+  }
+
+  // That `import()` works here is no news to whoever wrote the code.
+  function hush() {
+    const warn = process.emitWarning;
+    process.emitWarning = (text, ...rest) => String(text).startsWith("vm.USE_MAIN_CONTEXT") ? undefined : warn.call(process, text, ...rest);
   }
 
   function once() {
@@ -119,12 +146,13 @@
     process.on("exit", () => finish(place));
     process.on("uncaughtExceptionMonitor", without);
     begin();
+    hush();
     const text = strip(source);
     let script;
     let first;
     try {
       if (text === null) throw new SyntaxError("not read as a script");
-      script = new vm.Script(text, { filename: file, importModuleDynamically: dynamic });
+      script = new vm.Script(text, { filename: shown, importModuleDynamically: dynamic });
     } catch (error) {
       first = error;
     }
@@ -136,41 +164,49 @@
       }
       return;
     }
-    module_(text === null ? source : text, text === null ? ".mts" : ".mjs", first);
+    module_(text === null ? source : text, text === null, first);
   }
 
-  // Code with `await`, `return` or `import` at its top.
-  function module_(text, extension, first) {
-    const Asynchronous = (async () => {}).constructor;
+  // Code with `await`, `return` or `import` at its top, and code whose types only the loader of modules takes away.
+  function module_(text, typed, first) {
+    const head = "(async function (require, module, exports, __filename, __dirname) {";
     let body;
     try {
-      if (extension === ".mts") throw first;
-      body = new Asynchronous("require", "module", "exports", "__filename", "__dirname", text);
+      if (!typed) body = new vm.Script(`${head}\n${text}\n})`, { filename: shown, lineOffset: -1, importModuleDynamically: dynamic });
     } catch (error) {
       body = undefined;
     }
     if (body) {
-      body(globalThis.require, globalThis.module, globalThis.exports, file, process.cwd()).then(keep);
+      body.runInThisContext()(globalThis.require, globalThis.module, globalThis.exports, file, process.cwd()).then(keep);
       return;
     }
-    if (!/\b(import|export|await)\b/.test(text)) throw without(first);
-    // Its imports are looked for from where it lies.
-    const place = tryDirectory(process.cwd()) || tryDirectory(load("os").tmpdir());
-    if (!place) throw without(first);
-    const target = path.join(place, `main${extension}`);
-    fs.writeFileSync(target, text);
-    const remove = () => fs.rmSync(place, { recursive: true, force: true });
+    if (!typed && !/\b(import|export|await)\b/.test(text)) throw without(first);
+    // Its imports are looked for from where it lies; its name is that of the code.
+    const named = `${text}\n//# sourceURL=${shown}`;
+    const target = put(process.cwd(), named, typed) || put(load("os").tmpdir(), named, typed);
+    const address = (lines) => `data:text/javascript,${encodeURIComponent(lines)}`;
+    if (!target && typed) throw new Error("there is no room for the file that Node takes types away from");
+    // Without room for a file, modules of Node and of no file are all that can be imported.
+    if (!target) return void import(address(named));
+    const remove = () => fs.rmSync(target, { force: true });
     process.on("exit", remove);
-    import(load("url").pathToFileURL(target)).then(remove, (error) => {
-      remove();
-      process.nextTick(() => { throw error; });
-    });
+    // The first that runs once all is loaded takes the file away: code that is killed leaves none.
+    const key = `cofferdam ${path.basename(target)}`;
+    Object.defineProperty(globalThis, Symbol.for(key), { value: remove, configurable: true });
+    const before = address(`globalThis[Symbol.for("${key}")](); delete globalThis[Symbol.for("${key}")];`);
+    const lines = [before, load("url").pathToFileURL(target)].map((place) => `import ${JSON.stringify(place)};`);
+    import(address(lines.join("\n")));
   }
 
-  function tryDirectory(base) {
+  function put(base, text, typed) {
+    const name = `.cofferdam-${load("crypto").randomBytes(12).toString("hex")}.${typed ? "mts" : "mjs"}`;
+    const target = path.join(base, name);
     try {
-      return fs.mkdtempSync(path.join(base, ".cofferdam-"));
+      fs.writeFileSync(target, text, { flag: "wx" });
+      return target;
     } catch (error) {
+      // A full disk takes a name and no contents.
+      fs.rmSync(target, { force: true });
       return null;
     }
   }

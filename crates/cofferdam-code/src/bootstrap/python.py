@@ -34,10 +34,18 @@ def __cofferdam__(source, name, place, most, session):
             return '"' + join(map(one, text)) + '"'
 
     def add(kind, data, note=None):
-        fields = ",".join(f"{quote(key)}:{quote(text)}" for key, text in data.items())
+        room = state["room"]
+        kept = {key: f"{quote(key)}:{quote(text)}" for key, text in data.items() if len(text) <= room}
+        # A form that is too large is left out, so that the others are not lost with it.
+        while len(kept) > 1 and sum(map(len, kept.values())) + 1000 > room:
+            del kept[max(kept, key=lambda key: len(kept[key]))]
+        left = [key for key in data if key not in kept]
+        if left and kept:
+            note = "; ".join(filter(None, [note, f"{', '.join(left)}: too large"]))
+        fields = ",".join(kept.values())
         line = f'{{"kind":{quote(kind)},"data":{{{fields}}}{"," if note else ""}'
         line += f'"note":{quote(note)}}}\n' if note else "}\n"
-        if len(line) > state["room"] or len(state["records"]) > 64:
+        if len(line) > room or len(state["records"]) > 64 or not kept:
             line = '{"kind":"dropped","data":{}}\n'
         state["room"] -= len(line)
         if state["room"] >= 0:
@@ -51,8 +59,14 @@ def __cofferdam__(source, name, place, most, session):
     def figures(*args, **keywords):
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is not None and hasattr(pyplot, "get_fignums"):
-            for number in pyplot.get_fignums()[:16]:
-                image(pyplot.figure(number))
+            for at, number in enumerate(pyplot.get_fignums()):
+                try:
+                    if at >= 16:
+                        raise OverflowError
+                    image(pyplot.figure(number))
+                except Exception:
+                    # What is too much, or cannot be drawn, is counted.
+                    add("dropped", {})
             pyplot.close("all")
 
     def frame(value, data):
@@ -73,13 +87,21 @@ def __cofferdam__(source, name, place, most, session):
             data["application/json"] = text
         return note
 
-    def bundle(kind, value):
+    def text_of(value):
+        more = 0
+        if type(value) in (str, bytes, bytearray) and len(value) > 65536:
+            # All of it as text is larger still, and would not be shown.
+            value, more = value[:65536], len(value) - 65536
         try:
             shown = repr(value)
         except Exception as error:
             shown = f"<repr failed: {type(error).__name__}>"
         if len(shown) > 65536:
-            shown = f"{shown[:65536]}… ({len(shown) - 65536} characters more)"
+            shown, more = shown[:65536], more + len(shown) - 65536
+        return f"{shown}… ({more} characters more)" if more else shown
+
+    def bundle(kind, value):
+        shown = text_of(value)
         data, note = {"text/plain": shown}, None
         for attribute, mime in forms:
             method = getattr(type(value), attribute, None)
@@ -173,6 +195,10 @@ def __cofferdam__(source, name, place, most, session):
             print(f"{type(error).__name__}, and it could not be shown: {type(second).__name__}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
+    def plain(text):
+        """Without the mark that some editors put before all, which a file may have."""
+        return text[1:] if text[:1] == "\ufeff" else text
+
     def run(file):
         tree = compile(source, file, "exec", 1024, True)
         last = None
@@ -226,7 +252,7 @@ def __cofferdam__(source, name, place, most, session):
                 return
             body = read.read(int(head))
             mark, where, code = body.split(b"\0", 2)
-            state["place"], source = where.decode() or None, code.decode()
+            state["place"], source = where.decode() or None, plain(code.decode())
             count += 1
             file = f"{directory}/call-{count}.py"
             sources[file] = (len(source), None, source.splitlines(True), file)
@@ -252,6 +278,7 @@ def __cofferdam__(source, name, place, most, session):
             if word == b"exit":
                 sys.exit(code)
 
+    source = plain(source)
     if primary:
         os.environ.setdefault("MPLBACKEND", "agg")
         sys.meta_path.insert(0, Plots)

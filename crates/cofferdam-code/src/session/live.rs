@@ -15,12 +15,10 @@ use tokio::time::{Instant, timeout_at};
 use super::SessionBounds;
 use super::wire::{Said, Stream, frame};
 use crate::bootstrap::{self, Told};
-use crate::executor::OnOutput;
+use crate::executor::{MOST_OUTPUT, OnOutput};
 use crate::result::{limit_name, random_id};
 use crate::{Language, error};
 
-/// Output of a whole session that passes; each call has its own bound.
-const MOST_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
 /// Output that waits for being read.
 const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
 /// How long to wait for the end of an interpreter that said that it ends.

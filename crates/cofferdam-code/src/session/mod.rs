@@ -25,12 +25,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::executor::{self, Channel, OnOutput};
 use crate::result::random_id;
-use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich};
+use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
 
 pub use config::SessionBounds;
 use live::{Answer, End, Live};
 use wire::Said;
 
+/// Node takes types away from texts since then, and not from files alone.
+const TYPES_OF_TEXTS: &str = "22.13";
 /// Sessions that are gone and whose reason is still known.
 const MOST_GONE: usize = 256;
 
@@ -145,6 +147,9 @@ impl Sessions {
             .with_remedy("close one, or raise max_open in the table [sessions] of the configuration")
         })?;
         let version = self.executor.0.versions.ask(place, &**sandbox, language, known).await?;
+        if let (Results::TypeScript, Some(version)) = (known.results(), &version) {
+            runtime::at_least(TYPES_OF_TEXTS, version, ("open a session", language, known))?;
+        }
         let most = config.bounds.max_results;
         let live = Live::start(&**sandbox, language, known, &config.sessions, most, permit).await?;
         let (end, process) = (live.end(), live.process());

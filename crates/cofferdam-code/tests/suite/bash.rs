@@ -62,3 +62,59 @@ async fn each_sandbox_has_a_directory_of_its_own() {
     assert_eq!(tool.call(Some(first), "pwd", None).await, "/workspace/a");
     assert!(tool.directory(sandboxes[1].id()).is_workspace());
 }
+
+#[tokio::test]
+async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_ours_is_shown() {
+    let tool = tool();
+    assert_eq!(tool.call(None, "mkdir -p a b/c 'd e'; ln -s b/c link", None).await, "[no output]");
+    for (line, answer, directory) in [
+        ("cd a; exec 2>&1; echo one", "one", "/workspace/a"),
+        ("cd ../b; unset PATH PWD", "[no output]", "/workspace/b"),
+        ("PWD=/workspace/a", "[no output]", "/workspace/b"),
+        ("set -eu; cd c; false; echo not this", "[exit code 1]", "/workspace/b/c"),
+        ("cd ..; exit 7", "[exit code 7]", "/workspace/b"),
+        ("cd ../link; trap 'echo bye' INT; printf() { echo mine; }; unset -f printf", "[no output]", "/workspace/b/c"),
+        ("cd '../../d e'; printf 'no end'", "no end", "/workspace/d e"),
+        ("cd /workspace/a; printf '\\377\\376' >&2", "\u{fffd}\u{fffd}", "/workspace/a"),
+        // What replaces the shell, or its last words, leaves the directory where it was.
+        ("cd /workspace/b; exec echo gone", "gone", "/workspace/a"),
+        ("cd /workspace/b; trap 'echo mine' EXIT", "mine", "/workspace/a"),
+        ("cd /workspace/b; exec >/dev/null 2>&1", "[no output]", "/workspace/a"),
+        ("cd /tmp", "[no output]", "/workspace"),
+    ] {
+        assert_eq!(tool.call(None, line, None).await, answer, "{line}");
+        assert_eq!(tool.call(None, "pwd", None).await, directory, "{line}");
+    }
+    let traced = tool.call(None, "set -x; cd a", None).await;
+    assert_eq!(traced, "+ cd a");
+    assert_eq!(tool.call(None, "pwd", None).await, "/workspace/a");
+    // What goes on in the background holds nobody up, whatever it holds.
+    let begun = std::time::Instant::now();
+    assert_eq!(tool.call(None, "sleep 600 & (trap '' TERM HUP; sleep 600) & echo here", None).await, "here");
+    assert!(begun.elapsed() < Duration::from_secs(300));
+    tool.close().await.expect("it closes");
+}
+
+#[tokio::test]
+async fn of_a_flood_the_true_end_is_shown_and_all_of_it_is_counted() {
+    let tool = tool();
+    // Less than what waits for a slow reader: beyond that the beginning may be lost, and is counted.
+    let line = "cd /tmp; mkdir -p /workspace/x; cd /workspace/x; head -c 60000000 /dev/zero | tr '\\0' x; echo; echo end; echo error >&2";
+    let answer = tool.call(None, line, Some(Duration::from_secs(50))).await;
+    assert!(answer.starts_with(&"x".repeat(200)), "{answer}");
+    assert!(answer.ends_with("x\nend\nerror"), "{answer}");
+    assert!(answer.contains("[… 59999610 of 60000010 characters left out …]"), "{answer}");
+    assert_eq!(tool.call(None, "pwd", None).await, "/workspace/x", "it is told though standard error came late");
+    // Characters of more bytes than one are cut between each other, and bytes that are none are shown as such.
+    let wide = "for i in {1..200000}; do printf '\u{20ac}'; done";
+    let answer = tool.call(None, wide, Some(Duration::from_secs(50))).await;
+    assert_eq!(answer, format!("{0}\n[… 199600 of 200000 characters left out …]\n{0}", "\u{20ac}".repeat(200)));
+    let errors = "head -c 3000000 /dev/zero | tr '\\0' '\\377' >&2; cd ..";
+    let answer = tool.call(None, errors, None).await;
+    assert!(answer.starts_with(&"\u{fffd}".repeat(200)) && answer.ends_with(&"\u{fffd}".repeat(200)), "{answer}");
+    assert!(answer.contains("[… 2999600 of 3000000 characters left out …]"), "{answer}");
+    assert_eq!(tool.call(None, "pwd", None).await, "/workspace");
+    let whole = tool.run(None, "head -c 3000000 /dev/zero", None).await.expect("a result");
+    assert_eq!((whole.stdout.bytes().len(), whole.truncated), (1 << 20, true), "a result has no more than is allowed");
+    tool.close().await.expect("it closes");
+}

@@ -60,6 +60,8 @@ async fn python_runs_as_a_script_does() {
             0,
         ),
         ("'caf\u{e9} \u{1f600} \\u0000 \u{2028}'; print(len('\u{1f600}\u{2028}'))", "2\n", "", 0),
+        // As some editors store files.
+        ("\u{feff}print(1)\r\nif 1:\r\n    print(2)\r\n", "1\n2\n", "", 0),
     ] {
         let result = world.run("python", code).await;
         assert_eq!(result.stdout.text(), stdout, "{code}: {}", result.stderr.text());
@@ -71,7 +73,11 @@ async fn python_runs_as_a_script_does() {
 
 #[tokio::test]
 async fn figures_and_frames_are_results() {
-    let world = World::new().await;
+    // That of the system, which the packages are for: another may come first.
+    let python =
+        toml::from_str("[python]\nextensions = ['py']\ninterpreter = ['/usr/bin/python3', '-u']").expect("valid");
+    let config = CodeConfig { languages: Languages::new(&python, None).expect("valid"), ..CodeConfig::default() };
+    let world = World::with(config, spec()).await;
     // It makes a list of fonts when it is first used, which it complains of where that takes long.
     let found = world.run("python", "import pandas, matplotlib.pyplot").await;
     if found.exit_code != 0 {
@@ -87,6 +93,14 @@ async fn figures_and_frames_are_results() {
     let kinds: Vec<_> = result.results.iter().map(|result| result.kind).collect();
     assert_eq!(kinds, [RichKind::Figure, RichKind::Figure]);
     assert!(result.results[0].data["image/png"].as_str().is_some_and(|image| image.starts_with("iVBORw0KGgo")));
+    let flood = "import matplotlib.pyplot as plt\nplt.figure(figsize=(3000, 3000))\nfor n in range(20): plt.figure(figsize=(1, 1))\n1";
+    let result = world.run("python", flood).await;
+    let kinds = result.results.iter().filter(|result| result.kind == RichKind::Figure).count();
+    assert_eq!((kinds, result.results_dropped), (15, 6), "one cannot be drawn, five are too many");
+    let wide = "import pandas as pd\npd.DataFrame({'a': ['x' * (5 << 20)] * 5})";
+    let result = world.run("python", wide).await;
+    assert!(result.results[0].data["text/html"].as_str().is_some_and(|html| html.contains("<table")));
+    assert_eq!(result.results[0].note.as_deref(), Some("application/json: too large"));
     let frame = "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})";
     let result = world.run("python", frame).await;
     let data = &result.results[0].data;
@@ -111,6 +125,14 @@ async fn javascript_gives_output_and_value() {
         ("Promise.resolve(5)", "", Some("5"), 0),
         ("let x = await Promise.resolve(2); console.log(x)", "2\n", None, 0),
         ("import fs from 'node:fs'; console.log(typeof fs.readFileSync)", "function\n", None, 0),
+        (
+            "import fs from 'fs'; fs.writeFileSync('mine.mjs', 'export const y = 7'); console.log((await import('./mine.mjs')).y)",
+            "7\n",
+            None,
+            0,
+        ),
+        ("import { y } from './mine.mjs'; console.log(y, import.meta.url.slice(0, 8))", "7 file:///\n", None, 0),
+        ("const { y } = await import('./mine.mjs'); console.log(y)", "7\n", None, 0),
         ("console.log(typeof module, typeof __filename, require.main === module)", "object string true\n", None, 0),
         ("process.exit(4)", "", None, 4),
         ("throw new Error('no')", "", None, 1),
@@ -127,6 +149,19 @@ async fn javascript_gives_output_and_value() {
         }
         assert!(!result.stderr.text().contains("cofferdam"), "{code}: {}", result.stderr.text());
     }
+    for code in
+        ["\n\nthrow new Error('no')", "await 1;\n\nthrow new Error('no')", "import 'fs';\n\nthrow new Error('no')"]
+    {
+        let result = world.run("javascript", code).await;
+        let told = result.stderr.text();
+        assert!(result.exit_code == 1 && told.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {told}");
+        assert!(!told.contains("cofferdam") && !told.contains("Warning"), "{code}: {told}");
+    }
+    let endless = "import fs from 'fs'; console.log(fs.readdirSync('.').length); await new Promise(() => setInterval(() => {}, 1000))";
+    let request = CodeRequest::new("javascript", endless).timeout(Duration::from_secs(3));
+    let killed = world.try_run(request).await.expect("a result");
+    assert!(killed.timed_out && killed.stdout.text() == "2\n", "{killed:?}");
+    assert!(killed.files.changes.is_empty(), "a module that is killed leaves no file of ours: {:?}", killed.files);
     let result = world.run("javascript", "({a: [1, 2]})").await;
     assert_eq!(result.results[0].data["application/json"], serde_json::json!({"a": [1, 2]}));
     assert!(result.meta.runtime.version.is_some());

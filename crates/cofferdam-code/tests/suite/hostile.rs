@@ -53,6 +53,45 @@ async fn nonsense_among_the_results_is_dropped_and_spoofs_nothing() {
 }
 
 #[tokio::test]
+async fn what_is_too_large_of_a_value_is_left_out_and_the_rest_is_told() {
+    let world = World::new().await;
+    let html = "class A:\n    def _repr_html_(self): return '<' * (20 << 20)\n    def __repr__(self): return 'an A'";
+    for (language, code, text, left_out) in [
+        ("python", format!("{html}\nA()"), "an A", "text/html: too large"),
+        (
+            "python",
+            format!("{html}\n    def _repr_svg_(self): return '<' * (7 << 20)\nA()"),
+            "an A",
+            "text/html: too large",
+        ),
+        (
+            "python",
+            format!("{html}\n    def _repr_svg_(self): return '\"' * (7 << 20)\nA()"),
+            "an A",
+            "text/html, image/svg+xml: too large",
+        ),
+        // As text it would take more memory than there is.
+        ("python", "'x' * (600 << 20)".to_owned(), "'xxxx", ""),
+        ("python", "bytes(600 << 20)".to_owned(), "b'\\x00\\x00", ""),
+        ("javascript", "new Array(1e8)".to_owned(), "[ <100000000 empty items> ]", "application/json: too large"),
+        ("javascript", "({ a: 'x'.repeat(400 << 20) })".to_owned(), "{\n  a: 'xxx", "application/json: too large"),
+        (
+            "javascript",
+            "let a = []; for (let n = 0; n < 30; n++) a = [a, a]; a".to_owned(),
+            "[",
+            "application/json: too large",
+        ),
+    ] {
+        let result = world.run(language, &code).await;
+        assert_eq!((result.exit_code, result.results_dropped), (0, 0), "{code}: {}", result.stderr.text());
+        let [value] = &result.results[..] else { panic!("{code}: {:?}", result.results.len()) };
+        let shown = value.data["text/plain"].as_str().expect("text");
+        assert!(shown.starts_with(text) && shown.len() < 70_000, "{code}: {shown:.100}");
+        assert_eq!(value.note.as_deref().unwrap_or_default(), left_out, "{code}");
+    }
+}
+
+#[tokio::test]
 async fn the_workspace_is_looked_at_within_bounds() {
     let bounds = Bounds {
         max_files: 2000,

@@ -4,6 +4,8 @@
 mod audit;
 mod bash;
 mod execute;
+mod full;
 mod hostile;
 mod sessions;
 mod support;
+mod typescript;

@@ -47,6 +47,24 @@ fn what_the_documentation_says_gets_by_gets_by() {
     }
 }
 
+/// As the page shows it.
+fn shown() -> Result<(), cofferdam_screen::ScreenError> {
+    let screen = Screen::new(Rules::default());
+    let report = screen.check(Language::Python, "import os as x\n")?;
+    assert_eq!(report.findings[0].to_string(), "line 1, column 8: os as x: imports os (import:os)");
+    Ok(())
+}
+
+#[test]
+fn the_program_of_the_documentation_is_this_one_and_runs() {
+    let bare = |text: &str| text.split_whitespace().collect::<String>();
+    let (_, text) = TEXT.split_once("```rust\n").unwrap();
+    let (uses, body) = text.split_once("```").unwrap().0.split_once("\n\n").unwrap();
+    let here = bare(include_str!("documentation.rs"));
+    assert!(here.contains(&bare(uses)) && here.contains(&bare(body)), "{uses}{body}");
+    shown().unwrap();
+}
+
 #[test]
 fn the_rules_of_the_documentation_are_rules() {
     let (_, text) = TEXT.split_once("```toml\n").unwrap();

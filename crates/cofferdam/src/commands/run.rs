@@ -33,18 +33,21 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
         // A daemon shows no files, and starts one command in one sandbox.
         let whole = form == Form::Json && plan.code.is_some();
+        let versioned = versioned(&plan, &settings.code);
         if whole && settings.daemon == DaemonUse::Require {
             let message = "the whole result of code needs the sandbox itself, which a daemon does not give";
             return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or go without --json"));
         }
         // None is looked for or started that could not be used.
-        let daemon = if whole { None } else { resident::backend(args, &settings, config.as_deref())? };
+        let daemon =
+            if whole || versioned.is_some() { None } else { resident::backend(args, &settings, config.as_deref())? };
         if whole && settings.daemon != DaemonUse::Never && args.output.verbose {
             report::remark("run without a daemon: the whole result of code needs the sandbox itself", Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let code = wants_code(&plan, form, watched).then_some(code);
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about: Value::Null, code };
+        let about = Value::Null;
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, versioned };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -72,6 +75,16 @@ pub(super) struct Run<'a> {
     about: Value,
     /// How code runs, where there is to be a whole result, or it is screened or logged.
     code: Option<CodeConfig>,
+    /// How the version of a language is asked for that needs one, and its name.
+    versioned: Option<(CodeConfig, String)>,
+}
+
+/// What asks for a version where any will not do: an older interpreter would complain of what nobody wrote.
+fn versioned(plan: &Plan, config: &CodeConfig) -> Option<(CodeConfig, String)> {
+    let name = &plan.code.as_ref()?.request.language;
+    let known = config.languages.by_name(name).ok()?;
+    known.least_version.as_ref()?;
+    Some((CodeConfig { audit: None, ..config.clone() }, name.clone()))
 }
 
 /// Whether a run is a call with code, or has to be screened or logged.
@@ -90,9 +103,22 @@ struct End {
 
 impl<'a> Run<'a> {
     /// A run in a sandbox that is there already.
+    #[cfg(feature = "vm")]
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
         let Settings { backend, setup, cancel_grace: grace, .. } = settings;
-        Self { args, form, plan, backend, setup, grace, launcher: None, daemon: None, about, code: None }
+        Self {
+            args,
+            form,
+            plan,
+            backend,
+            setup,
+            grace,
+            launcher: None,
+            daemon: None,
+            about,
+            code: None,
+            versioned: None,
+        }
     }
 
     async fn session(mut self) -> Result<u8> {
@@ -110,25 +136,15 @@ impl<'a> Run<'a> {
         };
         let mut call = match self.begin(&*backend).await? {
             None => None,
-            Some(call) => {
-                let (call, request) = bounded(&self.plan.request, call).await?;
+            Some((call, request)) => {
                 self.plan.request = request;
                 Some(call)
             }
         };
-        let started = tokio::select! {
-            started = self.start(&*backend, call.as_mut()) => started,
-            number = interrupts.next() => {
-                give_up(call.take()).await;
-                return Ok(signal_status(number));
-            }
-        };
-        let (sandbox, handle) = match (started, call.take()) {
-            (Err(error), Some(call)) => return Err(call.not_started(error).await),
-            (started, open) => {
-                call = open;
-                started?
-            }
+        let started = start(&mut call, &mut interrupts, async |call| self.start(&*backend, call).await).await?;
+        let (sandbox, handle) = match started {
+            Started::Goes(parts) => parts,
+            Started::Interrupted(number) => return Ok(signal_status(number)),
         };
         progress.iter().for_each(Progress::finish);
         let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts, call).await;
@@ -139,7 +155,7 @@ impl<'a> Run<'a> {
     }
 
     /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
-    async fn begin(&self, backend: &dyn Backend) -> Result<Option<Call>> {
+    async fn begin(&self, backend: &dyn Backend) -> Result<Option<(Call, ExecRequest)>> {
         let Some(config) = &self.code else { return Ok(None) };
         let json = self.form == Form::Json;
         let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
@@ -151,7 +167,7 @@ impl<'a> Run<'a> {
     async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         let request = self.plan.request.clone();
         let (Some(call), Form::Json, Some(code)) = (call, self.form, &self.plan.code) else {
-            return backend.start_one(self.plan.spec.clone(), request).await;
+            return self.start_plain(backend, request).await;
         };
         let sandbox = backend.create(self.plan.spec.clone()).await?;
         let request = match code.in_place {
@@ -162,13 +178,20 @@ impl<'a> Run<'a> {
             Ok(()) => sandbox.start(request).await,
             Err(error) => Err(error),
         };
-        match started {
-            Ok(handle) => Ok((sandbox, handle)),
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
-        }
+        with_sandbox(sandbox, started).await
+    }
+
+    async fn start_plain(&self, backend: &dyn Backend, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        let Some((config, name)) = &self.versioned else {
+            return backend.start_one(self.plan.spec.clone(), request).await;
+        };
+        let executor = Executor::new(config.clone())?;
+        let sandbox = backend.create(self.plan.spec.clone()).await?;
+        let started = match executor.detect(&Place::of(backend), &*sandbox, name).await {
+            Ok(_) => sandbox.start(request).await,
+            Err(error) => Err(error),
+        };
+        with_sandbox(sandbox, started).await
     }
 
     pub(super) async fn follow(
@@ -354,37 +377,80 @@ fn of_code(result: &CodeResult, form: Form) -> Value {
     value
 }
 
-/// Screens what is about to run, and says in the audit log that it is.
+/// Screens what is about to run, and says in the audit log that it is. Gives what was planned within the bounds of the call,
+/// which its line in the log states.
 pub(super) async fn admit(
     config: &CodeConfig,
     backend: &dyn Backend,
     plan: &Plan,
     files: Want,
     results: Want,
-) -> Result<Call> {
+) -> Result<(Call, ExecRequest)> {
     let executor = Executor::new(config.clone())?;
     let place = Place::of(backend);
-    match &plan.code {
-        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await,
+    let call = match &plan.code {
+        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await?,
         Some(code) => {
             let mut request = code.request.clone();
             (request.files, request.results) = (files, results);
-            executor.begin(&place, &plan.spec, request).await
+            executor.begin(&place, &plan.spec, request).await?
         }
+    };
+    match bounded(&plan.request, call.request()) {
+        Ok(request) => Ok((call, request)),
+        Err(error) => Err(call.not_started(error).await),
     }
 }
 
-/// What was planned, within the bounds of a call, which its line in the audit log states.
-pub(super) async fn bounded(planned: &ExecRequest, call: Call) -> Result<(Call, ExecRequest)> {
-    let bounds = call.request();
+fn bounded(planned: &ExecRequest, bounds: &ExecRequest) -> Result<ExecRequest> {
     let most = bounds.max_output();
     let mut builder = planned.to_builder().max_output(most).output_buffer(planned.output_buffer().min(most));
     if let Some(time) = bounds.timeout() {
         builder = builder.timeout(time);
     }
-    match builder.build() {
-        Ok(request) => Ok((call, request)),
-        Err(error) => Err(call.not_started(error).await),
+    builder.build()
+}
+
+/// What was started, with its sandbox; where nothing was, that is closed.
+async fn with_sandbox(
+    sandbox: Arc<dyn Sandbox>,
+    started: Result<ExecHandle>,
+) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+    match started {
+        Ok(handle) => Ok((sandbox, handle)),
+        Err(error) => {
+            sandbox.close().await?;
+            Err(error)
+        }
+    }
+}
+
+/// How the start of a call came out.
+pub(super) enum Started<T> {
+    Goes(T),
+    /// The signal that asked us to end. The call is given up.
+    Interrupted(i32),
+}
+
+/// Starts what a call is about, unless a signal comes first; one that does not start has its last line in the audit log.
+pub(super) async fn start<T>(
+    call: &mut Option<Call>,
+    interrupts: &mut Interrupts,
+    work: impl AsyncFnOnce(Option<&mut Call>) -> Result<T>,
+) -> Result<Started<T>> {
+    let started = tokio::select! {
+        started = work(call.as_mut()) => started,
+        number = interrupts.next() => {
+            give_up(call.take()).await;
+            return Ok(Started::Interrupted(number));
+        }
+    };
+    match started {
+        Ok(started) => Ok(Started::Goes(started)),
+        Err(error) => Err(match call.take() {
+            Some(call) => call.not_started(error).await,
+            None => error,
+        }),
     }
 }
 

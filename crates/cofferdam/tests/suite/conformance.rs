@@ -61,6 +61,7 @@ fn simulated_backend_passes_the_conformance_kit_through_a_pool() {
     });
 }
 
+#[cfg(feature = "wasm")]
 #[test]
 fn the_command_line_examines_the_wasm_backend() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cofferdam"));

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::{RestoreArgs, RunArgs};
 use crate::commands::block_on;
-use crate::commands::run::{Run, admit, bounded, give_up, identity, no_signals, signal_status};
+use crate::commands::run::{Run, Started, admit, give_up, identity, no_signals, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -47,19 +47,10 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let backend = snapshots.backend();
     let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
     let (mut call, plan) = begin(&*backend, plan, &settings).await?;
-    let restored = tokio::select! {
-        restored = backend.restore(snapshot, spec) => restored,
-        number = interrupts.next() => {
-            give_up(call.take()).await;
-            return Ok(signal_status(number));
-        }
-    };
-    let sandbox = match (restored, call.take()) {
-        (Err(error), Some(call)) => return Err(call.not_started(error).await),
-        (restored, open) => {
-            call = open;
-            restored?
-        }
+    let restoring = async |_: Option<&mut Call>| backend.restore(snapshot, spec).await;
+    let sandbox = match start(&mut call, &mut interrupts, restoring).await? {
+        Started::Goes(sandbox) => sandbox,
+        Started::Interrupted(number) => return Ok(signal_status(number)),
     };
     if form == Form::Text && !args.answer.quiet {
         report::remark(&format!("restored as {}: {}", sandbox.id(), goes_on(&about)), Tone::Good);
@@ -79,8 +70,7 @@ async fn begin(backend: &dyn Backend, plan: Option<Plan>, settings: &Settings) -
         Some(plan) if settings.watched => plan,
         plan => return Ok((None, plan)),
     };
-    let call = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
-    let (call, request) = bounded(&plan.request, call).await?;
+    let (call, request) = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
     plan.request = request;
     Ok((Some(call), Some(plan)))
 }

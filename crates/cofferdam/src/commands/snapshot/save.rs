@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::SaveArgs;
 use crate::commands::block_on;
-use crate::commands::run::{admit, bounded, give_up, no_signals, prepare, signal_status};
+use crate::commands::run::{Started, admit, give_up, no_signals, prepare, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
@@ -94,19 +94,10 @@ impl Save {
         };
         let backend = snapshots.backend();
         let (mut call, request) = begin(&*backend, plan, &settings).await?;
-        let started = tokio::select! {
-            started = backend.start_one(plan.spec.clone(), request) => started,
-            number = interrupts.next() => {
-                give_up(call.take()).await;
-                return Ok(signal_status(number));
-            }
-        };
-        let (sandbox, handle) = match (started, call.take()) {
-            (Err(error), Some(call)) => return Err(call.not_started(error).await),
-            (started, open) => {
-                call = open;
-                started?
-            }
+        let starting = async |_: Option<&mut Call>| backend.start_one(plan.spec.clone(), request).await;
+        let (sandbox, handle) = match start(&mut call, &mut interrupts, starting).await? {
+            Started::Goes(parts) => parts,
+            Started::Interrupted(number) => return Ok(signal_status(number)),
         };
         work.finish();
         let frozen = async {
@@ -161,8 +152,7 @@ async fn begin(backend: &dyn Backend, plan: &Plan, settings: &Settings) -> Resul
     if !settings.watched {
         return Ok((None, plan.request.clone()));
     }
-    let call = admit(&settings.code, backend, plan, Want::No, Want::No).await?;
-    let (call, request) = bounded(&plan.request, call).await?;
+    let (call, request) = admit(&settings.code, backend, plan, Want::No, Want::No).await?;
     Ok((Some(call), request))
 }
 

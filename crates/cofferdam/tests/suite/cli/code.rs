@@ -55,6 +55,27 @@ fn a_document_has_the_whole_result_of_code() {
 }
 
 #[test]
+fn an_interpreter_that_is_too_old_is_told_whatever_is_asked_for() {
+    let home = tempfile::tempdir().expect("a directory");
+    let file = home.path().join("config.toml");
+    let text = "[languages.new]\nextensions = [\"new\"]\ninterpreter = [\"sh\"]\nversion = [\"echo\", \"1.2.3\"]\n";
+    for (least, status) in [("1.2", 7), ("1.10", 125)] {
+        std::fs::write(&file, format!("{text}least_version = \"{least}\"\n")).expect("written");
+        for form in [&[][..], &["--json"], &["--events"], &["--daemon", "start"]] {
+            let mut command = run(["--lang", "new", "--code", "exit 7", "--config"]);
+            command.arg(&file).args(form).env("XDG_RUNTIME_DIR", home.path());
+            let (code, _, stderr) = outcome(&mut command);
+            assert_eq!(code, status, "{least} {form:?}: {stderr}");
+            assert!(
+                status == 7 || stderr.contains("new needs sh 1.10 or newer, and the sandbox has 1.2.3"),
+                "{stderr}"
+            );
+        }
+    }
+    assert!(!home.path().join("cofferdam/daemon.sock").exists(), "no daemon is started that could not be used");
+}
+
+#[test]
 fn the_result_of_webassembly_is_of_the_same_form() {
     for (lang, code) in [
         ("python", "print('hi')\nopen('a.txt', 'w').write('x')\n6 * 7"),

@@ -2,12 +2,17 @@
 
 mod code;
 mod configuration;
+#[cfg(feature = "container")]
 mod containers;
+mod documents;
 mod forms;
 #[cfg(feature = "vm")]
 mod kills;
+#[cfg(feature = "vm")]
 mod machines;
+#[cfg(feature = "wasm")]
 mod modules;
+mod repl;
 mod run;
 mod signals;
 #[cfg(feature = "vm")]

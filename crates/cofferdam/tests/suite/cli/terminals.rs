@@ -49,9 +49,7 @@ impl Terminal {
         let mut seen = Vec::new();
         let mut piece = [0; 1024];
         while !String::from_utf8_lossy(&seen).contains(text) {
-            let mut fds = [PollFd::new(&self.screen, PollFlags::IN)];
-            let came = poll(&mut fds, Some(&PATIENCE)).unwrap();
-            assert!(came > 0, "'{text}' never came: {}", String::from_utf8_lossy(&seen));
+            assert!(wait_readable(&self.screen), "'{text}' never came: {}", String::from_utf8_lossy(&seen));
             let count = self.screen.read(&mut piece).unwrap();
             seen.extend_from_slice(&piece[..count]);
         }
@@ -61,6 +59,11 @@ impl Terminal {
     fn start(&self, words: &[&str]) -> Child {
         run(words).stdin(self.stdio()).stdout(self.stdio()).stderr(self.stdio()).spawn().unwrap()
     }
+}
+
+/// Waits until something can be read; false if nothing comes.
+pub fn wait_readable(screen: &File) -> bool {
+    poll(&mut [PollFd::new(screen, PollFlags::IN)], Some(&PATIENCE)).unwrap() > 0
 }
 
 const HOSTILE: &str = r"printf '\033]0;title\007\033[31mred\033[6n\n'; echo END";

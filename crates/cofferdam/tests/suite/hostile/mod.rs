@@ -4,6 +4,7 @@
 //! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
 //! would harm the machine is never run outside; its row says why.
 
+#[cfg(feature = "container")]
 mod containers;
 mod daemon;
 mod guests;
@@ -78,6 +79,7 @@ fn attacks_fail_through_a_pool_too() {
     run::run_pooled(table::all());
 }
 
+#[cfg(feature = "container")]
 #[test]
 fn attacks_fail_in_containers_too() {
     containers::run(None, table::all());

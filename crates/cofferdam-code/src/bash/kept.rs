@@ -1,0 +1,160 @@
+//! The beginning and the end of output of any length, and how much there was between them. Pure.
+
+use std::collections::VecDeque;
+
+/// One stream, as much of it as an answer can show. Text is UTF-8; whatever is not counts and shows as a character a byte
+/// at most.
+#[derive(Debug)]
+pub struct Kept {
+    /// Bytes of the beginning, and of the end, that are kept.
+    most: usize,
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    /// Characters between the two, and bytes.
+    between: u64,
+    passed: u64,
+    /// Whether the beginning has ended.
+    later: bool,
+}
+
+impl Kept {
+    /// Keeps so many characters of the beginning, and as many of the end.
+    pub fn new(characters: usize) -> Self {
+        Self {
+            most: characters.saturating_mul(4),
+            head: Vec::new(),
+            tail: VecDeque::new(),
+            between: 0,
+            passed: 0,
+            later: false,
+        }
+    }
+
+    /// Takes what came.
+    pub fn take(&mut self, data: &[u8]) {
+        let room = if self.later { 0 } else { self.most - self.head.len() };
+        let (first, rest) = data.split_at(data.len().min(room));
+        self.head.extend_from_slice(first);
+        self.later |= !rest.is_empty();
+        // What the end of this pushes out of the tail would never be in it.
+        let (passing, last) = rest.split_at(rest.len().saturating_sub(self.most));
+        let over =
+            if passing.is_empty() { (self.tail.len() + last.len()).saturating_sub(self.most) } else { self.tail.len() };
+        self.passed += (over + passing.len()) as u64;
+        self.between += characters(self.tail.drain(..over)) + characters(passing.iter().copied());
+        self.tail.extend(last);
+    }
+
+    /// Bytes are gone that nobody saw: each counts as a character.
+    pub fn lose(&mut self, bytes: u64) {
+        self.later = true;
+        self.passed += self.tail.len() as u64 + bytes;
+        self.between += characters(self.tail.drain(..)) + bytes;
+    }
+
+    /// The beginning, the number of characters between, and the end; all of it is the beginning where that is 0. A character
+    /// that is cut counts as one between.
+    pub fn parts(mut self) -> (Vec<u8>, u64, Vec<u8>) {
+        let tail = self.tail.make_contiguous();
+        if self.passed == 0 {
+            self.head.extend_from_slice(tail);
+            return (self.head, 0, Vec::new());
+        }
+        let begun = begun(&self.head);
+        self.head.truncate(self.head.len() - begun);
+        let going_on = tail.iter().take(3).take_while(|byte| is_later(**byte)).count();
+        (self.head, (self.between + u64::from(begun > 0)).max(1), tail[going_on..].to_vec())
+    }
+}
+
+/// Whether a byte goes on with a character that began before it.
+fn is_later(byte: u8) -> bool {
+    byte & 0xc0 == 0x80
+}
+
+fn characters(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.filter(|byte| !is_later(*byte)).count() as u64
+}
+
+/// Bytes of a character at the end whose other bytes are missing.
+fn begun(bytes: &[u8]) -> usize {
+    let last: Vec<u8> = bytes.iter().rev().take(3).copied().collect();
+    let first = last.iter().position(|byte| !is_later(*byte));
+    first.map_or(0, |at| if at + 1 < width(last[at]) { at + 1 } else { 0 })
+}
+
+/// Bytes of the character that begins with this one.
+fn width(first: u8) -> usize {
+    match first {
+        0xc0..=0xdf => 2,
+        0xe0..=0xef => 3,
+        0xf0..=0xf7 => 4,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kept(most: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
+        let mut kept = Kept::new(most);
+        pieces.iter().for_each(|piece| kept.take(piece));
+        kept.parts()
+    }
+
+    #[test]
+    fn the_ends_are_kept_and_what_is_between_is_counted() {
+        assert_eq!(kept(1, &[b"abcdefgh"]), (b"abcdefgh".to_vec(), 0, vec![]));
+        assert_eq!(kept(1, &[b"abcdefghij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
+        assert_eq!(kept(1, &[b"ab", b"cdefgh", b"ij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
+        let long = "\u{e9}".repeat(1000);
+        let odd = format!("a{long}b");
+        for text in [&long, &odd] {
+            let (head, between, tail) = kept(3, &[text.as_bytes()]);
+            let (head, tail) = (String::from_utf8(head).expect("text"), String::from_utf8(tail).expect("text"));
+            assert!(text.starts_with(&head) && text.ends_with(&tail));
+            assert_eq!(
+                head.chars().count() as u64 + between + tail.chars().count() as u64,
+                text.chars().count() as u64
+            );
+        }
+        let mut lost = Kept::new(1);
+        lost.take(b"ab");
+        lost.lose(7);
+        lost.take(b"yz");
+        assert_eq!(lost.parts(), (b"ab".to_vec(), 7, b"yz".to_vec()));
+    }
+
+    #[test]
+    fn a_character_that_never_ends_is_no_reason_to_lose_others() {
+        for bytes in [&b"\xf0\x9fa"[..], b"\x80\x80\x80", b"abc", b"", b"\xc3\xa9"] {
+            assert_eq!(begun(bytes), 0, "{bytes:?}");
+        }
+        for (bytes, count) in [(&b"a\xf0\x9f\x98"[..], 3), (b"a\xe2\x82", 2), (b"a\xc3", 1)] {
+            assert_eq!(begun(bytes), count, "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_it_comes(text in "\\PC{0,80}", most in 1usize..6, cuts in prop::collection::vec(0usize..400, 0..6)) {
+            let bytes = text.as_bytes();
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
+            cuts.sort_unstable();
+            let mut pieces = Vec::new();
+            let mut from = 0;
+            for cut in cuts {
+                pieces.push(&bytes[from..cut]);
+                from = cut;
+            }
+            pieces.push(&bytes[from..]);
+            let (head, between, tail) = kept(most, &pieces);
+            prop_assert_eq!((head.clone(), between, tail.clone()), kept(most, &[bytes]));
+            prop_assert!(bytes.starts_with(&head) && bytes.ends_with(&tail));
+            let (head, tail) = (String::from_utf8(head).expect("text"), String::from_utf8(tail).expect("text"));
+            prop_assert_eq!(head.chars().count() as u64 + between + tail.chars().count() as u64, text.chars().count() as u64);
+        }
+    }
+}
