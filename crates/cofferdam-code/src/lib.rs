@@ -36,4 +36,4 @@ pub use request::{CodeRequest, Contents, Secret, Want};
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};
 pub use rich::{RichKind, RichResult};
 pub use screening::{ScreeningConfig, ScreeningMode};
-pub use session::{CodeSession, SessionBounds, Sessions};
+pub use session::{Admitted, CodeSession, SessionBounds, Sessions};

@@ -14,6 +14,7 @@ mod config;
 mod failure;
 mod handler;
 pub mod http;
+mod interpreters;
 mod live;
 mod media;
 mod policy;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cofferdam_code::{Executor, Place};
-use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Snapshot, Spec};
+use cofferdam_code::{Executor, Origin, Place, Sessions};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Spec};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::config::McpConfig;
 use crate::handler::Handler;
-use crate::store::{InUse, Owner, Reserved, Store};
+use crate::store::{Frozen, InUse, Owner, Store};
 
 /// A server: makes sandboxes of one backend for its clients, and closes them all in the end.
 #[derive(Debug, Clone)]
@@ -22,6 +22,8 @@ pub(crate) struct Inner {
     pub(crate) config: McpConfig,
     pub(crate) store: Arc<Store>,
     pub(crate) executor: Executor,
+    /// Interpreters that live between calls.
+    pub(crate) interpreters: Sessions,
     /// Where all sandboxes come from.
     pub(crate) place: Place,
     calls: Semaphore,
@@ -33,7 +35,7 @@ pub(crate) enum Source {
     /// Nothing but a spec.
     Spec(Box<Spec>),
     /// A snapshot, with the limits of a spec.
-    Snapshot(Snapshot, Box<Spec>),
+    Snapshot(Box<Frozen>, Box<Spec>),
     /// Another sandbox, as it is.
     Fork(InUse),
 }
@@ -47,7 +49,8 @@ impl Server {
         let executor = Executor::new(config.code.clone())?;
         let place = Place::of(&*backend);
         let sessions = AtomicU64::new(0);
-        Ok(Self(Arc::new(Inner { backend, config, store, executor, place, calls, sessions })))
+        let interpreters = Sessions::new(executor.clone());
+        Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, place, calls, sessions })))
     }
 
     /// What answers one client, whose sandboxes are closed when it is dropped.
@@ -101,9 +104,13 @@ impl Inner {
     pub async fn make(&self, owner: Owner, source: Source) -> Result<InUse> {
         let place = self.store.reserve(owner)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
+        let (executor, from) = (self.executor.clone(), self.place.clone());
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let made = make(&*backend, &store, place, source).await;
+            let made = match make(&*backend, &executor, &from, source).await {
+                Ok(sandbox) => store.put(place, sandbox).await,
+                Err(error) => Err(error),
+            };
             // What nobody takes is closed by being dropped, here or on its way.
             let _ = sender.send(made.map(|sandbox| Unclaimed { store, sandbox: Some(sandbox) }));
         });
@@ -133,13 +140,32 @@ impl Drop for Unclaimed {
     }
 }
 
-async fn make(backend: &dyn Backend, store: &Arc<Store>, place: Reserved, source: Source) -> Result<InUse> {
-    let sandbox: Arc<dyn Sandbox> = match source {
-        Source::Spec(spec) => backend.create(*spec).await?,
-        Source::Snapshot(snapshot, spec) => backend.restore(snapshot, *spec).await?,
-        Source::Fork(sandbox) => sandbox.fork().await?,
+/// Makes a sandbox. One that goes on from another's state has a line in the audit log; where that cannot be written and
+/// must be, there is none.
+async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
+    let (spec, origin) = match &source {
+        Source::Spec(spec) => return backend.create((**spec).clone()).await,
+        Source::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
+        Source::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
     };
-    store.put(place, sandbox).await
+    let restoring = executor.begin_restore(place, spec, origin).await?;
+    let made = match source {
+        Source::Spec(spec) => backend.create(*spec).await,
+        Source::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
+        Source::Fork(sandbox) => sandbox.fork().await,
+    };
+    let sandbox = match made {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Err(restoring.failed(error).await),
+    };
+    match restoring.made(&*sandbox).await {
+        Ok(()) => Ok(sandbox),
+        Err(error) => {
+            // What cannot be logged does not go on.
+            let _ = sandbox.close().await;
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]

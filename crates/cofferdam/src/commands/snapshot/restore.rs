@@ -1,9 +1,10 @@
 //! `cofferdam snapshot restore`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, Want};
+use cofferdam::code::{Call, Executor, Origin, Place, Restoring, Want};
 use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
 use cofferdam::{Backend, Error, Result, Sandbox, Spec, SpecBuilder};
 use serde_json::{Value, json};
@@ -46,19 +47,23 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let spec = spec_of(spec, args, &about, &settings)?;
     let backend = snapshots.backend();
     let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
-    let (mut call, plan) = begin(&*backend, plan, &settings).await?;
+    let origin = Origin::snapshot(&snapshot, &args.file.to_string_lossy());
+    let (restoring, mut call, plan) = begin(&*backend, &spec, origin, plan, &settings).await?;
     let restored = tokio::select! {
         restored = backend.restore(snapshot, spec) => restored,
         number = interrupts.next() => {
             give_up(call.take()).await;
+            // The line of the restore ends as cancelled.
             return Ok(signal_status(number));
         }
     };
-    let sandbox = match (restored, call.take()) {
-        (Err(error), Some(call)) => return Err(call.not_started(error).await),
-        (restored, open) => {
-            call = open;
-            restored?
+    let sandbox = match made(restored, restoring).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            return Err(match call.take() {
+                Some(call) => call.not_started(error).await,
+                None => error,
+            });
         }
     };
     if form == Form::Text && !args.answer.quiet {
@@ -72,17 +77,39 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     outcome
 }
 
-/// What comes before the machine goes on: the command that is to run in it is screened and logged as any other, where the
-/// configuration wants that.
-async fn begin(backend: &dyn Backend, plan: Option<Plan>, settings: &Settings) -> Result<(Option<Call>, Option<Plan>)> {
-    let mut plan = match plan {
-        Some(plan) if settings.watched => plan,
-        plan => return Ok((None, plan)),
-    };
+/// What comes before the machine goes on: a line in the audit log for that, and the command that is to run in it, which is
+/// screened and logged as any other, where the configuration wants that.
+async fn begin(
+    backend: &dyn Backend,
+    spec: &Spec,
+    origin: Origin,
+    plan: Option<Plan>,
+    settings: &Settings,
+) -> Result<(Option<Restoring>, Option<Call>, Option<Plan>)> {
+    if !settings.watched {
+        return Ok((None, None, plan));
+    }
+    let restoring = Executor::new(settings.code.clone())?.begin_restore(&Place::of(backend), spec, origin).await?;
+    let Some(mut plan) = plan else { return Ok((Some(restoring), None, None)) };
     let call = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
     let (call, request) = bounded(&plan.request, call).await?;
     plan.request = request;
-    Ok((Some(call), Some(plan)))
+    Ok((Some(restoring), Some(call), Some(plan)))
+}
+
+/// The machine that goes on, once the log says so. Where it must and cannot, there is none.
+async fn made(restored: Result<Arc<dyn Sandbox>>, restoring: Option<Restoring>) -> Result<Arc<dyn Sandbox>> {
+    let Some(restoring) = restoring else { return restored };
+    let sandbox = match restored {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Err(restoring.failed(error).await),
+    };
+    if let Err(error) = restoring.made(&*sandbox).await {
+        // What it could not say is said by this error.
+        let _ = sandbox.close().await;
+        return Err(error);
+    }
+    Ok(sandbox)
 }
 
 /// What it was saved with, but for what may be said anew. Exceptions are never taken from an archive.
