@@ -44,9 +44,6 @@ impl Snapshot {
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshot")
-            .field("backend", &self.backend)
-            .field("digest", &self.digest)
-            .finish_non_exhaustive()
+        f.debug_struct("Snapshot").field("backend", &self.backend).field("digest", &self.digest).finish_non_exhaustive()
     }
 }

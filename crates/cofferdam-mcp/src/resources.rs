@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::results::Entry;
 use crate::server::Inner;
 use crate::store::Owner;
-use crate::{media, uri};
+use crate::{failure, media, uri};
 
 /// Resources of one page.
 const PAGE: usize = 200;
@@ -64,6 +64,7 @@ pub async fn list(server: &Inner, owner: Owner, cursor: Option<&str>) -> Result<
     for id in server.store.sandboxes(owner).into_iter().filter(|id| id.as_str() >= begin) {
         // One that is closed meanwhile has no files.
         let Ok(sandbox) = server.store.enter(owner, &id) else { continue };
+        let sandbox = sandbox.settled().await;
         let after = after.as_ref().filter(|(of, _)| *of == id).map(|(_, path)| path);
         let (files, more) = page_of(&**sandbox, &id, after, &mut left).await;
         page.resources.extend(files.iter().map(|entry| resource(&id, entry)));
@@ -150,7 +151,7 @@ pub async fn read(server: &Inner, owner: Owner, address: &str) -> Result<ReadRes
 async fn contents(server: &Inner, owner: Owner, address: &str) -> Result<ResourceContents> {
     let (id, path) = uri::parse(address)?;
     let _call = server.enter_call()?;
-    let sandbox = server.store.enter(owner, &id)?;
+    let sandbox = server.store.enter(owner, &id)?.settled().await;
     let data = sandbox.read_file_to_end(&path, server.config.bounds.file).await?;
     let media_type = media::media_type(path.as_str(), &data);
     Ok(blob_or_text(address, media_type, data))
@@ -168,10 +169,10 @@ pub fn blob_or_text(address: &str, media_type: &str, data: Vec<u8>) -> ResourceC
 /// A failed read, which has no form for tools' errors.
 fn protocol(error: &Error) -> ErrorData {
     let message = match error.remedy() {
-        Some(remedy) => format!("{error}; try: {remedy}"),
-        None => error.to_string(),
+        Some(remedy) => format!("{}; try: {remedy}", failure::clipped(&error.to_string())),
+        None => failure::clipped(&error.to_string()),
     };
-    let data = Some(Value::Object(serde_json::Map::from_iter([("error".to_owned(), error.to_json())])));
+    let data = Some(Value::Object(serde_json::Map::from_iter([("error".to_owned(), failure::parts(error))])));
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::Closed => ErrorData::resource_not_found(message, data),
         ErrorKind::Io | ErrorKind::Internal | ErrorKind::Unavailable | ErrorKind::ResourceExhausted => {

@@ -152,7 +152,10 @@ async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source:
     let made = match source {
         Source::Spec(spec) => backend.create(*spec).await,
         Source::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
-        Source::Fork(sandbox) => sandbox.fork().await,
+        Source::Fork(sandbox) => {
+            let _still = sandbox.hold().await;
+            sandbox.fork().await
+        }
     };
     let sandbox = match made {
         Ok(sandbox) => sandbox,

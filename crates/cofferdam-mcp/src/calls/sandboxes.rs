@@ -22,7 +22,10 @@ impl Caller<'_> {
         let from = Sandbox::id(&**sandbox).clone();
         let (spec, working_dir) = (sandbox.spec().clone(), sandbox.working_dir());
         // Who gives up meanwhile leaves nothing half frozen: what comes then is dropped.
-        let task = tokio::spawn(async move { (sandbox.snapshot().await, place) });
+        let task = tokio::spawn(async move {
+            let _still = sandbox.hold().await;
+            (sandbox.snapshot().await, place)
+        });
         let died = |_| Error::new(ErrorKind::Internal, "snapshot", "the task that takes the snapshot ended early");
         let (snapshot, place) = task.await.map_err(died)?;
         let frozen = Frozen { snapshot: snapshot?, name: random()?, from, spec, working_dir };
@@ -66,8 +69,9 @@ impl Caller<'_> {
             }
             _ => {
                 let what = "close_sandbox needs the id of a sandbox or that of a snapshot, or the name of a session";
-                return Err(Error::invalid("close", what)
-                    .with_remedy("give exactly one of sandbox and snapshot, or a session and the sandbox that it is in"));
+                return Err(Error::invalid("close", what).with_remedy(
+                    "give exactly one of sandbox and snapshot, or a session and the sandbox that it is in",
+                ));
             }
         };
         structured(&Closed { closed }, Vec::new())

@@ -183,7 +183,8 @@ async fn each_call_of_a_session_is_screened_and_logged() {
     client.gone().await;
     let report = verify(&log, &Expect::default()).unwrap();
     assert_eq!((report.executions.ended, report.executions.cancelled, report.executions.open), (2, 3, 0), "{report}");
-    let ends = records(&log).into_iter().filter_map(|record| if let Record::End(end) = record { Some(end) } else { None });
+    let ends =
+        records(&log).into_iter().filter_map(|record| if let Record::End(end) = record { Some(end) } else { None });
     let sandboxes: std::collections::BTreeSet<_> =
         ends.map(|end| end.outcome.sandbox.unwrap().as_str().to_owned()).collect();
     assert_eq!(sandboxes.len(), 1, "both name the sandbox that they ran in");
@@ -200,12 +201,16 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
     client.works("fork_sandbox", json!({"sandbox": sandbox})).await;
     client.works("restore_sandbox", json!({"snapshot": snapshot})).await;
     let all = records(&log);
-    let ends: Vec<_> = all.iter().filter_map(|record| if let Record::End(end) = record { Some(end) } else { None }).collect();
+    let ends: Vec<_> =
+        all.iter().filter_map(|record| if let Record::End(end) = record { Some(end) } else { None }).collect();
     assert_eq!(ends.len(), 2, "{all:?}");
     for end in &ends {
         let restored = end.outcome.restored.as_ref().unwrap();
         assert_eq!(end.subject.program.of, cofferdam_audit::ProgramKind::Snapshot);
-        assert!(end.outcome.posture.is_some() && restored.from.is_some() && end.outcome.exit.code == Some(0), "{end:?}");
+        assert!(
+            end.outcome.posture.is_some() && restored.from.is_some() && end.outcome.exit.code == Some(0),
+            "{end:?}"
+        );
         assert_ne!(restored.from, end.outcome.sandbox, "{end:?}");
     }
     // An id is the right to use what it names, where there are no sessions: it is not told to who reads the log.

@@ -489,10 +489,28 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
     let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
     assert_eq!(outcome(&mut restore).0, 4);
-    let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
+    // Without a command there is a line as well: what was frozen goes on.
+    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("machines are there");
+    assert_eq!(outcome(&mut restore).0, 0);
+    let (_, verified, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));
+    let query = || outcome(cofferdam().args(["audit", "query", "--config", config]));
+    let (_, stdout, stderr) = query();
     let ends: Vec<Value> =
         stdout.lines().map(|line| json(line)["record"].clone()).filter(|record| record["kind"] == "end").collect();
-    assert_eq!(ends.len(), 2, "{stdout}{stderr}");
+    assert_eq!(ends.len(), 4, "{stdout}{stderr}");
     assert!(ends[0]["exit"]["cancelled"] == true || ends[0]["exit"]["failed"] == "closed", "{}", ends[0]);
-    assert_eq!(ends[1]["exit"]["code"], 4, "{}", ends[1]);
+    for restored in [&ends[1], &ends[3]] {
+        assert_eq!(restored["program"]["of"], "snapshot", "{restored}");
+        assert_eq!(restored["program"]["sha256"], json(&verified)["verified"], "{restored}");
+        assert_eq!(restored["restored"], serde_json::json!({"from": null, "programs": true}), "{restored}");
+        assert!(restored["posture"].is_string() && restored["backend"] == "vm", "{restored}");
+    }
+    assert_eq!(ends[2]["exit"]["code"], 4, "{}", ends[2]);
+    assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the machine that it ran in");
+    // Where nothing can be logged, nothing goes on.
+    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::write(&log, "in the way").expect("written");
+    for words in [&["m", "--for", "100ms"][..], &["m", "--", "true"]] {
+        refused(&mut machine("restore", words).expect("machines are there"), "the audit log cannot be written");
+    }
 }
