@@ -28,7 +28,8 @@ pub(super) fn carry_out(args: &RestoreArgs, config: Option<PathBuf>, form: Form)
     let file = crate::config::load(config, variable)?;
     let run = args.run();
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
-    let plan = if args.words.is_empty() { None } else { Some(Plan::new(&run, &settings, None)?) };
+    let plan =
+        if args.words.is_empty() && args.code.is_none() { None } else { Some(Plan::new(&run, &settings, None)?) };
     block_on(session(args, &run, form, plan, settings))
 }
 
@@ -89,12 +90,18 @@ async fn begin(
     if !settings.watched {
         return Ok((None, None, plan));
     }
-    let restoring = Executor::new(settings.code.clone())?.begin_restore(&Place::of(backend), spec, origin).await?;
-    let Some(mut plan) = plan else { return Ok((Some(restoring), None, None)) };
+    let executor = Executor::new(settings.code.clone())?;
+    let place = Place::of(backend);
+    let Some(mut plan) = plan else {
+        return Ok((Some(executor.begin_restore(&place, spec, origin).await?), None, None));
+    };
     let call = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
     let (call, request) = bounded(&plan.request, call).await?;
     plan.request = request;
-    Ok((Some(restoring), Some(call), Some(plan)))
+    match executor.begin_restore(&place, spec, origin).await {
+        Ok(restoring) => Ok((Some(restoring), Some(call), Some(plan))),
+        Err(error) => Err(call.not_started(error).await),
+    }
 }
 
 /// The machine that goes on, once the log says so. Where it must and cannot, there is none.
