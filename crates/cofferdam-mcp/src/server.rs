@@ -34,6 +34,12 @@ pub(crate) struct Inner {
 pub(crate) enum Source {
     /// Nothing but a spec.
     Spec(Box<Spec>),
+    /// Another sandbox's state.
+    State(State),
+}
+
+/// What a sandbox goes on from.
+pub(crate) enum State {
     /// A snapshot, with the limits of a spec.
     Snapshot(Box<Frozen>, Box<Spec>),
     /// Another sandbox, as it is.
@@ -140,19 +146,24 @@ impl Drop for Unclaimed {
     }
 }
 
-/// Makes a sandbox. One that goes on from another's state has a line in the audit log; where that cannot be written and
-/// must be, there is none.
 async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
-    let (spec, origin) = match &source {
-        Source::Spec(spec) => return backend.create((**spec).clone()).await,
-        Source::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
-        Source::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
+    match source {
+        Source::Spec(spec) => backend.create(*spec).await,
+        Source::State(state) => go_on(backend, executor, place, state).await,
+    }
+}
+
+/// A sandbox that goes on from another's state has a line in the audit log; where that cannot be written and must be, there
+/// is none.
+async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
+    let (spec, origin) = match &state {
+        State::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
+        State::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
     };
     let restoring = executor.begin_restore(place, spec, origin).await?;
-    let made = match source {
-        Source::Spec(spec) => backend.create(*spec).await,
-        Source::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
-        Source::Fork(sandbox) => {
+    let made = match state {
+        State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
+        State::Fork(sandbox) => {
             let _still = sandbox.hold().await;
             sandbox.fork().await
         }

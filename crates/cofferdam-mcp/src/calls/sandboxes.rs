@@ -7,7 +7,7 @@ use super::{Caller, structured};
 use crate::arguments::{CloseSandbox, CreateSandbox, OfSandbox, RestoreSandbox};
 use crate::policy;
 use crate::results::{Closed, Made, Snapped};
-use crate::server::Source;
+use crate::server::{Source, State};
 use crate::store::{Frozen, InUse, random};
 
 impl Caller<'_> {
@@ -38,7 +38,8 @@ impl Caller<'_> {
         let frozen = self.server.store.snapshot(self.owner, &arguments.snapshot)?;
         let spec = policy::tightened(&frozen.spec, &arguments.limits)?;
         let working_dir = frozen.working_dir.clone();
-        let made = self.server.make(self.owner, Source::Snapshot(Box::new(frozen), Box::new(spec))).await?;
+        let made =
+            self.server.make(self.owner, Source::State(State::Snapshot(Box::new(frozen), Box::new(spec)))).await?;
         made.set_working_dir(working_dir);
         self.made(&made)
     }
@@ -46,24 +47,22 @@ impl Caller<'_> {
     pub(super) async fn fork_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
         let working_dir = sandbox.working_dir();
-        let fork = self.server.make(self.owner, Source::Fork(sandbox)).await?;
+        let fork = self.server.make(self.owner, Source::State(State::Fork(sandbox))).await?;
         fork.set_working_dir(working_dir);
         self.made(&fork)
     }
 
     pub(super) async fn close_sandbox(self, arguments: CloseSandbox) -> Result<CallToolResult> {
-        if let Some(name) = &arguments.session
-            && arguments.snapshot.is_none()
-        {
-            self.existing(arguments.sandbox.as_deref()).await?.interpreters().close(name).await?;
-            return structured(&Closed { closed: name.clone() }, Vec::new());
-        }
-        let closed = match (arguments.sandbox, arguments.snapshot) {
-            (Some(id), None) => {
+        let closed = match (arguments.sandbox, arguments.snapshot, arguments.session) {
+            (sandbox, None, Some(name)) => {
+                self.existing(sandbox.as_deref()).await?.interpreters().close(&name).await?;
+                name
+            }
+            (Some(id), None, None) => {
                 self.server.store.close(self.owner, &id).await?;
                 id
             }
-            (None, Some(id)) => {
+            (None, Some(id), None) => {
                 self.server.store.forget(self.owner, &id)?;
                 id
             }
