@@ -23,6 +23,7 @@ mod results;
 mod schema;
 mod server;
 pub mod stdio;
+mod steady;
 mod store;
 mod uri;
 

@@ -64,7 +64,6 @@ pub async fn list(server: &Inner, owner: Owner, cursor: Option<&str>) -> Result<
     for id in server.store.sandboxes(owner).into_iter().filter(|id| id.as_str() >= begin) {
         // One that is closed meanwhile has no files.
         let Ok(sandbox) = server.store.enter(owner, &id) else { continue };
-        let sandbox = sandbox.settled().await;
         let after = after.as_ref().filter(|(of, _)| *of == id).map(|(_, path)| path);
         let (files, more) = page_of(&**sandbox, &id, after, &mut left).await;
         page.resources.extend(files.iter().map(|entry| resource(&id, entry)));
@@ -151,7 +150,7 @@ pub async fn read(server: &Inner, owner: Owner, address: &str) -> Result<ReadRes
 async fn contents(server: &Inner, owner: Owner, address: &str) -> Result<ResourceContents> {
     let (id, path) = uri::parse(address)?;
     let _call = server.enter_call()?;
-    let sandbox = server.store.enter(owner, &id)?.settled().await;
+    let sandbox = server.store.enter(owner, &id)?;
     let data = sandbox.read_file_to_end(&path, server.config.bounds.file).await?;
     let media_type = media::media_type(path.as_str(), &data);
     Ok(blob_or_text(address, media_type, data))

@@ -163,10 +163,7 @@ async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state:
     let restoring = executor.begin_restore(place, spec, origin).await?;
     let made = match state {
         State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
-        State::Fork(sandbox) => {
-            let _still = sandbox.hold().await;
-            sandbox.fork().await
-        }
+        State::Fork(sandbox) => sandbox.fork().await,
     };
     let sandbox = match made {
         Ok(sandbox) => sandbox,

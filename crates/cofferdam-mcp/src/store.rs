@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Bounds;
 use crate::interpreters::Interpreters;
+use crate::steady::Steady;
 
 /// How often idle sandboxes are looked for, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -78,8 +79,6 @@ struct Shared {
     /// Where the next shell line begins.
     working_dir: Mutex<SandboxPath>,
     interpreters: Interpreters,
-    /// Taken while it is held still to be copied.
-    still: Arc<tokio::sync::Mutex<()>>,
     place: Mutex<Option<Reserved>>,
 }
 
@@ -160,17 +159,6 @@ impl InUse {
     /// Where the next shell line begins.
     pub fn working_dir(&self) -> SandboxPath {
         lock(&self.shared.working_dir).clone()
-    }
-
-    /// For who holds it still to copy it: one at a time, and calls that come meanwhile wait.
-    pub async fn hold(&self) -> OwnedMutexGuard<()> {
-        Arc::clone(&self.shared.still).lock_owned().await
-    }
-
-    /// Waits until nobody holds it still: nothing can be started in it before.
-    pub async fn settled(self) -> Self {
-        drop(self.shared.still.lock().await);
-        self
     }
 
     /// Its live interpreters.
@@ -261,11 +249,10 @@ impl Store {
         let id = random_id("sb");
         let owner = place.owner;
         let shared = Arc::new(Shared {
-            sandbox,
+            sandbox: Arc::new(Steady::new(sandbox)),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
             working_dir: Mutex::default(),
             interpreters: Interpreters::default(),
-            still: Arc::default(),
             place: Mutex::new(Some(place)),
         });
         let id = match id {

@@ -96,7 +96,7 @@ impl<'a> Caller<'a> {
     /// one for this call alone.
     async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
         if let Some(id) = named {
-            let sandbox = self.server.store.enter(self.owner, id)?.settled().await;
+            let sandbox = self.server.store.enter(self.owner, id)?;
             let place = Place { sandbox: Some(id.to_owned()), created: false };
             return Ok(Found { sandbox, place, _alone: None });
         }
@@ -109,7 +109,6 @@ impl<'a> Caller<'a> {
         // Calls that come meanwhile wait for the sandbox that this one makes.
         let mut own = self.own.lock().await;
         if let Some(sandbox) = own.as_deref().and_then(|id| self.server.store.enter(self.owner, id).ok()) {
-            let sandbox = sandbox.settled().await;
             let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
             return Ok(Found { sandbox, place, _alone: None });
         }

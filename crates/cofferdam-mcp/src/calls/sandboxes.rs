@@ -22,10 +22,7 @@ impl Caller<'_> {
         let from = Sandbox::id(&**sandbox).clone();
         let (spec, working_dir) = (sandbox.spec().clone(), sandbox.working_dir());
         // Who gives up meanwhile leaves nothing half frozen: what comes then is dropped.
-        let task = tokio::spawn(async move {
-            let _still = sandbox.hold().await;
-            (sandbox.snapshot().await, place)
-        });
+        let task = tokio::spawn(async move { (sandbox.snapshot().await, place) });
         let died = |_| Error::new(ErrorKind::Internal, "snapshot", "the task that takes the snapshot ended early");
         let (snapshot, place) = task.await.map_err(died)?;
         let frozen = Frozen { snapshot: snapshot?, name: random()?, from, spec, working_dir };
