@@ -185,7 +185,8 @@ mod tests {
     use cofferdam_simulated::{Config, SimulatedBackend};
     use std::task::{Context, Waker};
 
-    #[tokio::test(flavor = "multi_thread")]
+    // On one thread, so that nothing is made before somebody waits for it.
+    #[tokio::test]
     async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
         let backend = Arc::new(SimulatedBackend::new(Config::default()));
         let server = Server::new(backend, McpConfig::default()).unwrap();
