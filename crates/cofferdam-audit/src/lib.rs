@@ -33,6 +33,8 @@
 //!     files: None,
 //!     denials: Listed::default(),
 //!     artifact: None,
+//!     sandbox: None,
+//!     restored: None,
 //! })?;
 //!
 //! let report = verify(&path, &Expect { head: Some(head.hash), ..Expect::default() })?;
@@ -76,7 +78,7 @@ pub use log::{Log, Reservation};
 pub use query::{Entry, Filter, Query, query};
 pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
-    MAX_FILES, Outcome, Program, ProgramKind, Record, Removed, SegmentStart, Subject, Torn, Usage,
+    MAX_FILES, Outcome, Program, ProgramKind, Record, Removed, Restored, SegmentStart, Subject, Torn, Usage,
 };
 pub use redact::{Redacting, Redactor};
 pub use report::{Counts, Finding, Report, Verdict, Weight};

@@ -173,6 +173,8 @@ mod tests {
             files: Some((0..100).map(|_| file.clone()).collect()),
             denials: (0..100).map(|_| denial.clone()).collect(),
             artifact: Some(Artifact::Lost { reason: "\\".repeat(300).as_str().into() }),
+            sandbox: Some("\\".repeat(200).as_str().into()),
+            restored: Some(Restored { from: Some("\\".repeat(200).as_str().into()), programs: true }),
         };
         Record::End(Box::new(End { begin: Some(u64::MAX), subject: subject(), outcome }))
     }

@@ -72,11 +72,12 @@ pub struct Subject {
 /// What was run, by its hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Code or a command.
+    /// Code, a command or a snapshot.
     pub of: ProgramKind,
-    /// Of code: SHA-256 of its bytes. Of a command: of each argument's length (8 bytes, least first) and bytes.
+    /// Of code: SHA-256 of its bytes. Of a command: of each argument's length (8 bytes, least first) and bytes. Of a
+    /// snapshot: as whoever gives it defines.
     pub sha256: Digest,
-    /// Bytes of the code, or of all arguments.
+    /// Bytes of the code, of all arguments, or of the snapshot where they are known, else 0.
     pub bytes: u64,
 }
 
@@ -88,6 +89,8 @@ pub enum ProgramKind {
     Code,
     /// A command's arguments, its name included.
     Command,
+    /// The state that a sandbox went on from.
+    Snapshot,
 }
 
 impl Program {
@@ -145,6 +148,22 @@ pub struct Outcome {
     pub denials: Listed<Denial, MAX_DENIALS>,
     /// Code and result, where they are kept.
     pub artifact: Option<Artifact>,
+    /// The sandbox, by the name that its backend gave it; missing where there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Text<128>>,
+    /// What the sandbox went on from, where it was made from another's state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<Restored>,
+}
+
+/// What a sandbox went on from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// The sandbox whose state it was, where that is known.
+    pub from: Option<Text<128>>,
+    /// Whether programs that ran in that sandbox go on in this one. Nobody has screened them here, and they have no line of
+    /// their own.
+    pub programs: bool,
 }
 
 /// How an execution ended.

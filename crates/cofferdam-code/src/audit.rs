@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use cofferdam_audit::{
     Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome,
-    Program, Redactor, Reservation, Subject, Sync, Text, Timestamp, Usage,
+    Program, Redactor, Reservation, Restored, Subject, Sync, Text, Timestamp, Usage,
 };
-use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, Spec};
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, SandboxId, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
@@ -207,6 +207,16 @@ where
     }
 }
 
+/// A sandbox that was made from another's state.
+#[derive(Debug)]
+pub struct Made {
+    pub sandbox: SandboxId,
+    pub from: Option<SandboxId>,
+    pub programs: bool,
+    pub posture: String,
+    pub duration: Duration,
+}
+
 /// An execution that the log waits for. Dropped, it ends as cancelled.
 pub struct Entry(Option<Open>);
 
@@ -230,6 +240,19 @@ impl Entry {
         let outcome = outcome(result, output, &open.redactor);
         let result = result.clone();
         write(Arc::clone(&open.missing), move || commit(open, outcome, Some(&result))).await
+    }
+
+    /// Writes that a sandbox was made from another's state.
+    pub async fn made(mut self, made: Made) -> Result<()> {
+        let Some(open) = self.0.take() else { return Ok(()) };
+        let outcome = Outcome {
+            duration_us: micros(made.duration),
+            posture: made.posture.parse::<Digest>().ok(),
+            sandbox: Some(Text::new(made.sandbox.as_str())),
+            restored: Some(Restored { from: made.from.map(|from| Text::new(from.as_str())), programs: made.programs }),
+            ..unknown(Exit { code: Some(0), ..Exit::default() })
+        };
+        write(Arc::clone(&open.missing), move || commit(open, outcome, None)).await
     }
 
     /// Writes that the sandbox failed. The reason is a kind of error: what an error says may hold anything.
@@ -289,6 +312,8 @@ fn unknown(exit: Exit) -> Outcome {
         files: None,
         denials: Listed::default(),
         artifact: None,
+        sandbox: None,
+        restored: None,
     }
 }
 
@@ -331,6 +356,8 @@ fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Out
         files,
         denials: result.limits_hit.iter().copied().map(refused).collect(),
         artifact: None,
+        sandbox: Some(Text::new(result.meta.sandbox.as_str())),
+        restored: None,
     }
 }
 
@@ -353,7 +380,7 @@ fn unwritable(operation: &'static str, problem: &cofferdam_audit::Error) -> Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam_contract::{ByteSize, Exit, Level, LimitKind, Limits, SandboxId, TenantId};
+    use cofferdam_contract::{ByteSize, Exit, Level, LimitKind, Limits, TenantId};
 
     #[test]
     fn limits_that_refused_something_are_denials() {

@@ -236,7 +236,7 @@ impl Languages {
         self.0.get(name).ok_or_else(|| {
             let shown: String = name.chars().take(40).collect();
             let message = format!("the language '{}' is not among those that may run", shown.escape_debug());
-            denied(message).with_remedy(format!("use --lang with one of: {}", self.names()))
+            denied(message).with_remedy(format!("use one of: {}", self.names()))
         })
     }
 

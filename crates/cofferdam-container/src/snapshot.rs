@@ -128,7 +128,8 @@ impl ContainerSnapshot {
 
 impl From<ContainerSnapshot> for Snapshot {
     fn from(snapshot: ContainerSnapshot) -> Self {
-        Self::new(NAME, snapshot)
+        let digest = snapshot.digest.strip_prefix("sha256:").unwrap_or(&snapshot.digest).to_owned();
+        Self::new(NAME, snapshot).with_digest(digest)
     }
 }
 

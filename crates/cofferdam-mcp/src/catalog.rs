@@ -123,8 +123,9 @@ fn words(name: Name) -> (&'static str, &'static str) {
     match name {
         Name::RunCode => (
             "Run code",
-            "Runs a program in a sandbox, each time in a new process, and gives its output, how it ended, the value of its \
-             last expression, figures that it drew as images, and the files that it made or changed in the workspace.",
+            "Runs a program in a sandbox, each time in a new process, or with session in a live interpreter that keeps its \
+             variables. Gives its output, how it ended, the value of its last expression, figures that it drew as images, \
+             and the files that it made or changed in the workspace.",
         ),
         Name::RunCommand => (
             "Run a command",
@@ -151,17 +152,23 @@ fn words(name: Name) -> (&'static str, &'static str) {
         ),
         Name::SnapshotSandbox => (
             "Snapshot a sandbox",
-            "Freezes the state of a sandbox, which goes on. Only some backends can do this: docker and vm, not process.",
+            "Freezes the state of a sandbox, which goes on: its files, and at level vm its memory with the programs that run. \
+             Not at level process, which refuses it.",
         ),
-        Name::RestoreSandbox => ("Restore a snapshot", "Makes a new sandbox from a snapshot."),
+        Name::RestoreSandbox => (
+            "Restore a snapshot",
+            "Makes a new sandbox from a snapshot, with the limits and network of the one that it was taken of, or less. \
+             Live interpreters (session) are not in it.",
+        ),
         Name::ForkSandbox => (
             "Fork a sandbox",
-            "Makes a copy of a sandbox that goes on from its state. Only some backends can do this: docker and vm, not \
-             process.",
+            "Makes a copy of a sandbox that goes on from its state: its files, and at level vm its memory with the programs \
+             that run. Live interpreters (session) are not in it. Not at level process, which refuses it.",
         ),
         Name::CloseSandbox => (
             "Close a sandbox",
-            "Closes a sandbox, its files and all that runs in it, or forgets a snapshot. Give one of both.",
+            "Closes a sandbox, its files and all that runs in it, or forgets a snapshot: give one of both. With session, ends \
+             a live interpreter of a sandbox, which stays.",
         ),
     }
 }

@@ -41,6 +41,9 @@ pub struct Bounds {
     pub snapshots: usize,
     /// Snapshots of one client session. Default 4.
     pub snapshots_of_client: usize,
+    /// Live interpreters of one client session; how many there are in all, and for how long, is in
+    /// [`CodeConfig::sessions`]. Default 4.
+    pub interpreters_of_client: usize,
     /// How long a sandbox or a snapshot lives that no call uses. Default 15 min.
     pub idle: Duration,
     /// Calls of tools at once. Default 16.
@@ -66,6 +69,7 @@ impl Default for Bounds {
             sandboxes_of_client: 8,
             snapshots: 16,
             snapshots_of_client: 4,
+            interpreters_of_client: 4,
             idle: Duration::from_secs(15 * 60),
             calls: 16,
             requests: 256,
@@ -86,6 +90,7 @@ impl Bounds {
         let counts = [
             ("sandboxes", self.sandboxes),
             ("sandboxes_of_client", self.sandboxes_of_client),
+            ("interpreters_of_client", self.interpreters_of_client),
             ("calls", self.calls),
             ("requests", self.requests),
             ("entries", self.entries),

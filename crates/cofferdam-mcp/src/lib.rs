@@ -14,6 +14,7 @@ mod config;
 mod failure;
 mod handler;
 pub mod http;
+mod interpreters;
 mod live;
 mod media;
 mod policy;
@@ -22,6 +23,7 @@ mod results;
 mod schema;
 mod server;
 pub mod stdio;
+mod steady;
 mod store;
 mod uri;
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::results::Entry;
 use crate::server::Inner;
 use crate::store::Owner;
-use crate::{media, uri};
+use crate::{failure, media, uri};
 
 /// Resources of one page.
 const PAGE: usize = 200;
@@ -168,10 +168,10 @@ pub fn blob_or_text(address: &str, media_type: &str, data: Vec<u8>) -> ResourceC
 /// A failed read, which has no form for tools' errors.
 fn protocol(error: &Error) -> ErrorData {
     let message = match error.remedy() {
-        Some(remedy) => format!("{error}; try: {remedy}"),
-        None => error.to_string(),
+        Some(remedy) => format!("{}; try: {remedy}", failure::clipped(&error.to_string())),
+        None => failure::clipped(&error.to_string()),
     };
-    let data = Some(Value::Object(serde_json::Map::from_iter([("error".to_owned(), error.to_json())])));
+    let data = Some(Value::Object(serde_json::Map::from_iter([("error".to_owned(), failure::parts(error))])));
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::Closed => ErrorData::resource_not_found(message, data),
         ErrorKind::Io | ErrorKind::Internal | ErrorKind::Unavailable | ErrorKind::ResourceExhausted => {

@@ -40,9 +40,22 @@ pub struct CodeOutput {
     pub posture: String,
     /// Names the execution, also in the audit log.
     pub execution: String,
+    /// The live interpreter that it ran in, if it was a call of one.
+    pub session: Option<Session>,
     /// Where it ran.
     #[serde(flatten)]
     pub place: Place,
+}
+
+/// A live interpreter, after a call.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Session {
+    /// Its name.
+    pub name: String,
+    /// How many calls it has had; 1 means that it was started for this one.
+    pub calls: u64,
+    /// Why it is gone, if this call ended it. What was defined in it is gone, too.
+    pub lost: Option<String>,
 }
 
 /// A result besides the output.

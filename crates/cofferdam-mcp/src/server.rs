@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cofferdam_code::{Executor, Place};
-use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Snapshot, Spec};
+use cofferdam_code::{Executor, Origin, Place, Sessions};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Spec};
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::config::McpConfig;
 use crate::handler::Handler;
-use crate::store::{InUse, Owner, Reserved, Store};
+use crate::store::{Frozen, InUse, Owner, Store};
 
 /// A server: makes sandboxes of one backend for its clients, and closes them all in the end.
 #[derive(Debug, Clone)]
@@ -22,6 +22,8 @@ pub(crate) struct Inner {
     pub(crate) config: McpConfig,
     pub(crate) store: Arc<Store>,
     pub(crate) executor: Executor,
+    /// Interpreters that live between calls.
+    pub(crate) interpreters: Sessions,
     /// Where all sandboxes come from.
     pub(crate) place: Place,
     calls: Semaphore,
@@ -32,8 +34,14 @@ pub(crate) struct Inner {
 pub(crate) enum Source {
     /// Nothing but a spec.
     Spec(Box<Spec>),
+    /// Another sandbox's state.
+    State(State),
+}
+
+/// What a sandbox goes on from.
+pub(crate) enum State {
     /// A snapshot, with the limits of a spec.
-    Snapshot(Snapshot, Box<Spec>),
+    Snapshot(Box<Frozen>, Box<Spec>),
     /// Another sandbox, as it is.
     Fork(InUse),
 }
@@ -47,7 +55,8 @@ impl Server {
         let executor = Executor::new(config.code.clone())?;
         let place = Place::of(&*backend);
         let sessions = AtomicU64::new(0);
-        Ok(Self(Arc::new(Inner { backend, config, store, executor, place, calls, sessions })))
+        let interpreters = Sessions::new(executor.clone());
+        Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, place, calls, sessions })))
     }
 
     /// What answers one client, whose sandboxes are closed when it is dropped.
@@ -101,9 +110,13 @@ impl Inner {
     pub async fn make(&self, owner: Owner, source: Source) -> Result<InUse> {
         let place = self.store.reserve(owner)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
+        let (executor, from) = (self.executor.clone(), self.place.clone());
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let made = make(&*backend, &store, place, source).await;
+            let made = match make(&*backend, &executor, &from, source).await {
+                Ok(sandbox) => store.put(place, sandbox).await,
+                Err(error) => Err(error),
+            };
             // What nobody takes is closed by being dropped, here or on its way.
             let _ = sender.send(made.map(|sandbox| Unclaimed { store, sandbox: Some(sandbox) }));
         });
@@ -133,13 +146,37 @@ impl Drop for Unclaimed {
     }
 }
 
-async fn make(backend: &dyn Backend, store: &Arc<Store>, place: Reserved, source: Source) -> Result<InUse> {
-    let sandbox: Arc<dyn Sandbox> = match source {
-        Source::Spec(spec) => backend.create(*spec).await?,
-        Source::Snapshot(snapshot, spec) => backend.restore(snapshot, *spec).await?,
-        Source::Fork(sandbox) => sandbox.fork().await?,
+async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
+    match source {
+        Source::Spec(spec) => backend.create(*spec).await,
+        Source::State(state) => go_on(backend, executor, place, state).await,
+    }
+}
+
+/// A sandbox that goes on from another's state has a line in the audit log; where that cannot be written and must be, there
+/// is none.
+async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
+    let (spec, origin) = match &state {
+        State::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
+        State::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
     };
-    store.put(place, sandbox).await
+    let restoring = executor.begin_restore(place, spec, origin).await?;
+    let made = match state {
+        State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
+        State::Fork(sandbox) => sandbox.fork().await,
+    };
+    let sandbox = match made {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Err(restoring.failed(error).await),
+    };
+    match restoring.made(&*sandbox).await {
+        Ok(()) => Ok(sandbox),
+        Err(error) => {
+            // What cannot be logged does not go on.
+            let _ = sandbox.close().await;
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -148,7 +185,8 @@ mod tests {
     use cofferdam_simulated::{Config, SimulatedBackend};
     use std::task::{Context, Waker};
 
-    #[tokio::test(flavor = "multi_thread")]
+    // On one thread, so that nothing is made before somebody waits for it.
+    #[tokio::test]
     async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
         let backend = Arc::new(SimulatedBackend::new(Config::default()));
         let server = Server::new(backend, McpConfig::default()).unwrap();

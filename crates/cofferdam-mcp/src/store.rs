@@ -15,12 +15,14 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxPath, Snapshot};
+use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Bounds;
+use crate::interpreters::Interpreters;
+use crate::steady::Steady;
 
 /// How often idle sandboxes are looked for, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -41,6 +43,7 @@ pub enum Owner {
 enum Kind {
     Sandbox,
     Snapshot,
+    Interpreter,
 }
 
 /// All sandboxes and snapshots of the server.
@@ -75,6 +78,7 @@ struct Shared {
     usage: Mutex<Usage>,
     /// Where the next shell line begins.
     working_dir: Mutex<SandboxPath>,
+    interpreters: Interpreters,
     place: Mutex<Option<Reserved>>,
 }
 
@@ -87,9 +91,24 @@ struct Usage {
 #[derive(Debug)]
 struct Kept {
     owner: Owner,
-    snapshot: Snapshot,
+    frozen: Frozen,
     last: Instant,
     _place: Reserved,
+}
+
+/// A sandbox as it was.
+#[derive(Debug, Clone)]
+pub struct Frozen {
+    /// Its state.
+    pub snapshot: Snapshot,
+    /// What tells it from all others.
+    pub name: String,
+    /// Which sandbox that was, by the name that its backend gave it.
+    pub from: SandboxId,
+    /// What that sandbox was made from: what is made from the state gets no more.
+    pub spec: Spec,
+    /// Where its next shell line would have begun.
+    pub working_dir: SandboxPath,
 }
 
 /// A place among those that may be taken.
@@ -140,6 +159,11 @@ impl InUse {
     /// Where the next shell line begins.
     pub fn working_dir(&self) -> SandboxPath {
         lock(&self.shared.working_dir).clone()
+    }
+
+    /// Its live interpreters.
+    pub fn interpreters(&self) -> &Interpreters {
+        &self.shared.interpreters
     }
 
     /// Keeps where a shell line ended.
@@ -197,6 +221,11 @@ impl Store {
         self.take(Kind::Snapshot, owner, self.bounds.snapshots, self.bounds.snapshots_of_client)
     }
 
+    /// Takes a place for a live interpreter.
+    pub fn reserve_interpreter(self: &Arc<Self>, owner: Owner) -> Result<Reserved> {
+        self.take(Kind::Interpreter, owner, usize::MAX, self.bounds.interpreters_of_client)
+    }
+
     fn take(self: &Arc<Self>, kind: Kind, owner: Owner, most: usize, most_of_client: usize) -> Result<Reserved> {
         let mut state = self.lock();
         if state.shut {
@@ -220,9 +249,10 @@ impl Store {
         let id = random_id("sb");
         let owner = place.owner;
         let shared = Arc::new(Shared {
-            sandbox,
+            sandbox: Arc::new(Steady::new(sandbox)),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
             working_dir: Mutex::default(),
+            interpreters: Interpreters::default(),
             place: Mutex::new(Some(place)),
         });
         let id = match id {
@@ -248,7 +278,7 @@ impl Store {
     }
 
     /// Keeps a snapshot in its place; gives its id.
-    pub fn put_snapshot(&self, place: Reserved, snapshot: Snapshot) -> Result<String> {
+    pub fn put_snapshot(&self, place: Reserved, frozen: Frozen) -> Result<String> {
         let id = random_id("sn")?;
         let mut state = self.lock();
         if state.shut {
@@ -257,7 +287,7 @@ impl Store {
             drop(place);
             return Err(ending());
         }
-        state.snapshots.insert(id.clone(), Kept { owner: place.owner, snapshot, last: Instant::now(), _place: place });
+        state.snapshots.insert(id.clone(), Kept { owner: place.owner, frozen, last: Instant::now(), _place: place });
         Ok(id)
     }
 
@@ -272,12 +302,12 @@ impl Store {
     }
 
     /// The snapshot of this id.
-    pub fn snapshot(&self, owner: Owner, id: &str) -> Result<Snapshot> {
+    pub fn snapshot(&self, owner: Owner, id: &str) -> Result<Frozen> {
         let mut state = self.lock();
         match state.snapshots.get_mut(id) {
             Some(kept) if kept.owner == owner => {
                 kept.last = Instant::now();
-                Ok(kept.snapshot.clone())
+                Ok(kept.frozen.clone())
             }
             _ => Err(unknown("snapshot", id)),
         }
@@ -410,6 +440,7 @@ impl Shared {
     /// Ends what runs in it, and frees its place once nothing of it is left.
     async fn close(&self) -> Result<()> {
         let closed = self.sandbox.close().await;
+        self.interpreters.close_all().await;
         drop(lock(&self.place).take());
         closed
     }
@@ -460,6 +491,7 @@ fn full(kind: Kind, most: usize, who: &str) -> Error {
     let (what, how) = match kind {
         Kind::Sandbox => ("sandboxes", "close one with close_sandbox"),
         Kind::Snapshot => ("snapshots", "forget one with close_sandbox"),
+        Kind::Interpreter => ("live interpreters", "end one with close_sandbox and its session"),
     };
     Error::new(ErrorKind::ResourceExhausted, "create", format!("{who} {most} {what}, and that is the most it may have"))
         .with_remedy(format!("{how}, or wait until idle ones are closed"))

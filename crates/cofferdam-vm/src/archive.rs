@@ -230,18 +230,19 @@ async fn load(
             let found = crate::error::shown(&travelled.root);
             return Err(VmError::Elsewhere { what: "the image's disk with the SHA-256", found, here });
         }
-        let (state, workspace, lease) = files(&host, reader, &mut watch)?;
-        VmSnapshot::new(travelled.manifest, state, workspace, Some((root, Arc::new(disk))), lease)
+        let (state, workspace, lease, digest) = files(&host, reader, &mut watch)?;
+        let snapshot = VmSnapshot::new(travelled.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;
+        Ok(snapshot.read_from(digest))
     })
     .await
 }
 
-/// Restores the parts into files of ours, as far as there is room for them.
+/// Restores the parts into files of ours, as far as there is room for them; gives the archive's digest as well.
 fn files<R: Read>(
     host: &Host,
     reader: Reader<R>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(MachineState, Option<File>, Lease)> {
+) -> Result<(MachineState, Option<File>, Lease, String)> {
     let (mut lease, mut refused) = (host.open_lease()?, None);
     // Of the host's memory.
     let taken: RefCell<Vec<File>> = RefCell::default();
@@ -269,7 +270,9 @@ fn files<R: Read>(
         return Err(error);
     }
     let (mut state, mut memory, mut workspace) = (None, None, None);
-    for (part, file) in restored?.files {
+    let restored = restored?;
+    let digest = restored.digest.to_string();
+    for (part, file) in restored.files {
         let place = match part.kind {
             Kind::State => &mut state,
             Kind::Memory => &mut memory,
@@ -281,7 +284,7 @@ fn files<R: Read>(
     let (Some(memory), Some(state)) = (memory, state) else {
         return Err(ArchiveError::Damaged { what: "parts" }.into());
     };
-    Ok((MachineState::new(memory, state)?, workspace, lease))
+    Ok((MachineState::new(memory, state)?, workspace, lease, digest))
 }
 
 /// An empty file without a name.

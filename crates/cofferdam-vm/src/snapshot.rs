@@ -152,6 +152,8 @@ pub(crate) struct Frozen {
     pub root: Option<(RootFs, Arc<File>)>,
     /// What was measured in the machine by this process; nothing of one that travelled is believed.
     evidence: Option<Evidence>,
+    /// What the archive ends with that it was read from.
+    digest: Option<String>,
     /// What it takes of the memory that snapshots may take.
     lease: Mutex<Lease>,
 }
@@ -188,8 +190,8 @@ impl VmSnapshot {
         if disk.as_ref().map(length).transpose()? != manifest.plan.shares.disk {
             return bad("its disk is not as large as its manifest says");
         }
-        let (evidence, lease) = (None, Mutex::new(lease));
-        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, evidence, lease })))
+        let (evidence, digest, lease) = (None, None, Mutex::new(lease));
+        Ok(Self(Arc::new(Frozen { manifest, state, disk, root, evidence, digest, lease })))
     }
 
     /// With what was measured in its machine, by whoever took it right now.
@@ -198,6 +200,19 @@ impl VmSnapshot {
             frozen.evidence = Some(evidence);
         }
         self
+    }
+
+    /// With the SHA-256 that the archive ends with which it was read from.
+    pub(crate) fn read_from(mut self, digest: String) -> Self {
+        if let Some(frozen) = Arc::get_mut(&mut self.0) {
+            frozen.digest = Some(digest);
+        }
+        self
+    }
+
+    /// The SHA-256 that its archive ends with; `None` where it was read from none.
+    pub fn digest(&self) -> Option<&str> {
+        self.0.digest.as_deref()
     }
 
     /// What was measured in its machine.
@@ -257,7 +272,12 @@ impl VmSnapshot {
 
 impl From<VmSnapshot> for Snapshot {
     fn from(snapshot: VmSnapshot) -> Self {
-        Self::new(NAME, snapshot)
+        let digest = snapshot.digest().map(str::to_owned);
+        let snapshot = Self::new(NAME, snapshot);
+        match digest {
+            Some(digest) => snapshot.with_digest(digest),
+            None => snapshot,
+        }
     }
 }
 

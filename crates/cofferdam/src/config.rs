@@ -71,6 +71,8 @@ pub struct ConfigMcp {
     pub snapshots: Option<usize>,
     /// Snapshots of one client.
     pub snapshots_of_client: Option<usize>,
+    /// Live interpreters of one client session.
+    pub interpreters_of_client: Option<usize>,
     /// Time after which a sandbox is closed that no call uses.
     pub idle: Option<Human<Duration>>,
     /// Calls at once.

@@ -44,6 +44,8 @@ pub fn outcome() -> Outcome {
         files: Some([file].into_iter().collect()),
         denials: [Denial { by: "network".into(), what: "example.com:443".into(), times: 2 }].into_iter().collect(),
         artifact: None,
+        sandbox: None,
+        restored: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The interpreter of a session, and one call of it.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -25,15 +27,23 @@ const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// An interpreter that waits for calls. Dropping it kills it.
-#[derive(Debug)]
 pub struct Live {
     handle: Arc<ExecHandle>,
     stdin: StdinWriter,
     output: OutputSubscription,
     /// What came after the end of the last call.
     rest: [Vec<u8>; 2],
-    /// Its place among the sessions that may be open.
-    _permit: OwnedSemaphorePermit,
+    /// Its place among the sessions that may be open, and whatever else is held for it.
+    _held: Held,
+}
+
+/// What is dropped when nothing of an interpreter is left.
+pub type Held = (OwnedSemaphorePermit, Box<dyn Any + Send>);
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("handle", &self.handle).finish_non_exhaustive()
+    }
 }
 
 /// How a call ended.
@@ -69,7 +79,7 @@ impl Live {
         language: &Language,
         bounds: &SessionBounds,
         most_results: ByteSize,
-        permit: OwnedSemaphorePermit,
+        held: Held,
     ) -> Result<Self> {
         let file = language.file_name();
         let told = Told { code: "", name: &file, place: None, most: most_results.as_bytes(), session: true };
@@ -93,7 +103,7 @@ impl Live {
         let stdin = handle
             .stdin()
             .ok_or_else(|| Error::new(ErrorKind::Internal, "open a session", "the interpreter has no input"))?;
-        let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _permit: permit };
+        let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _held: held };
         let until = Instant::now() + bounds.start_timeout;
         let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_| {}).await?;
         match answer.end {

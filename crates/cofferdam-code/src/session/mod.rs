@@ -10,15 +10,16 @@
 //! the host made up for that call. Code can forge that word: then its own session answers with what it forged, and no
 //! other does. What the backend says of the process cannot be forged.
 
+mod admitted;
 mod config;
 mod live;
 mod wire;
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use cofferdam_audit::Program;
 use cofferdam_contract::{Capability, Error, ErrorKind, ExecHandle, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
 use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -27,6 +28,7 @@ use crate::executor::{self, Channel, OnOutput};
 use crate::result::random_id;
 use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
 
+pub use admitted::Admitted;
 pub use config::SessionBounds;
 use live::{Answer, End, Live};
 use wire::Said;
@@ -125,6 +127,17 @@ impl Sessions {
     /// - Fails with `ResourceExhausted` while as many are open as may be.
     /// - It ends when nobody has called it for the idle time, at the end of its lifetime, and with its sandbox.
     pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
+        self.open_holding(place, sandbox, language, Box::new(())).await
+    }
+
+    /// As [`Self::open`]; `held` is dropped when nothing of the session is left, or where it could not be opened.
+    pub async fn open_holding(
+        &self,
+        place: &Place,
+        sandbox: &Arc<dyn Sandbox>,
+        language: &str,
+        held: Box<dyn Any + Send>,
+    ) -> Result<Arc<CodeSession>> {
         let config = &self.executor.0.config;
         let known = config.languages.by_name(language)?;
         if known.results() == Results::None {
@@ -151,7 +164,7 @@ impl Sessions {
             runtime::at_least(TYPES_OF_TEXTS, version, ("open a session", language, known))?;
         }
         let most = config.bounds.max_results;
-        let live = Live::start(&**sandbox, language, known, &config.sessions, most, permit).await?;
+        let live = Live::start(&**sandbox, language, known, &config.sessions, most, (permit, held)).await?;
         let (end, process) = (live.end(), live.process());
         let session = Arc::new(CodeSession {
             id: random_id()?,
@@ -234,26 +247,43 @@ impl CodeSession {
 
     /// As [`Self::call`], and tells of output as it comes.
     pub async fn call_live(&self, mut request: CodeRequest, on_output: OnOutput<'_>) -> Result<CodeResult> {
-        let sandbox = &*self.sandbox;
-        let executor = &self.executor;
-        let config = &executor.0.config;
         check(&request)?;
+        let turn = self.turn()?;
         request.language.clone_from(&self.language);
-        let language = config.languages.by_name(&self.language)?;
-        config.bounds.code(&request.code)?;
-        let timeout = config.bounds.timeout(request.timeout, sandbox.spec().limits().wall_time)?;
-        let most = config.bounds.output(request.max_output)?;
-        (request.timeout, request.max_output) = (Some(timeout), Some(most));
+        let (place, version) = (&self.place, self.version.as_deref());
+        let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
+        self.run(turn, admitted, on_output).await
+    }
+
+    /// As [`Self::call_live`], for a call that was admitted before the session was opened.
+    pub async fn call_admitted(&self, admitted: Admitted, on_output: OnOutput<'_>) -> Result<CodeResult> {
+        match self.turn() {
+            Ok(turn) if admitted.request.language == self.language => self.run(turn, admitted, on_output).await,
+            Ok(_) => Err(admitted.not_started(Error::invalid("execute", "the session is of another language")).await),
+            Err(error) => Err(admitted.not_started(error).await),
+        }
+    }
+
+    /// Why it is gone, if it is.
+    pub fn lost(&self) -> Option<String> {
+        self.closed_why()
+    }
+
+    /// The turn of a call, unless there is another or the session is gone.
+    fn turn(&self) -> Result<Turn<'_>> {
         let place = self.live.try_lock().map_err(|_| busy())?;
         if place.is_none() || self.is_closed() {
             return Err(self.why_gone());
         }
-        let mut turn = Turn { session: self, place: Some(place) };
-        let id = random_id()?;
-        let what = Program::code(request.code.as_bytes());
-        let version = self.version.as_deref();
-        let mut entry = executor.entry(&id, &self.place, sandbox.spec(), &request, what, version).await?;
-        let screened = executor.screen(&mut entry, language, &request.code).await?;
+        Ok(Turn { session: self, place: Some(place) })
+    }
+
+    async fn run(&self, mut turn: Turn<'_>, admitted: Admitted, on_output: OnOutput<'_>) -> Result<CodeResult> {
+        let Admitted { id, request, entry, screened, timeout, most } = admitted;
+        let sandbox = &*self.sandbox;
+        let executor = &self.executor;
+        let config = &executor.0.config;
+        let language = config.languages.by_name(&self.language)?;
         let channel = match request.results {
             Want::Yes => Channel::choose(&self.place, sandbox.spec(), &executor.0.own_files)?,
             Want::No => None,
@@ -401,7 +431,7 @@ fn closed(id: &str, why: &str) -> Error {
 }
 
 /// Refuses what a live interpreter cannot be given any more.
-fn check(request: &CodeRequest) -> Result<()> {
+pub(crate) fn check(request: &CodeRequest) -> Result<()> {
     let given = !request.args.is_empty()
         || !request.env.is_empty()
         || !request.secrets.is_empty()

@@ -8,8 +8,9 @@ use serde_json::Value;
 
 use super::{Caller, structured, text};
 use crate::arguments::RunCode;
+use crate::interpreters::{Entered, Name};
 use crate::policy;
-use crate::results::{CodeOutput, End, FileChange, Place, Rich};
+use crate::results::{CodeOutput, End, FileChange, Place, Rich, Session};
 
 /// The only image that results hold.
 const PNG: &str = "image/png";
@@ -23,11 +24,44 @@ impl Caller<'_> {
         let request = request(&arguments)?;
         // A language that may not run needs no sandbox to be refused.
         self.server.executor.config().languages.by_name(&request.language)?;
+        if let Some(name) = &arguments.session {
+            return self.run_in_session(Name::parse(name)?, arguments.sandbox.as_deref(), request).await;
+        }
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let place = &self.server.place;
         let result = self.server.executor.execute_live(place, &**found.sandbox, request, &on_output).await?;
-        answer(result, found.place.clone())
+        answer(result, None, found.place.clone())
+    }
+
+    /// Runs code in the sandbox's live interpreter of this name, which is started if there is none.
+    async fn run_in_session(self, name: Name, sandbox: Option<&str>, request: CodeRequest) -> Result<CallToolResult> {
+        let found = self.find_lasting(sandbox).await?;
+        let on_output = |chunk: &Chunk| self.reporter.output(chunk);
+        let server = self.server;
+        let result = match found.sandbox.interpreters().enter(&name, &request.language)? {
+            Entered::Live(session) => {
+                session.call_live(request, &on_output).await.map_err(|error| name.gone(&session, error))?
+            }
+            Entered::New(opening) => {
+                let language = request.language.clone();
+                // What may not run starts nothing.
+                let admitted = server.executor.admit_first(&server.place, found.sandbox.spec(), request).await?;
+                let opened = match server.store.reserve_interpreter(self.owner) {
+                    Ok(held) => {
+                        let (place, held) = (&server.place, Box::new(held));
+                        server.interpreters.open_holding(place, &found.sandbox, &language, held).await
+                    }
+                    Err(error) => Err(error),
+                };
+                let session = match opened {
+                    Ok(session) => opening.done(session),
+                    Err(error) => return Err(admitted.not_started(error).await),
+                };
+                session.call_admitted(admitted, &on_output).await.map_err(|error| name.gone(&session, error))?
+            }
+        };
+        answer(result, Some(&name), found.place.clone())
     }
 }
 
@@ -43,7 +77,7 @@ fn request(arguments: &RunCode) -> Result<CodeRequest> {
     Ok(request)
 }
 
-fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
+fn answer(result: CodeResult, session: Option<&Name>, place: Place) -> Result<CallToolResult> {
     let end = End::from(&result);
     let mut text = text::of(&result.stdout.text(), &result.stderr.text(), &end);
     let mut images = Vec::new();
@@ -54,6 +88,13 @@ fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
         }
     }
     text += &named(&result);
+    let session = session.zip(result.session.as_ref()).map(|(name, state)| {
+        let (name, calls, lost) = (name.as_str().to_owned(), state.calls, state.lost.clone());
+        Session { name, calls, lost }
+    });
+    if let Some(Session { name, lost: Some(why), .. }) = &session {
+        text += &format!("\n[the session '{name}' is gone: {why}]");
+    }
     let runtime = match &result.meta.runtime.version {
         Some(version) => format!("{} {version}", result.meta.runtime.interpreter),
         None => result.meta.runtime.interpreter.clone(),
@@ -71,6 +112,7 @@ fn answer(result: CodeResult, place: Place) -> Result<CallToolResult> {
         level: result.meta.level.as_str().to_owned(),
         posture: result.meta.posture,
         execution: result.id,
+        session,
         place,
         results: result.results.into_iter().map(rich).collect(),
     };

@@ -118,6 +118,19 @@ impl<'a> Caller<'a> {
         Ok(Found { sandbox, place, _alone: None })
     }
 
+    /// The sandbox that a call names, else the session's own, if there is one.
+    async fn existing(self, named: Option<&str>) -> Result<InUse> {
+        if let Some(id) = named {
+            return self.server.store.enter(self.owner, id);
+        }
+        let own = self.own.lock().await.clone();
+        match own {
+            Some(id) => self.server.store.enter(self.owner, &id),
+            None => Err(Error::new(ErrorKind::NotFound, "find", "this client has no sandbox of its own")
+                .with_remedy("give the id of the sandbox that is meant")),
+        }
+    }
+
     /// As [`Self::find`], for what would be pointless in a sandbox that is gone after the call.
     async fn find_lasting(self, named: Option<&str>) -> Result<Found<'a>> {
         if named.is_none() && self.owner == Owner::Anyone {

@@ -1,14 +1,14 @@
 //! Sandboxes made, frozen, thawed, copied and closed.
 
-use cofferdam_contract::{Error, Result};
+use cofferdam_contract::{Error, ErrorKind, Result, Sandbox};
 use rmcp::model::CallToolResult;
 
 use super::{Caller, structured};
 use crate::arguments::{CloseSandbox, CreateSandbox, OfSandbox, RestoreSandbox};
 use crate::policy;
 use crate::results::{Closed, Made, Snapped};
-use crate::server::Source;
-use crate::store::InUse;
+use crate::server::{Source, State};
+use crate::store::{Frozen, InUse, random};
 
 impl Caller<'_> {
     pub(super) async fn create_sandbox(self, arguments: CreateSandbox) -> Result<CallToolResult> {
@@ -19,38 +19,55 @@ impl Caller<'_> {
     pub(super) async fn snapshot_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
         let place = self.server.store.reserve_snapshot(self.owner)?;
-        let snapshot = self.server.store.put_snapshot(place, sandbox.snapshot().await?)?;
+        let from = Sandbox::id(&**sandbox).clone();
+        let (spec, working_dir) = (sandbox.spec().clone(), sandbox.working_dir());
+        // Who gives up meanwhile leaves nothing half frozen: what comes then is dropped.
+        let task = tokio::spawn(async move { (sandbox.snapshot().await, place) });
+        let died = |_| Error::new(ErrorKind::Internal, "snapshot", "the task that takes the snapshot ended early");
+        let (snapshot, place) = task.await.map_err(died)?;
+        let frozen = Frozen { snapshot: snapshot?, name: random()?, from, spec, working_dir };
+        let snapshot = self.server.store.put_snapshot(place, frozen)?;
         let idle_seconds = self.server.config.bounds.idle.as_secs_f64();
         structured(&Snapped { snapshot, sandbox: arguments.sandbox, idle_seconds }, Vec::new())
     }
 
     pub(super) async fn restore_sandbox(self, arguments: RestoreSandbox) -> Result<CallToolResult> {
-        let snapshot = self.server.store.snapshot(self.owner, &arguments.snapshot)?;
-        let spec = policy::tightened(&self.server.config.spec, &arguments.limits)?;
-        self.made(&self.server.make(self.owner, Source::Snapshot(snapshot, Box::new(spec))).await?)
+        let frozen = self.server.store.snapshot(self.owner, &arguments.snapshot)?;
+        let spec = policy::tightened(&frozen.spec, &arguments.limits)?;
+        let working_dir = frozen.working_dir.clone();
+        let made =
+            self.server.make(self.owner, Source::State(State::Snapshot(Box::new(frozen), Box::new(spec)))).await?;
+        made.set_working_dir(working_dir);
+        self.made(&made)
     }
 
     pub(super) async fn fork_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
         let working_dir = sandbox.working_dir();
-        let fork = self.server.make(self.owner, Source::Fork(sandbox)).await?;
+        let fork = self.server.make(self.owner, Source::State(State::Fork(sandbox))).await?;
         fork.set_working_dir(working_dir);
         self.made(&fork)
     }
 
     pub(super) async fn close_sandbox(self, arguments: CloseSandbox) -> Result<CallToolResult> {
-        let closed = match (arguments.sandbox, arguments.snapshot) {
-            (Some(id), None) => {
+        let closed = match (arguments.sandbox, arguments.snapshot, arguments.session) {
+            (sandbox, None, Some(name)) => {
+                self.existing(sandbox.as_deref()).await?.interpreters().close(&name).await?;
+                name
+            }
+            (Some(id), None, None) => {
                 self.server.store.close(self.owner, &id).await?;
                 id
             }
-            (None, Some(id)) => {
+            (None, Some(id), None) => {
                 self.server.store.forget(self.owner, &id)?;
                 id
             }
             _ => {
-                return Err(Error::invalid("close", "close_sandbox needs the id of a sandbox or that of a snapshot")
-                    .with_remedy("give exactly one of sandbox and snapshot"));
+                let what = "close_sandbox needs the id of a sandbox or that of a snapshot, or the name of a session";
+                return Err(Error::invalid("close", what).with_remedy(
+                    "give exactly one of sandbox and snapshot, or a session and the sandbox that it is in",
+                ));
             }
         };
         structured(&Closed { closed }, Vec::new())

@@ -55,6 +55,35 @@ async fn paths_that_climb_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn errors_do_not_repeat_all_that_a_client_sent() {
+    let mut client = Client::processes().await;
+    let long = "x".repeat(300_000);
+    for (tool, arguments) in [
+        ("read_file", json!({"path": long})),
+        ("run_code", json!({"language": long, "code": "1"})),
+        ("run_code", json!({"language": "python", "code": "1", "sandbox": long})),
+        ("run_code", json!({"language": "python", "code": "1", "session": long})),
+        ("close_sandbox", json!({"session": long})),
+        ("create_sandbox", json!({long.as_str(): 1})),
+        ("create_sandbox", json!({"network": long})),
+    ] {
+        let result = client.tool(tool, arguments).await;
+        assert!(result["isError"] == true && result.to_string().len() < 20_000, "{tool}: {}", result.to_string().len());
+    }
+    for uri in [format!("cofferdam://{long}/a"), format!("cofferdam://sb-0/{}", "y".repeat(15_000)), long.clone()] {
+        let answer = client.request("resources/read", json!({"uri": uri})).await;
+        assert!(
+            answer["error"]["code"].is_number() && answer.to_string().len() < 20_000,
+            "{}",
+            answer.to_string().len()
+        );
+    }
+    let answer = client.request("tools/call", json!({"name": long, "arguments": {}})).await;
+    assert!(answer["error"]["code"].is_number() && answer.to_string().len() < 20_000, "{}", answer.to_string().len());
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn arguments_that_do_not_fit_are_results_that_say_so() {
     let mut client = Client::processes().await;
     for (tool, arguments) in [

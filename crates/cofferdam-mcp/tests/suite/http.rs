@@ -191,6 +191,27 @@ async fn without_sessions_the_id_is_the_right() {
     served.stateless("write_file", json!({"path": "a", "content": "x", "sandbox": made})).await;
     let read = served.stateless("read_file", json!({"path": "a", "sandbox": made})).await;
     assert_eq!(read["structuredContent"]["text"], "x", "{read}");
+    let live = |code: &str, sandbox: &Value| json!({"language": "python", "code": code, "session": "main", "sandbox": sandbox});
+    let nowhere = json!({"language": "python", "code": "1", "session": "main"});
+    let lost = served.stateless("run_code", nowhere).await;
+    assert_eq!(lost["_meta"]["cofferdam/error"]["kind"], "invalid-input", "{lost}");
+    served.stateless("run_code", live("x = 41", &made)).await;
+    let kept = served.stateless("run_code", live("print(x + 1)", &made)).await;
+    assert_eq!(kept["structuredContent"]["stdout"], "42\n", "{kept}");
+    let stranger = served.session().await;
+    let theirs = served.tool(&stranger, "run_code", live("x", &made)).await;
+    assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");
+    // The end of the connection ends the call, and with it the interpreter that it was in.
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    let body = call("run_code", live("import subprocess\nsubprocess.run(['sleep', '3948.5'])", &made));
+    stream.write_all(served.text("POST", &current("run_code"), &body).as_bytes()).await.unwrap();
+    until_running("3948.5", 1, Duration::from_secs(30)).await;
+    drop(stream);
+    until_running("3948.5", 0, Duration::from_secs(5)).await;
+    let gone = served.stateless("run_code", live("x", &made)).await;
+    assert_eq!(gone["_meta"]["cofferdam/error"]["kind"], "closed", "{gone}");
+    let closed = served.stateless("close_sandbox", json!({"sandbox": made, "session": "main"})).await;
+    assert_eq!(closed["isError"], false, "{closed}");
     // Nobody is told the ids of others.
     let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "resources/list")];
     let body = json!({"jsonrpc": "2.0", "id": 7, "method": "resources/list", "params": {"_meta": meta(json!({}))}});

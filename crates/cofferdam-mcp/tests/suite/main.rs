@@ -6,4 +6,5 @@ mod hostile;
 mod http;
 mod pipe;
 mod revisions;
+mod sessions;
 mod tools;

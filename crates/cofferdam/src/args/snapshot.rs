@@ -13,6 +13,7 @@ Examples:
   cofferdam snapshot save --out m.snap --when-prints ready -- python3 -c '...'
   cofferdam snapshot inspect --verify m.snap
   cofferdam snapshot restore m.snap -- cat counter
+  cofferdam snapshot restore m.snap --lang python --code 'print(1)'
   cofferdam snapshot restore m.snap --for 10s
 
 What was in the machine's memory is in the file, passwords and keys too: it is readable by its owner
@@ -152,9 +153,17 @@ pub struct RestoreArgs {
     /// What `cofferdam snapshot save` wrote
     pub file: PathBuf,
 
-    /// Command to run in the machine, with its arguments; then the machine ends
+    /// Command to run in the machine, with its arguments, or arguments of --code; then the machine ends
     #[arg(last = true, value_name = "COMMAND")]
     pub words: Vec<String>,
+
+    /// Language of --code
+    #[arg(long, value_name = "LANG", requires = "code")]
+    pub lang: Option<String>,
+
+    /// Code to run in the machine instead of COMMAND, screened as any; needs --lang
+    #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
+    pub code: Option<String>,
 
     /// How long the machine runs before COMMAND, or before it ends [default: without COMMAND, until it is interrupted]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
@@ -193,6 +202,8 @@ impl RestoreArgs {
     pub fn run(&self) -> RunArgs {
         RunArgs {
             words: self.words.clone(),
+            lang: self.lang.clone(),
+            code: self.code.clone(),
             backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
             limits: LimitArgs {
                 timeout: self.timeout,

@@ -115,6 +115,7 @@ fn bounds(wanted: &Wanted, file: &ConfigMcp) -> Bounds {
             .unwrap_or(base.sandboxes_of_client),
         snapshots: file.snapshots.unwrap_or(base.snapshots),
         snapshots_of_client: file.snapshots_of_client.unwrap_or(base.snapshots_of_client),
+        interpreters_of_client: file.interpreters_of_client.unwrap_or(base.interpreters_of_client),
         idle: wanted.idle.or(file.idle.map(|time| time.0)).unwrap_or(base.idle),
         calls: wanted.calls.or(file.calls).unwrap_or(base.calls),
         clients: file.clients.unwrap_or(base.clients),

@@ -41,6 +41,16 @@ async def use(connect, mode):
         check(value["stdout"] == "one\n" and value["results"][0]["data"]["text/plain"] == "42", result)
         check(progress == sorted(progress) and progress, progress)
         check(any("one" in str(log.data) for log in logs), logs)
+        live = {"language": "python", "sandbox": sandbox, "session": "main"}
+        await call("run_code", code="kept = 41", **live)
+        value = (await call("run_code", code="kept + 1", **live)).structured_content
+        check(value["results"][0]["data"]["text/plain"] == "42" and value["session"]["calls"] == 2, value)
+        lost = await call("run_code", code="while True: pass", timeout_seconds=1, **live)
+        check("did not end within" in lost.structured_content["session"]["lost"], lost)
+        after = await client.call_tool("run_code", {"code": "kept", **live})
+        check(after.is_error and "close_sandbox" in after.content[0].text, after)
+        await call("close_sandbox", sandbox=sandbox, session="main")
+        await call("run_code", code="1", **live)
         await call("run_command", command="mkdir -p d; cd d; echo y > g", sandbox=sandbox)
         where = await call("run_command", command="pwd", sandbox=sandbox)
         check(where.structured_content["stdout"] == "/workspace/d\n", where)

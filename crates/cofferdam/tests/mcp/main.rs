@@ -2,6 +2,11 @@
 //! the public conformance runner. `cargo xtask test` installs them; by hand, `cargo xtask clients` does.
 #![forbid(unsafe_code)]
 
+#[path = "../suite/census.rs"]
+mod census;
+mod states;
+mod talk;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

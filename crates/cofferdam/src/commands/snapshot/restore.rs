@@ -1,9 +1,10 @@
 //! `cofferdam snapshot restore`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, Want};
+use cofferdam::code::{Call, Executor, Origin, Place, Restoring, Want};
 use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
 use cofferdam::{Backend, Error, Result, Sandbox, Spec, SpecBuilder};
 use serde_json::{Value, json};
@@ -27,7 +28,8 @@ pub(super) fn carry_out(args: &RestoreArgs, config: Option<PathBuf>, form: Form)
     let file = crate::config::load(config, variable)?;
     let run = args.run();
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
-    let plan = if args.words.is_empty() { None } else { Some(Plan::new(&run, &settings, None)?) };
+    let plan =
+        if args.words.is_empty() && args.code.is_none() { None } else { Some(Plan::new(&run, &settings, None)?) };
     block_on(session(args, &run, form, plan, settings))
 }
 
@@ -46,9 +48,11 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let spec = spec_of(spec, args, &about, &settings)?;
     let backend = snapshots.backend();
     let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
-    let (mut call, plan) = begin(&*backend, plan, &settings).await?;
-    let restoring = async |_: Option<&mut Call>| backend.restore(snapshot, spec).await;
-    let sandbox = match start(&mut call, &mut interrupts, restoring).await? {
+    let origin = Origin::snapshot(&snapshot, &args.file.to_string_lossy());
+    let (restoring, mut call, plan) = begin(&*backend, &spec, origin, plan, &settings).await?;
+    // Interrupted, the line of the restore ends as cancelled.
+    let restored = async |_: Option<&mut Call>| made(backend.restore(snapshot, spec).await, restoring).await;
+    let sandbox = match start(&mut call, &mut interrupts, restored).await? {
         Started::Goes(sandbox) => sandbox,
         Started::Interrupted(number) => return Ok(signal_status(number)),
     };
@@ -63,16 +67,44 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     outcome
 }
 
-/// What comes before the machine goes on: the command that is to run in it is screened and logged as any other, where the
-/// configuration wants that.
-async fn begin(backend: &dyn Backend, plan: Option<Plan>, settings: &Settings) -> Result<(Option<Call>, Option<Plan>)> {
-    let mut plan = match plan {
-        Some(plan) if settings.watched => plan,
-        plan => return Ok((None, plan)),
+/// What comes before the machine goes on: a line in the audit log for that, and the command that is to run in it, which is
+/// screened and logged as any other, where the configuration wants that.
+async fn begin(
+    backend: &dyn Backend,
+    spec: &Spec,
+    origin: Origin,
+    plan: Option<Plan>,
+    settings: &Settings,
+) -> Result<(Option<Restoring>, Option<Call>, Option<Plan>)> {
+    if !settings.watched {
+        return Ok((None, None, plan));
+    }
+    let executor = Executor::new(settings.code.clone())?;
+    let place = Place::of(backend);
+    let Some(mut plan) = plan else {
+        return Ok((Some(executor.begin_restore(&place, spec, origin).await?), None, None));
     };
     let (call, request) = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
     plan.request = request;
-    Ok((Some(call), Some(plan)))
+    match executor.begin_restore(&place, spec, origin).await {
+        Ok(restoring) => Ok((Some(restoring), Some(call), Some(plan))),
+        Err(error) => Err(call.not_started(error).await),
+    }
+}
+
+/// The machine that goes on, once the log says so. Where it must and cannot, there is none.
+async fn made(restored: Result<Arc<dyn Sandbox>>, restoring: Option<Restoring>) -> Result<Arc<dyn Sandbox>> {
+    let Some(restoring) = restoring else { return restored };
+    let sandbox = match restored {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Err(restoring.failed(error).await),
+    };
+    if let Err(error) = restoring.made(&*sandbox).await {
+        // What it could not say is said by this error.
+        let _ = sandbox.close().await;
+        return Err(error);
+    }
+    Ok(sandbox)
 }
 
 /// What it was saved with, but for what may be said anew. Exceptions are never taken from an archive.

@@ -478,7 +478,8 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let place = tempfile::tempdir().expect("a directory");
     let log = place.path().join("log");
     let config = place.path().join("config.toml");
-    std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
+    std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n"))
+        .expect("written");
     let config = config.to_str().expect("a name");
     let machine = |command: &str, words: &[&str]| {
         let fixed = [command, "--config", config, "--allow-weaker", WEAKER, "--quiet"];
@@ -489,10 +490,36 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
     let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
     assert_eq!(outcome(&mut restore).0, 4);
-    let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
+    // Without a command there is a line as well: what was frozen goes on.
+    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("machines are there");
+    assert_eq!(outcome(&mut restore).0, 0);
+    // Code is screened before the machine goes on, and runs in it.
+    let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("machines are there");
+    let (status, stdout, stderr) = outcome(&mut code("import socket"));
+    assert!(status == 125 && stderr.contains("screening refuses the code"), "{status} {stdout}{stderr}");
+    let (status, stdout, stderr) = outcome(&mut code("print(6 * 7)"));
+    assert_eq!((status, stdout.as_str()), (0, "42\n"), "{stderr}");
+    let (_, verified, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));
+    let query = || outcome(cofferdam().args(["audit", "query", "--config", config]));
+    let (_, stdout, stderr) = query();
     let ends: Vec<Value> =
         stdout.lines().map(|line| json(line)["record"].clone()).filter(|record| record["kind"] == "end").collect();
-    assert_eq!(ends.len(), 2, "{stdout}{stderr}");
+    // What was refused was not restored.
+    assert_eq!(ends.len(), 6, "{stdout}{stderr}");
+    assert!(ends[5]["runtime"] == "python" && ends[5]["sandbox"] == ends[4]["sandbox"], "{}", ends[5]);
     assert!(ends[0]["exit"]["cancelled"] == true || ends[0]["exit"]["failed"] == "closed", "{}", ends[0]);
-    assert_eq!(ends[1]["exit"]["code"], 4, "{}", ends[1]);
+    for restored in [&ends[1], &ends[3], &ends[4]] {
+        assert_eq!(restored["program"]["of"], "snapshot", "{restored}");
+        assert_eq!(restored["program"]["sha256"], json(&verified)["verified"], "{restored}");
+        assert_eq!(restored["restored"], serde_json::json!({"from": null, "programs": true}), "{restored}");
+        assert!(restored["posture"].is_string() && restored["backend"] == "vm", "{restored}");
+    }
+    assert_eq!(ends[2]["exit"]["code"], 4, "{}", ends[2]);
+    assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the machine that it ran in");
+    // Where nothing can be logged, nothing goes on.
+    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::write(&log, "in the way").expect("written");
+    for words in [&["m", "--for", "100ms"][..], &["m", "--", "true"]] {
+        refused(&mut machine("restore", words).expect("machines are there"), "the audit log cannot be written");
+    }
 }

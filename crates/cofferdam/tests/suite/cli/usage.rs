@@ -137,7 +137,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--lang", "cobol", "--code", "x"], 125), @r"
     cofferdam: run failed: the language 'cobol' is not among those that may run
-      try: use --lang with one of: bash, javascript, python, sh, typescript, wasm
+      try: use one of: bash, javascript, python, sh, typescript, wasm
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
     cofferdam: configure failed: this user has no cache directory for images of machines

@@ -1,0 +1,235 @@
+//! Sandboxes that are frozen, copied and thawed through the protocol, and interpreters that live between calls, with every
+//! backend that tests have.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::census::{census, left_behind};
+use crate::talk::{Place, Talk, containers, machines, processes, until};
+
+/// How long what was torn down off the critical path, and what other tests have, may take.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Whose turn it is: what another has for long would look as if it was left behind.
+static TURN: Mutex<()> = Mutex::new(());
+/// Leaves a directory, a file, and a program that counts in another.
+const COUNTING: &str = "echo kept > f; mkdir d; cd d; \
+    (i=0; while :; do i=$((i+1)); echo $i > /workspace/new; mv /workspace/new /workspace/n; sleep 0.1; done) \
+    > /dev/null 2>&1 & sleep 1";
+
+/// Whether programs go on in what is made from a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Programs {
+    GoOn,
+    End,
+}
+
+/// How far the program has counted.
+fn count(talk: &mut Talk, sandbox: &Value) -> u64 {
+    talk.prints(sandbox, "cat /workspace/n").trim().parse().expect("a number")
+}
+
+fn counts(talk: &mut Talk, sandbox: &Value) -> bool {
+    let first = count(talk, sandbox);
+    talk.prints(sandbox, "sleep 1");
+    count(talk, sandbox) > first
+}
+
+fn states_carry_over(place: &Place, programs: Programs) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = census();
+    let mut talk = Talk::new(place, &["--sandboxes-of-client", "8"]);
+    let first = talk.makes("create_sandbox", json!({"limits": {"timeout_seconds": 50}}));
+    talk.prints(&first, COUNTING);
+    let snapshot = talk.works("snapshot_sandbox", json!({"sandbox": first}))["snapshot"].clone();
+    let frozen = count(&mut talk, &first);
+    assert!(counts(&mut talk, &first), "it goes on");
+    let restored = talk.works("restore_sandbox", json!({"snapshot": snapshot}));
+    assert_eq!(restored["limits"]["timeout_seconds"], 50.0, "{restored}");
+    let mut copies = vec![restored["sandbox"].clone()];
+    copies.extend((0..6).map(|_| talk.makes("fork_sandbox", json!({"sandbox": first}))));
+    // Eight live now: no more may be made, of whatever.
+    for (tool, arguments) in [
+        ("fork_sandbox", json!({"sandbox": first})),
+        ("restore_sandbox", json!({"snapshot": snapshot})),
+        ("create_sandbox", json!({})),
+    ] {
+        assert_eq!(talk.fails(tool, arguments).1, "resource-exhausted", "{tool}");
+    }
+    for (number, copy) in copies.iter().enumerate() {
+        assert_eq!(talk.prints(copy, "pwd; cat ../f; echo mine > ../f"), "/workspace/d\nkept\n", "{number}");
+        assert!(count(&mut talk, copy) + 1 >= frozen, "{number}");
+    }
+    assert_eq!(talk.prints(&first, "cat ../f"), "kept\n", "a copy's files are its own");
+    assert_eq!(counts(&mut talk, &copies[1]), programs == Programs::GoOn);
+    talk.works("close_sandbox", json!({"sandbox": first}));
+    for copy in &copies[1..] {
+        talk.works("close_sandbox", json!({"sandbox": copy}));
+    }
+    // What it was made from is gone, and it goes on.
+    assert_eq!(counts(&mut talk, &copies[0]), programs == Programs::GoOn);
+    let again = talk.makes("restore_sandbox", json!({"snapshot": snapshot, "limits": {"timeout_seconds": 7}}));
+    assert_eq!(talk.prints(&again, "cat ../f"), "kept\n");
+    talk.works("close_sandbox", json!({"snapshot": snapshot}));
+    assert_eq!(talk.fails("restore_sandbox", json!({"snapshot": snapshot})).1, "not-found");
+    for _ in 0..4 {
+        talk.works("snapshot_sandbox", json!({"sandbox": again}));
+    }
+    assert_eq!(talk.fails("snapshot_sandbox", json!({"sandbox": again})).1, "resource-exhausted");
+    talk.end();
+    let left = left_behind(&before, PATIENCE);
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+#[test]
+fn states_of_containers_carry_over() {
+    if let Some(place) = containers("states_of_containers_carry_over") {
+        states_carry_over(&place, Programs::End);
+    }
+}
+
+#[test]
+fn states_of_machines_carry_over_with_what_runs() {
+    if let Some(place) = machines("states_of_machines_carry_over_with_what_runs") {
+        states_carry_over(&place, Programs::GoOn);
+    }
+}
+
+#[test]
+fn processes_are_not_copied_and_the_refusal_says_what_is() {
+    let mut talk = Talk::new(&processes(), &[]);
+    let sandbox = talk.makes("create_sandbox", json!({}));
+    for tool in ["snapshot_sandbox", "fork_sandbox"] {
+        let (text, kind) = talk.fails(tool, json!({"sandbox": sandbox}));
+        assert!(kind == "unsupported" && text.contains("try: use level vm"), "{text}");
+    }
+    talk.end();
+}
+
+/// Variables survive, and what goes wrong in one session is told and harms no other.
+fn sessions_live(place: &Place) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = census();
+    let mut talk = Talk::new(place, &[]);
+    let sandbox = talk.makes("create_sandbox", json!({}));
+    let call = |session: &str, language: &str, code: &str, time: u64| json!({"sandbox": sandbox, "session": session, "language": language, "code": code, "timeout_seconds": time});
+    talk.works("run_code", call("a", "python", "x = 41", 30));
+    let value = talk.works("run_code", call("a", "python", "x + 1", 30));
+    assert_eq!(value["results"][0]["data"]["text/plain"], "42", "{value}");
+    let endless = talk.works("run_code", call("b", "python", "while True: pass", 2));
+    assert!(endless["timed_out"] == true && endless["session"]["lost"].is_string(), "{endless}");
+    assert_eq!(talk.fails("run_code", call("b", "python", "1", 5)).1, "closed");
+    talk.works("run_code", call("c", "python", "1", 30));
+    let cancelled = talk.begin("run_code", call("c", "python", "open('busy', 'w'); import time; time.sleep(600)", 40));
+    until("it runs", Duration::from_secs(30), || talk.prints(&sandbox, "ls").contains("busy"));
+    talk.cancel(cancelled);
+    until("it is lost", Duration::from_secs(30), || {
+        let (text, kind) = talk.fails("run_code", call("c", "python", "1", 5));
+        assert!(["closed", "conflict"].contains(&kind.as_str()), "{text}");
+        kind == "closed"
+    });
+    // A copy, where there are copies, has the files, and interpreters of its own.
+    let fork = talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
+    let fork = talk.result(fork)["structuredContent"]["sandbox"].clone();
+    assert_eq!(fork.is_null(), place.is_processes());
+    if !fork.is_null() {
+        let mut there = call("a", "python", "'x' in globals()", 30);
+        there["sandbox"] = fork;
+        let fresh = talk.works("run_code", there);
+        assert_eq!(
+            (&fresh["results"][0]["data"]["text/plain"], &fresh["session"]["calls"]),
+            (&json!("False"), &json!(1))
+        );
+    }
+    let value = talk.works("run_code", call("a", "python", "x + 2", 30));
+    assert_eq!(value["results"][0]["data"]["text/plain"], "43", "{value}");
+    talk.works("close_sandbox", json!({"sandbox": sandbox}));
+    talk.end();
+    let left = left_behind(&before, PATIENCE);
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+#[test]
+fn sessions_live_in_processes() {
+    sessions_live(&processes());
+}
+
+#[test]
+fn sessions_live_in_containers() {
+    if let Some(place) = containers("sessions_live_in_containers") {
+        sessions_live(&place);
+    }
+}
+
+#[test]
+fn sessions_live_in_machines() {
+    if let Some(place) = machines("sessions_live_in_machines") {
+        sessions_live(&place);
+    }
+}
+
+/// Calls that come while a sandbox is held still wait, cancelled ones leave nothing, and so does a killed server.
+fn hostile_clients_leave_nothing(place: &Place) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = census();
+    let mut talk = Talk::new(place, &[]);
+    let sandbox = talk.makes("create_sandbox", json!({}));
+    talk.prints(&sandbox, "echo x > f");
+    for round in 0..3_u64 {
+        for tool in ["snapshot_sandbox", "fork_sandbox", "create_sandbox"] {
+            let arguments = if tool == "create_sandbox" { json!({}) } else { json!({"sandbox": sandbox}) };
+            let id = talk.begin(tool, arguments);
+            std::thread::sleep(Duration::from_millis(30 * round));
+            talk.cancel(id);
+            assert_eq!(talk.prints(&sandbox, "cat f"), "x\n", "{tool} {round}");
+        }
+    }
+    // Every place is free again, sooner or later, but for those of calls whose answers had come.
+    until("places are free", Duration::from_secs(60), || {
+        let id = talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
+        let result = talk.result(id);
+        let Some(fork) = result["structuredContent"]["sandbox"].as_str() else { return false };
+        talk.works("close_sandbox", json!({"sandbox": fork}));
+        true
+    });
+    // Two at once of everything.
+    let both: Vec<u64> = ["snapshot_sandbox", "fork_sandbox", "snapshot_sandbox"]
+        .iter()
+        .map(|tool| talk.begin(tool, json!({"sandbox": sandbox})))
+        .collect();
+    let line = talk.begin("run_command", json!({"sandbox": sandbox, "command": "cat f"}));
+    let result = talk.result(line);
+    assert_eq!(result["structuredContent"]["stdout"], "x\n", "{result}");
+    for id in both {
+        let result = talk.result(id);
+        let full = result["_meta"]["cofferdam/error"]["kind"] == "resource-exhausted";
+        assert!(result["isError"] == false || full, "{result}");
+    }
+    talk.begin("run_command", json!({"sandbox": sandbox, "command": "sleep 600"}));
+    talk.begin("snapshot_sandbox", json!({"sandbox": sandbox}));
+    talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
+    talk.begin("create_sandbox", json!({}));
+    std::thread::sleep(Duration::from_millis(200));
+    talk.kill();
+    // What is left of a killed server is removed when the next begins to work.
+    let mut next = Talk::new(place, &[]);
+    next.makes("create_sandbox", json!({}));
+    next.end();
+    let left = left_behind(&before, PATIENCE);
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+#[test]
+fn a_hostile_client_of_containers_leaves_nothing() {
+    if let Some(place) = containers("a_hostile_client_of_containers_leaves_nothing") {
+        hostile_clients_leave_nothing(&place);
+    }
+}
+
+#[test]
+fn a_hostile_client_of_machines_leaves_nothing() {
+    if let Some(place) = machines("a_hostile_client_of_machines_leaves_nothing") {
+        hostile_clients_leave_nothing(&place);
+    }
+}
