@@ -41,7 +41,7 @@ use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
-use arguments::{Beginning, Descriptors, MACHINE, arguments, memory_size};
+use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
@@ -182,7 +182,7 @@ impl Vmm for Qemu {
         Ok(Origin {
             monitor: self.name().to_owned(),
             version,
-            machine: format!("{MACHINE} {PROCESSORS}"),
+            machine: format!("{MACHINE},{LAYOUT} {PROCESSORS}"),
             accelerator: *accelerator,
             processor: processor.clone(),
             host,

@@ -295,3 +295,30 @@ async fn a_machine_ends_with_its_connection() {
     is_gone(pid).await;
     drop(sandbox);
 }
+
+/// What a kernel does by itself, each copy of a machine does again, and holds in memory what was translated for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_of_an_idle_machine_looks_after_nothing_by_itself() {
+    let Some(backend) = support::backend("the_kernel_of_an_idle_machine_looks_after_nothing_by_itself") else { return };
+    let before = support::census();
+    let sandbox = promptly(backend.create(Spec::default())).await.unwrap();
+    let read = async |line: &str| {
+        let done = promptly(sandbox.exec(ExecRequest::shell(line).build().unwrap())).await.unwrap();
+        assert!(done.exit.success() && done.stderr.is_empty(), "{line}: {done:?}");
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    };
+    let mounts = read("cat /proc/mounts").await;
+    let mount = mounts.lines().find(|line| line.contains(" /workspace ")).unwrap_or_default();
+    for word in ["ext4", "noinit_itable", "no_prefetch_block_bitmaps"] {
+        assert!(mount.contains(word), "{mounts}");
+    }
+    assert_eq!(read("cat /proc/sys/vm/compaction_proactiveness /proc/sys/kernel/watchdog").await, "0\n0");
+    let memory = read("cat /proc/meminfo").await;
+    let dirty = memory.lines().find(|line| line.starts_with("Dirty:")).unwrap_or_default();
+    assert_eq!(dirty.split_whitespace().nth(1), Some("0"), "{memory}");
+    assert_eq!(read("ls /sys/bus/virtio/devices | wc -l").await, "4");
+    assert!(read("cat /proc/cmdline").await.contains(" deferred_probe_timeout=0 "));
+    promptly(sandbox.close()).await.unwrap();
+    drop((sandbox, backend));
+    assert_eq!(support::left(&before).await, Default::default());
+}
