@@ -18,9 +18,6 @@ pub(crate) const MACHINE: &str = "microvm";
 /// one chip for interrupts it has eight places for devices instead of twenty-four, each of which takes 30 KiB, and has its
 /// kernel look into it.
 pub(crate) const LAYOUT: &str = "ioapic2=off";
-/// What the processor has besides what its name says. That its timer goes on while it halts is what lets a kernel stop its tick:
-/// without, an idle machine wakes 250 times a second, which is a fortieth of a processor when it is translated.
-pub(crate) const FEATURES: &str = "arat=on";
 /// What of the machine's kind differs from its default. The last two are about states: its memory is ours to give, and no
 /// description for people follows them.
 const MACHINE_OPTIONS: &str = "acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,pcie=off,usb=off,x-option-roms=off,\
@@ -87,7 +84,7 @@ pub(crate) fn arguments(
             Accelerator::Kvm => "kvm".to_owned(),
         },
     );
-    tell("cpu", format!("{},{FEATURES}", config.processor));
+    tell("cpu", config.processor.clone());
     tell("smp", hardware.processors.to_string());
     let mebibytes = memory_size(hardware) / MEBIBYTE;
     tell("m", format!("{mebibytes}M"));

@@ -44,7 +44,7 @@ use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
 use absent::Absent;
-use arguments::{Beginning, Descriptors, FEATURES, LAYOUT, MACHINE, arguments, memory_size};
+use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
@@ -209,7 +209,7 @@ impl Vmm for Qemu {
             version,
             machine: format!("{MACHINE},{LAYOUT} {PROCESSORS}"),
             accelerator: *accelerator,
-            processor: format!("{processor},{FEATURES}"),
+            processor: processor.clone(),
             host,
             ticks_per_millisecond,
         })
