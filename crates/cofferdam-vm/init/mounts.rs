@@ -74,11 +74,13 @@ pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
         Store::Memory(room) => memory(WORKSPACE, room, PLAIN, 0o700, (uid, gid))?,
         Store::Disk(disk) => {
             let disk = devices::disk(disk)?;
-            mount(disk.terminated(), WORKSPACE, b"ext4\0", PLAIN, b"")?;
+            workspace(&disk, WORKSPACE)?;
             let _ = sys::remove_directory(sys::AT_FDCWD, b"/root/workspace/lost+found\0");
             use_whole(&disk)?;
             sys::give_to(WORKSPACE, uid, gid).step("give away", WORKSPACE)?;
             sys::set_mode_at(sys::AT_FDCWD, WORKSPACE, 0o700).step("close", WORKSPACE)?;
+            // Now, and not some seconds later in each copy of this machine.
+            sys::write_out();
         }
     }
     // Only what is mounted there can be written to.
@@ -104,6 +106,16 @@ pub fn enter() -> Result<(), Failure> {
     sys::change_root(b".\0").step("enter", ROOT)?;
     sys::change_directory(b"/\0").step("enter", b"/")?;
     mount(b"none\0", b"/\0", b"none\0", MS_REC | MS_PRIVATE, b"")
+}
+
+/// Mounts the workspace's disk, and lets the kernel do nothing with it by itself: its tables are zero already, and what is free in
+/// them is read when it is needed. An older kernel knows no such words, and does its work.
+fn workspace(disk: &devices::Path, target: &[u8]) -> Result<(), Failure> {
+    const QUIET: &[u8] = b"noinit_itable,no_prefetch_block_bitmaps\0";
+    match sys::mount(disk.terminated(), target, b"ext4\0", PLAIN, QUIET) {
+        Err(sys::EINVAL) => mount(disk.terminated(), target, b"ext4\0", PLAIN, b""),
+        mounted => mounted.step("mount", target),
+    }
 }
 
 /// Lets the last blocks of a disk be used: who fills it is to find it full.

@@ -203,10 +203,9 @@ impl Field {
         Ok(took)
     }
 
-    /// One more clone of the snapshot.
-    pub async fn clone_that_answered(&self) -> Result<Arc<dyn Sandbox>> {
-        let clone = self.backend.restore(self.snapshot.clone(), self.spec.clone()).await?;
-        answered(&clone).await.map(|()| clone)
+    /// One more clone of the snapshot, whose agent has answered.
+    pub async fn clone_of_snapshot(&self) -> Result<Arc<dyn Sandbox>> {
+        Ok(self.backend.restore(self.snapshot.clone(), self.spec.clone()).await?)
     }
 
     /// What the snapshot takes, and its archive.
@@ -255,7 +254,8 @@ async fn first_exec(
     Ok((made, begun.elapsed(), sandbox))
 }
 
-async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
+/// Has a program run in it.
+pub async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
     let done = sandbox.exec(ours::request(&[PROGRAM])?).await?;
     ensure!(done.exit.success(), "{PROGRAM} failed in a machine: {:?}", done.exit);
     Ok(())

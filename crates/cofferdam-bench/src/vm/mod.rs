@@ -72,7 +72,7 @@ async fn measure(options: &VmOptions) -> Result<Report> {
 
 async fn measured(field: &Field, effort: Effort) -> Result<Report> {
     let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
-    let (held, stopped) = clones::measure(field, effort.clones).await?;
+    let clones = clones::measure(field, effort.clones).await?;
     let rest = field.rest()?;
-    Ok(Report { about: field.about.clone(), results, absent, held, stopped, rest, left: Vec::new() })
+    Ok(Report { about: field.about.clone(), results, absent, clones, rest, left: Vec::new() })
 }

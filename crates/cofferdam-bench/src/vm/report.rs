@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::clones::Held;
+use super::clones::{Found, Held};
 use super::field::{About, Rest};
 use super::figure::Figure;
 use crate::host::machine::Facts;
@@ -20,10 +20,8 @@ pub struct Report {
     pub results: Vec<(Figure, Sample)>,
     /// Who did not take part, and why.
     pub absent: Vec<(Figure, String)>,
-    /// What clones hold, at several numbers of them.
-    pub held: Vec<Held>,
-    /// Why there were not as many clones as wanted, if so.
-    pub stopped: Option<String>,
+    /// What clones hold.
+    pub clones: Found,
     /// What a machine is while it does not run.
     pub rest: Rest,
     /// What is still there that was not before.
@@ -42,7 +40,7 @@ impl Report {
 
     fn targets(&self) -> Vec<Row> {
         let row = |what: &str, most, measured| Row { what: what.to_owned(), bound: Bound::AtMost(most), measured };
-        let last = self.held.last();
+        let last = self.clones.idle.last();
         let clones = last.map_or_else(String::new, |held| format!(", {} live", held.clones));
         vec![
             row("restore to first exec / cold boot", 0.1, self.ratio(Figure::Restore, Figure::Cold)),
@@ -95,12 +93,19 @@ impl Report {
             kib(*archive),
             packing.as_secs_f64() * 1e3
         );
-        let _ =
-            writeln!(text, "\n{:>14} {:>12} {:>12} {:>10}", "idle clones", "PSS KiB each", "own KiB each", "processes");
-        for Held { clones, proportional, own, processes } in &self.held {
-            let _ = writeln!(text, "{clones:14} {proportional:12.0} {own:12.0} {processes:10.1}");
+        let Found { idle, after_exec, stopped } = &self.clones;
+        let _ = writeln!(
+            text,
+            "\n{:28} {:>12} {:>12} {:>16} {:>10}",
+            "clones, KiB of each", "PSS, all", "own", "supervisor grew", "processes"
+        );
+        let idle = idle.iter().map(|held| ("restored, idle", held));
+        for (what, held) in idle.chain(after_exec.iter().map(|held| ("after one exec, idle", held))) {
+            let Held { clones, proportional, own, supervisor, processes } = held;
+            let name = format!("{clones:4} {what}");
+            let _ = writeln!(text, "{name:28} {proportional:12.0} {own:12.0} {supervisor:16.0} {processes:10.1}");
         }
-        if let Some(why) = &self.stopped {
+        if let Some(why) = stopped {
             let _ = writeln!(text, "not more clones: {why}");
         }
     }
@@ -116,14 +121,6 @@ impl Report {
                 "cold_ratio": self.ratio(*figure, Figure::Cold).map(thousandths),
             })
         });
-        let held = self.held.iter().map(|held| {
-            json!({
-                "clones": held.clones,
-                "pss_kib": tenths(held.proportional),
-                "private_kib": tenths(held.own),
-                "processes": hundredths(held.processes),
-            })
-        });
         let absent = self.absent.iter().map(|(figure, why)| json!({ "name": figure.slug(), "reason": why }));
         json!({
             "benchmark": "vm",
@@ -137,10 +134,23 @@ impl Report {
             "results": rows.collect::<Vec<_>>(),
             "absent": absent.collect::<Vec<_>>(),
             "snapshot": self.rest.sizes_json(),
-            "clones": held.collect::<Vec<_>>(),
-            "stopped": self.stopped,
+            "clones": self.clones.idle.iter().map(Held::json).collect::<Vec<_>>(),
+            "clones_after_exec": self.clones.after_exec.as_ref().map(Held::json),
+            "stopped": self.clones.stopped,
             "left": self.left,
             "targets": json_of(&self.targets()),
+        })
+    }
+}
+
+impl Held {
+    fn json(&self) -> Value {
+        json!({
+            "clones": self.clones,
+            "pss_kib": tenths(self.proportional),
+            "private_kib": tenths(self.own),
+            "supervisor_kib": tenths(self.supervisor),
+            "processes": hundredths(self.processes),
         })
     }
 }
@@ -172,7 +182,7 @@ mod tests {
 
     fn report() -> Report {
         let sample = |millis| Sample::new(vec![Duration::from_millis(millis); 5]);
-        let held = |clones, proportional| Held { clones, proportional, own: 4096.0, processes: 1.0 };
+        let held = |clones, proportional| Held { clones, proportional, own: 4096.0, supervisor: 12.0, processes: 1.0 };
         Report {
             about: About {
                 monitor: "qemu 7.2.22".to_owned(),
@@ -189,8 +199,11 @@ mod tests {
                 (Figure::SnapshotBeside, sample(20)),
             ],
             absent: vec![(Figure::Docker, "no engine runs".to_owned())],
-            held: vec![held(10, 20480.0), held(100, 8192.0)],
-            stopped: None,
+            clones: Found {
+                idle: vec![held(10, 20480.0), held(100, 8192.0)],
+                after_exec: Some(held(100, 30720.0)),
+                stopped: None,
+            },
             rest: Rest {
                 sizes: SnapshotSizes { memory: 50 << 20, devices: 40 << 10, disk: 0 },
                 archive: 12 << 20,
@@ -213,6 +226,8 @@ mod tests {
             "qemu 7.2.22, accelerator tcg, machines of 128 MiB",
             "not measured: docker run --rm, true: no engine runs",
             "51200 KiB of memory, 40 KiB of devices, 0 KiB on disk; its archive 12288 KiB",
+            " 100 restored, idle                 8192         4096               12        1.0\n",
+            " 100 after one exec, idle          30720 ",
             "left behind: nothing",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
@@ -225,6 +240,7 @@ mod tests {
         let json = report.json(&machine::facts());
         assert_eq!(json["results"][1]["cold_ratio"], 0.05);
         assert_eq!(json["clones"][1]["pss_kib"], 8192.0);
+        assert_eq!(json["clones_after_exec"]["pss_kib"], 30720.0);
         assert_eq!(json["targets"][1]["met"], false);
         assert_eq!(json["left"][0], "processes: 4 instead of 1");
         assert!(report.table(&machine::facts()).contains("left behind: processes: 4 instead of 1"));

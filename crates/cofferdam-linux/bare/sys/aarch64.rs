@@ -74,6 +74,7 @@ pub mod number {
     pub const SYMLINKAT: usize = 36;
     pub const LINKAT: usize = 37;
     pub const UMOUNT2: usize = 39;
+    pub const SYNC: usize = 81;
     pub const MOUNT: usize = 40;
     pub const STATFS: usize = 43;
     pub const CHDIR: usize = 49;

@@ -38,6 +38,12 @@ pub fn unmount(target: &[u8]) -> Res<()> {
     unsafe { checked(call(number::UMOUNT2, [text(target)?, MNT_DETACH, 0, 0, 0, 0])) }.map(drop)
 }
 
+/// Has everything written that is to be written to disks, and waits for it.
+pub fn write_out() {
+    // SAFETY: it takes no argument, and does not fail.
+    let _ = unsafe { call(number::SYNC, [0; 6]) };
+}
+
 /// Makes a directory the root of this process.
 pub fn change_root(directory: &[u8]) -> Res<()> {
     // SAFETY: the text ends with a NUL.

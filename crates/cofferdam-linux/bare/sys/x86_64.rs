@@ -101,6 +101,7 @@ pub mod number {
     pub const STATFS: usize = 137;
     pub const PRCTL: usize = 157;
     pub const CHROOT: usize = 161;
+    pub const SYNC: usize = 162;
     pub const MOUNT: usize = 165;
     pub const UMOUNT2: usize = 166;
     pub const REBOOT: usize = 169;

@@ -12,7 +12,9 @@
 //! path but those of its own program. Started by root, it runs as a user that no host has; under Landlock rules and
 //! without the host's network, or not at all. It is killed with the process that started it.
 
+mod absent;
 mod arguments;
+mod elf;
 mod memory;
 mod message;
 mod pages;
@@ -41,7 +43,8 @@ use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
-use arguments::{Beginning, Descriptors, MACHINE, arguments, memory_size};
+use absent::Absent;
+use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
@@ -57,6 +60,9 @@ const OLDEST: (u32, u32) = (7, 2);
 const OLDEST_TEXT: &str = "7.2";
 /// Time to say which version it is.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
+/// What glibc's allocator is told: a cache and an arena for each thread are half a mebibyte of each monitor, whose threads hardly
+/// meet there. Another C library does not read it.
+const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
 /// Users that no host has.
 const FIRST_USER: u32 = 0x7200_0000;
 const USERS: u32 = 0x00f0_0000;
@@ -91,7 +97,14 @@ impl Default for QemuConfig {
 #[derive(Debug)]
 pub struct Qemu {
     config: QemuConfig,
-    version: OnceCell<String>,
+    known: OnceCell<Known>,
+}
+
+/// What its program said, and what it said it with.
+#[derive(Debug)]
+struct Known {
+    version: String,
+    absent: Absent,
 }
 
 impl Qemu {
@@ -107,16 +120,35 @@ impl Qemu {
             let what = format!("{:?} does not name a processor that is the same on every host", name);
             return Err(VmError::BadSource { what });
         }
-        Ok(Self { config, version: OnceCell::new() })
+        Ok(Self { config, known: OnceCell::new() })
     }
 
     fn program(&self) -> &Path {
         self.config.program.as_deref().unwrap_or(Path::new(PROGRAM))
     }
 
+    /// Its version, asked for as machines are started later: without the libraries that they have no use for, if it runs so.
+    async fn known(&self) -> Result<&Known> {
+        let known = self.known.get_or_try_init(|| async {
+            let (program, [first, second]) = (self.program().to_owned(), [self.command(), self.command()]);
+            let asked = tokio::task::spawn_blocking(move || {
+                let absent = Absent::of(&program);
+                if !absent.is_empty()
+                    && let Ok(version) = version_of(first, &absent)
+                {
+                    return Ok(Known { version, absent });
+                }
+                let absent = Absent::default();
+                Ok(Known { version: version_of(second, &absent)?, absent })
+            });
+            asked.await.map_err(|_| broken("its version was not waited for"))?
+        });
+        known.await
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(self.program());
-        command.env_clear().env("LC_ALL", "C").current_dir("/").stdin(Stdio::null());
+        command.env_clear().env("LC_ALL", "C").env(ALLOCATOR.0, ALLOCATOR.1).current_dir("/").stdin(Stdio::null());
         command
     }
 }
@@ -155,14 +187,7 @@ impl Vmm for Qemu {
             // It would run, and be given the agent of another kind of processor.
             return Err(broken(format!("machines are made on {PROCESSORS} only so far")));
         }
-        let mut command = self.command();
-        command.arg("--version");
-        let version = self.version.get_or_try_init(|| async move {
-            let asked = tokio::task::spawn_blocking(move || run::finish(command, PROGRAM, VERSION_LIMIT));
-            let finished = asked.await.map_err(|_| broken("its version was not waited for"))??;
-            accepted(&finished.said)
-        });
-        version.await.cloned()
+        Ok(self.known().await?.version.clone())
     }
 
     async fn start(&self, machine: Machine) -> Result<Started> {
@@ -182,7 +207,7 @@ impl Vmm for Qemu {
         Ok(Origin {
             monitor: self.name().to_owned(),
             version,
-            machine: format!("{MACHINE} {PROCESSORS}"),
+            machine: format!("{MACHINE},{LAYOUT} {PROCESSORS}"),
             accelerator: *accelerator,
             processor: processor.clone(),
             host,
@@ -206,10 +231,10 @@ fn started(vm: QemuVm, agent: UnixStream) -> Started {
 impl Qemu {
     /// Starts a monitor that has greeted. Without a kernel to boot, it waits for a state.
     async fn launch(&self, hardware: &Hardware, boot: Option<&Boot>, memory: Memory) -> Result<(QemuVm, UnixStream)> {
-        self.version().await?;
+        let (absent, loaded) = self.known().await?.absent.hand_over().map_err(io("copy a descriptor for", PROGRAM))?;
         let Channels { theirs, stderr, agent, qmp, console, said } = Channels::open()?;
         let [agent_theirs, qmp_theirs, console_theirs] = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
-        let mut keep = Vec::from(theirs);
+        let mut keep: Vec<OwnedFd> = theirs.into_iter().chain(absent).collect();
         let mut take = |file: OwnedFd| {
             let number = file.as_raw_fd();
             keep.push(file);
@@ -247,7 +272,7 @@ impl Qemu {
         };
         let mut command = self.command();
         command.args(arguments(&self.config, &beginning, hardware, &descriptors));
-        command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
+        command.env(absent::VARIABLE, loaded).stdout(Stdio::null()).stderr(Stdio::from(stderr));
         let read: Vec<&File> = opened.iter().collect();
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
@@ -346,6 +371,13 @@ impl Channels {
 
 pub(crate) fn broken(what: impl Into<String>) -> VmError {
     VmError::Monitor { monitor: "qemu", what: what.into() }
+}
+
+/// What a program says of its version, if it starts well: a loader that complains says that before.
+fn version_of(mut command: Command, absent: &Absent) -> Result<String> {
+    let (keep, loaded) = absent.hand_over().map_err(io("copy a descriptor for", PROGRAM))?;
+    command.env(absent::VARIABLE, loaded).arg("--version");
+    accepted(&run::finish_with(command, PROGRAM, VERSION_LIMIT, keep)?.said)
 }
 
 /// The version in what `--version` says, if it will do.

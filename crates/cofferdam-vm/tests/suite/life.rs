@@ -93,7 +93,20 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
             assert_ne!(namespace(&pid.to_string()), namespace("self"), "{kind}");
         }
     }
-    assert_eq!(std::fs::read(format!("/proc/{pid}/environ")).unwrap(), b"LC_ALL=C\0");
+    // Nothing of ours, and no file but by a descriptor, is among what its loader and its allocator are told.
+    let variables = String::from_utf8(std::fs::read(format!("/proc/{pid}/environ")).unwrap()).unwrap();
+    // The C library cuts the words for its allocator into pieces when it has read them.
+    let is_allocators = |word: &&str| word.trim_start_matches("GLIBC_TUNABLES=").starts_with("glibc.malloc.");
+    let rest: Vec<&str> = variables.split_terminator('\0').filter(|word| !is_allocators(word)).collect();
+    let ["LC_ALL=C", loaded] = *rest else { panic!("{variables:?}") };
+    let loaded = loaded.strip_prefix("LD_PRELOAD=").unwrap_or(loaded);
+    let is_descriptor =
+        |name: &str| name.strip_prefix("/proc/self/fd/").is_some_and(|number| number.parse::<u32>().is_ok());
+    assert!(loaded.split_terminator(':').all(is_descriptor), "{loaded}");
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    for library in ["libcapstone", "libpmem", "libibverbs", "libslirp", "libfuse"] {
+        assert!(maps.contains("libglib") && !maps.contains(library), "{library}: {maps}");
+    }
     let line = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap()).into_owned();
     assert!(!line.contains(&*support::cache().to_string_lossy()), "{line}");
     // What listens has a name for others; what is connected by a pair has none.
@@ -302,4 +315,31 @@ async fn a_machine_ends_with_its_connection() {
     promptly(handle.exit()).await.expect_err("nobody ended the program");
     is_gone(pid).await;
     drop(sandbox);
+}
+
+/// What a kernel does by itself, each copy of a machine does again, and holds in memory what was translated for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_of_an_idle_machine_looks_after_nothing_by_itself() {
+    let Some(backend) = support::backend("the_kernel_of_an_idle_machine_looks_after_nothing_by_itself") else { return };
+    let before = support::census();
+    let sandbox = promptly(backend.create(Spec::default())).await.unwrap();
+    let read = async |line: &str| {
+        let done = promptly(sandbox.exec(ExecRequest::shell(line).build().unwrap())).await.unwrap();
+        assert!(done.exit.success() && done.stderr.is_empty(), "{line}: {done:?}");
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    };
+    let mounts = read("cat /proc/mounts").await;
+    let mount = mounts.lines().find(|line| line.contains(" /workspace ")).unwrap_or_default();
+    for word in ["ext4", "noinit_itable", "no_prefetch_block_bitmaps"] {
+        assert!(mount.contains(word), "{mounts}");
+    }
+    assert_eq!(read("cat /proc/sys/vm/compaction_proactiveness /proc/sys/kernel/watchdog").await, "0\n0");
+    let memory = read("cat /proc/meminfo").await;
+    let dirty = memory.lines().find(|line| line.starts_with("Dirty:")).unwrap_or_default();
+    assert_eq!(dirty.split_whitespace().nth(1), Some("0"), "{memory}");
+    assert_eq!(read("ls /sys/bus/virtio/devices | wc -l").await, "4");
+    assert!(read("cat /proc/cmdline").await.contains(" deferred_probe_timeout=0 "));
+    promptly(sandbox.close()).await.unwrap();
+    drop((sandbox, backend));
+    assert_eq!(support::left(&before).await, Default::default());
 }
