@@ -97,7 +97,7 @@ Examples:
   cofferdam run examples/primes.py
   cofferdam run --lang python --code 'print(6 * 7)'
   cofferdam run --memory 64M --timeout 5s -- sh -c 'echo hello'
-  cofferdam run --workspace . --net none -- make test
+  cofferdam run --workspace . --disk none -- make test
   cofferdam run --workspace ~/project:ro --json script.js
   printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
   cofferdam run --tty -- bash

@@ -212,11 +212,21 @@ fn unreadable(path: &Path, error: std::io::Error) -> Error {
 }
 
 fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
+    let refused = |message: String| {
+        Error::invalid("read configuration", format!("{}{message}", path.display()))
+            .with_remedy("correct the file; docs/configuration.md lists what it may say")
+    };
+    let screening = |table: &toml::Table| table.get("screening").and_then(toml::Value::as_table).cloned();
+    if let Some(table) = toml::from_str(text).ok().as_ref().and_then(screening)
+        && table.contains_key("rules")
+        && !table.contains_key("mode")
+    {
+        return Err(refused(": [screening] has rules and no mode, by which nothing would be screened".to_owned()));
+    }
     toml::from_str(text).map_err(|error| {
         let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
         let message = error.message().lines().collect::<Vec<_>>().join(" ");
-        Error::invalid("read configuration", format!("{}{place}: {message}", path.display()))
-            .with_remedy("correct the file; docs/configuration.md lists what it may say")
+        refused(format!("{place}: {message}"))
     })
 }
 
@@ -255,6 +265,16 @@ mod tests {
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
         cofferdam::code::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
+    }
+
+    #[test]
+    fn rules_that_nothing_would_be_judged_by_are_refused() {
+        let message = error("[screening.rules]\nmost_findings = 3\n");
+        assert!(message.contains("has rules and no mode"), "{message}");
+        for mode in ["off", "warn", "block"] {
+            let text = format!("[screening]\nmode = \"{mode}\"\nrules = {{ most_findings = 3 }}\n");
+            parse(Path::new("/c.toml"), &text).unwrap();
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{LimitArgs, PlaceArgs};
 const HELP: &str = "\
 Examples:
   cofferdam mcp                                     one client, over standard input and output
-  cofferdam mcp --workspace ~/project --net none    all sandboxes work in one directory of this machine
+  cofferdam mcp --workspace ~/project --disk none   all sandboxes work in one directory of this machine
   cofferdam mcp --http 127.0.0.1:8765               many clients, at http://127.0.0.1:8765/mcp
   COFFERDAM_MCP_TOKEN=… cofferdam mcp --http 192.0.2.7:8765
 

@@ -10,7 +10,7 @@ use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs};
 const REPL_HELP: &str = "\
 Examples:
   cofferdam repl                       Python, a line at a time, with what was defined before
-  cofferdam repl --lang javascript --timeout 5s --workspace .
+  cofferdam repl --lang javascript --timeout 5s --workspace .:ro
 
 An open bracket, a colon at the end of a line and the like let the code go on; an empty line ends it.
 Ctrl-C ends what runs, and with it all that was defined; Ctrl-D ends the sandbox.
