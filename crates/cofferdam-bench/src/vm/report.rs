@@ -222,12 +222,13 @@ mod tests {
         assert!(row("snapshot beside the copy").ends_with("20.00 met"), "{text}");
         assert!(row("MiB of an idle clone, 100 live").ends_with("8.00 met"), "{text}");
         assert!(row("fork of 10 until").ends_with("not measured"), "{text}");
+        let words = |start: &str| row(start).split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(" 100 restored"), ["restored,", "idle", "8192", "4096", "12", "1.0"], "{text}");
+        assert_eq!(words(" 100 after one exec")[4..], ["30720", "4096", "12", "1.0"], "{text}");
         for part in [
             "qemu 7.2.22, accelerator tcg, machines of 128 MiB",
             "not measured: docker run --rm, true: no engine runs",
             "51200 KiB of memory, 40 KiB of devices, 0 KiB on disk; its archive 12288 KiB",
-            " 100 restored, idle                 8192         4096               12        1.0\n",
-            " 100 after one exec, idle          30720 ",
             "left behind: nothing",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
