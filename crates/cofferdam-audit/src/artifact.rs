@@ -35,7 +35,10 @@ pub struct ArtifactWriter {
     hasher: Sha256,
     written: u64,
     most: u64,
+    redactor: Redactor,
     redacting: Redacting,
+    /// What was taken out before it came to the stream.
+    redacted: u64,
     section: String,
     kept: Vec<u8>,
     dropped: u64,
@@ -64,7 +67,9 @@ impl ArtifactWriter {
             hasher: Sha256::new(),
             written: 0,
             most,
+            redactor: redactor.clone(),
             redacting: redactor.start(),
+            redacted: 0,
             section: String::new(),
             kept: Vec::new(),
             dropped: 0,
@@ -92,6 +97,14 @@ impl ArtifactWriter {
         Ok(())
     }
 
+    /// Adds a value as JSON. Secrets are taken out of each of its texts first: those escape what they show in their own
+    /// way, and JSON would escape that once more.
+    pub fn add_json(&mut self, value: &serde_json::Value) -> Result<()> {
+        let (value, count) = self.redactor.redact_json(value);
+        self.redacted += count;
+        self.add(value.to_string().as_bytes())
+    }
+
     /// Completes the file and gives it its name. What comes back belongs into the record of the execution's end.
     pub fn finish(mut self) -> Result<Artifact> {
         self.end_section()?;
@@ -109,7 +122,7 @@ impl ArtifactWriter {
             file: self.name.clone(),
             sha256: Digest::from_bytes(std::mem::take(&mut self.hasher).finalize().into()),
             bytes: self.written,
-            redacted: self.redacting.count(),
+            redacted: self.redacted + self.redacting.count(),
             truncated: self.truncated,
         })
     }

@@ -10,8 +10,8 @@ pub struct Config {
     pub directory: PathBuf,
     /// When lines are made to survive a power cut.
     pub sync: Sync,
-    /// A segment that has so many bytes is closed before the next execution begins. The end records of those that run
-    /// still come into it, so it can become longer. At least 64 KiB.
+    /// A segment that has so many bytes or more is closed before the next execution begins. The lines of those that run
+    /// still come into it, so it becomes longer than that.
     pub segment_bytes: u64,
     /// A segment that is so old is closed before the next execution begins.
     pub segment_age: Option<Duration>,

@@ -1,10 +1,14 @@
 //! The last line of the log, and the file that says which it is.
+//!
+//! The file gets its name with what it says, on the disk, before the log's first segment gets its own, and is written
+//! over in one piece from then on. So no crash leaves a segment without a head that can be read.
 
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 
 use rustix::fd::AsFd;
+use rustix::fs::renameat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::failed;
@@ -24,28 +28,74 @@ pub struct Head {
     pub hash: Digest,
 }
 
-/// Opens the head file of a log for its writer, and makes it if it is missing.
-pub(crate) fn open(directory: impl AsFd + Copy) -> Result<File> {
-    match place::open_own_anywhere(directory, names::HEAD) {
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
-        other => return other,
-    }
-    drop(place::create(directory, names::HEAD)?);
-    place::open_own_anywhere(directory, names::HEAD)
+/// The head file of a log, as its writer has it.
+pub(crate) struct HeadFile {
+    file: File,
+    /// Whether it has its name: a new one says something first.
+    named: bool,
 }
 
-/// Writes the head over the one before.
-pub(crate) fn write(file: &File, head: &Head) -> Result<()> {
-    let mut text = serde_json::to_string(head).unwrap_or_default();
-    while text.len() < LENGTH - 1 {
-        text.push(' ');
+/// What a writer found.
+pub(crate) struct Opened {
+    pub file: HeadFile,
+    /// What it says.
+    pub head: Option<Head>,
+    /// Whether there was a file of this name, whatever it said.
+    pub was_there: bool,
+}
+
+impl HeadFile {
+    /// Opens the head file of a log for its writer. Where there is none, or one that says nothing, a new one is made,
+    /// which takes its place with [`Self::name`]. Only under the lock of the log.
+    pub fn open(directory: impl AsFd + Copy) -> Result<Opened> {
+        place::remove(directory, names::NEW_HEAD)?;
+        let found = match place::open_own_anywhere(directory, names::HEAD) {
+            Ok(file) => Some(file),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let was_there = found.is_some();
+        if let Some(file) = found
+            && let Some(head) = read(&file)?
+        {
+            return Ok(Opened { file: Self { file, named: true }, head: Some(head), was_there });
+        }
+        drop(place::create(directory, names::NEW_HEAD)?);
+        let file = place::open_own_anywhere(directory, names::NEW_HEAD)?;
+        Ok(Opened { file: Self { file, named: false }, head: None, was_there })
     }
-    text.push('\n');
-    file.write_all_at(text.as_bytes(), 0).map_err(failed("write", names::HEAD))
+
+    /// Whether others see it.
+    pub fn is_named(&self) -> bool {
+        self.named
+    }
+
+    /// Writes the head over the one before.
+    pub fn write(&self, head: &Head) -> Result<()> {
+        let mut text = serde_json::to_string(head).unwrap_or_default();
+        while text.len() < LENGTH - 1 {
+            text.push(' ');
+        }
+        text.push('\n');
+        self.file.write_all_at(text.as_bytes(), 0).map_err(failed("write", names::HEAD))
+    }
+
+    /// Gives a new one its name, once what it says is on the disk: also where lines are never synchronised, because a
+    /// head that says nothing is taken for a log whose end somebody cut off.
+    pub fn name(&mut self, directory: impl AsFd + Copy) -> Result<()> {
+        if self.named {
+            return Ok(());
+        }
+        self.file.sync_all().map_err(failed("synchronise", names::HEAD))?;
+        renameat(directory, names::NEW_HEAD, directory, names::HEAD)
+            .map_err(failed("give its name to", names::HEAD))?;
+        self.named = true;
+        rustix::fs::fsync(directory).map_err(failed("synchronise", "the log's directory"))
+    }
 }
 
 /// Reads a head file; `None` if it is empty or says nothing that can be read.
-pub(crate) fn read(file: &File) -> Result<Option<Head>> {
+fn read(file: &File) -> Result<Option<Head>> {
     let mut bytes = [0; LENGTH + 1];
     let mut length = 0;
     while length < bytes.len() {
@@ -79,16 +129,34 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let fd = place::own_directory(directory.path()).unwrap();
         assert_eq!(of(&fd).unwrap(), None);
-        let file = open(&fd).unwrap();
-        assert_eq!(read(&file).unwrap(), None);
+        let mut file = HeadFile::open(&fd).unwrap().file;
         for head in [
             Head { seq: u64::MAX, segment: u32::MAX, hash: Digest::of("x") },
             Head { seq: 1, segment: 1, hash: Digest::ZERO },
         ] {
-            write(&file, &head).unwrap();
-            assert_eq!(read(&file).unwrap(), Some(head));
+            file.write(&head).unwrap();
+            file.name(&fd).unwrap();
+            assert_eq!(HeadFile::open(&fd).unwrap().head, Some(head));
             assert_eq!(of(&fd).unwrap(), Some(Ok(head)));
-            assert_eq!(file.metadata().unwrap().len(), LENGTH as u64);
+            assert_eq!(file.file.metadata().unwrap().len(), LENGTH as u64);
+        }
+    }
+
+    #[test]
+    fn a_head_that_says_nothing_is_replaced_and_not_before_the_new_one_says_something() {
+        let directory = tempfile::tempdir().unwrap();
+        let fd = place::own_directory(directory.path()).unwrap();
+        let path = directory.path().join(names::HEAD);
+        for garbage in [String::new(), "garbage".to_owned(), "x".repeat(1000)] {
+            std::fs::write(&path, &garbage).unwrap();
+            let mut opened = HeadFile::open(&fd).unwrap();
+            assert_eq!((opened.head, opened.was_there, opened.file.is_named()), (None, true, false));
+            let head = Head { seq: 7, segment: 1, hash: Digest::ZERO };
+            opened.file.write(&head).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), garbage);
+            opened.file.name(&fd).unwrap();
+            assert_eq!(of(&fd).unwrap(), Some(Ok(head)));
+            assert!(!directory.path().join(names::NEW_HEAD).exists());
         }
     }
 }

@@ -123,12 +123,17 @@ impl Reservation {
 
     /// Begins to store code and result. `None` if the log keeps none.
     ///
-    /// An error here is [`crate::Artifact::Lost`] in the record.
+    /// An error here is [`crate::Artifact::Lost`] in the record; so is an execution that has no begin line, because an
+    /// artifact that no line explains is taken for one whose lines are gone.
     pub fn artifact(&self, redactor: &Redactor) -> Result<Option<ArtifactWriter>> {
         self.log.0.locked(|writer| {
             let (Some(directory), Some(most)) = (&writer.artifacts, writer.config.artifact_bytes) else {
                 return Ok(None);
             };
+            if self.begin.is_none() {
+                let reason = "the log could not say that its execution began; mend the log first";
+                return Err(Error::Invalid { what: "an artifact", reason });
+            }
             let synchronise = writer.config.sync != crate::Sync::Never;
             ArtifactWriter::create(directory.clone(), &self.subject.id, most, redactor, synchronise).map(Some)
         })

@@ -125,9 +125,13 @@ impl Report {
         }
     }
 
-    /// The exit status of a command that verifies: 1 if the log is broken, else 0.
+    /// The exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is incomplete.
     pub fn exit_status(&self) -> u8 {
-        u8::from(self.verdict == Verdict::Broken)
+        match self.verdict {
+            Verdict::Whole => 0,
+            Verdict::Broken => 1,
+            Verdict::Incomplete => 3,
+        }
     }
 
     /// The report as one line of JSON.
@@ -182,7 +186,7 @@ mod tests {
         report.add(Weight::Note, "a", 0, "x");
         assert_eq!((report.verdict, report.exit_status()), (Verdict::Whole, 0));
         report.add(Weight::Loss, "a", 1, "y");
-        assert_eq!((report.verdict, report.exit_status()), (Verdict::Incomplete, 0));
+        assert_eq!((report.verdict, report.exit_status()), (Verdict::Incomplete, 3));
         for _ in 0..150 {
             report.add(Weight::Breach, "a", 2, "z");
         }

@@ -1,6 +1,6 @@
 //! Says whether a log is as it was written. Reads it once, from the first line to the last, in bounded memory.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,8 +13,11 @@ use crate::error::failed;
 use crate::line::{self, Checked, VERSION};
 use crate::lines::{Lines, RawLine};
 use crate::report::{Report, Weight};
-use crate::{Artifact, Digest, Error, ExecutionId, Gap, Head, Key, Record, Removed, Result, SegmentStart, Torn};
-use crate::{head, names, place};
+use crate::writer::unfinished_first;
+use crate::{
+    Artifact, Digest, Error, ExecutionId, Gap, Head, Key, Record, Removed, Result, SegmentStart, Timestamp, Torn,
+};
+use crate::{artifact, head, names, place};
 
 /// The most executions without an end that are remembered by name.
 const MOST_OPEN: usize = 1 << 16;
@@ -32,7 +35,7 @@ pub struct Expect {
     pub head: Option<Digest>,
     /// The key by which lines are signed.
     pub key: Option<Key>,
-    /// Whether artifacts are read and compared with their hashes, too.
+    /// Whether artifacts are read and compared with their hashes, too, and those found that no line names.
     pub artifacts: bool,
 }
 
@@ -46,7 +49,7 @@ pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let snapshot = Snapshot::take(&directory)?;
+        let snapshot = Snapshot::take(&directory, expect)?;
         match Walk::new(&directory, expect, &snapshot).all(&snapshot) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound && tries < TRIES => {}
             other => return other,
@@ -59,11 +62,15 @@ struct Snapshot {
     /// Segments in their order, with their sizes.
     segments: Vec<(u32, u64)>,
     head: Option<Result<Head, ()>>,
+    /// The first line of a log whose segment a writer has not come to give its name.
+    unfinished: Option<Head>,
+    /// Names of artifacts, where they are asked for. Whatever they belong to has begun before.
+    artifacts: Vec<String>,
 }
 
 impl Snapshot {
     /// While no writer is in the middle of something.
-    fn take(directory: &OwnedFd) -> Result<Self> {
+    fn take(directory: &OwnedFd, expect: &Expect) -> Result<Self> {
         const SHOWN: &str = "the log's directory";
         // A descriptor of its own, so that the lock ends with it.
         let lock = place::reopen(directory)?;
@@ -84,7 +91,22 @@ impl Snapshot {
         }
         segments.sort_unstable();
         let head = head::of(&lock)?;
-        Ok(Self { segments, head })
+        let unfinished = match segments.is_empty() {
+            true => unfinished_first(&lock, expect.key.as_ref())?,
+            false => None,
+        };
+        let artifacts = match place::subdirectory(&lock, names::ARTIFACTS)?.filter(|_| expect.artifacts) {
+            Some(artifacts) => place::names(&artifacts)?,
+            None => Vec::new(),
+        };
+        let artifacts = artifacts.into_iter().filter(|name| name.ends_with(artifact::ENDING)).collect();
+        Ok(Self { segments, head, unfinished, artifacts })
+    }
+
+    /// Whether a writer was killed while it began the log: its first line is there, the head names it, and nothing was
+    /// reported as written.
+    fn is_beginning(&self) -> bool {
+        self.segments.is_empty() && self.unfinished.is_some() && self.head == self.unfinished.map(Ok)
     }
 }
 
@@ -106,6 +128,11 @@ struct Walk<'a> {
     ends: HashMap<u32, Digest>,
     removed: Option<Removed>,
     open: HashMap<ExecutionId, u64>,
+    /// Artifacts that no line has accounted for so far, and whether their execution goes on, or went when its writer was
+    /// killed.
+    artifacts: BTreeMap<String, bool>,
+    /// Whether lines are known to be missing.
+    gaps: bool,
     head: Option<Head>,
     expected_found: bool,
     /// Whether the lines of this segment carry codes.
@@ -129,6 +156,8 @@ impl<'a> Walk<'a> {
             ends: HashMap::new(),
             removed: None,
             open: HashMap::new(),
+            artifacts: snapshot.artifacts.iter().map(|name| (name.clone(), false)).collect(),
+            gaps: false,
             head: snapshot.head.and_then(Result::ok),
             expected_found: false,
             signed: false,
@@ -152,6 +181,7 @@ impl<'a> Walk<'a> {
             self.segment(*segment, *size, last)?;
         }
         self.finish(snapshot);
+        self.unnamed_artifacts()?;
         Ok(self.report)
     }
 
@@ -254,6 +284,7 @@ impl<'a> Walk<'a> {
             Record::Segment(start) => self.start(&start),
             Record::Begin(subject) => {
                 self.report.executions.begun += 1;
+                self.own_artifact(&subject.id, true);
                 if self.open.len() < MOST_OPEN {
                     self.open.insert(subject.id, seq);
                 } else {
@@ -263,21 +294,30 @@ impl<'a> Walk<'a> {
             Record::End(end) => {
                 self.report.executions.ended += 1;
                 self.close(&end.subject.id, end.begin);
+                match &end.outcome.artifact {
+                    Some(Artifact::Stored { file, .. }) => drop(self.artifacts.remove(&**file)),
+                    // It was given its name, perhaps, before it was lost.
+                    Some(Artifact::Lost { .. }) => drop(self.artifacts.remove(&artifact_name(&end.subject.id))),
+                    None => self.own_artifact(&end.subject.id, false),
+                }
                 if let (Some(artifact), true) = (end.outcome.artifact, self.expect.artifacts) {
                     self.artifact(&artifact)?;
                 }
             }
             Record::Cancelled(cancelled) => {
                 self.report.executions.cancelled += 1;
+                self.own_artifact(&cancelled.id, false);
                 self.close(&cancelled.id, Some(cancelled.begin));
             }
             Record::Torn(torn) => self.torn(&torn)?,
             Record::Gap(Gap { written, found, .. }) if written == found => {
+                self.gaps = true;
                 self.loss(format!(
                     "how far the log had gone was not known any more; it went to number {found} at least"
                 ));
             }
             Record::Gap(gap) => {
+                self.gaps = true;
                 let reason =
                     format!("lines after number {} were lost; number {} had been written", gap.found, gap.written);
                 self.loss(reason);
@@ -344,6 +384,33 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Says whether the execution that an artifact has its name from may have come to make it without a line.
+    fn own_artifact(&mut self, id: &ExecutionId, running: bool) {
+        if !self.artifacts.is_empty()
+            && let Some(own) = self.artifacts.get_mut(&artifact_name(id))
+        {
+            *own = running;
+        }
+    }
+
+    /// Tells of artifacts that no line names. Their executions have lines, or had some that are gone.
+    fn unnamed_artifacts(&mut self) -> Result<()> {
+        let Some(directory) = place::subdirectory(self.directory, names::ARTIFACTS)? else { return Ok(()) };
+        for name in std::mem::take(&mut self.artifacts).into_iter().filter(|(_, own)| !own).map(|(name, _)| name) {
+            let Ok(stat) = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let modified = stat.st_mtime.saturating_mul(1_000_000);
+            let older = self.report.since.is_some_and(|since: Timestamp| modified < since.as_micros());
+            self.file = format!("{}/{}", names::ARTIFACTS, crate::Text::<256>::new(&name));
+            match (&self.removed, self.gaps) {
+                // A writer that was killed while it removed segments leaves some, for the next.
+                (Some(_), _) if older => self.note("no line names it; retention removed those that did, by its age"),
+                (Some(_), _) | (_, true) => self.loss("no line names it; it may be of one of those that are gone"),
+                (None, false) => self.breach("no line names it: those of its execution are gone, or it is forged"),
+            }
+        }
+        Ok(())
+    }
+
     fn hash_of_artifact(&self, file: &str) -> Result<Option<Digest>> {
         match place::subdirectory(self.directory, names::ARTIFACTS)? {
             Some(artifacts) => Ok(self.hash_of(&artifacts, file)?.map(|(hash, _)| hash)),
@@ -363,21 +430,24 @@ impl<'a> Walk<'a> {
     fn finish(&mut self, snapshot: &Snapshot) {
         self.number = 0;
         self.file = names::segment(snapshot.segments.first().map_or(1, |(first, _)| *first));
-        if snapshot.segments.is_empty() {
+        if snapshot.is_beginning() {
+            self.loss("a writer was killed while it began the log; the next one goes on with it");
+        } else if snapshot.segments.is_empty() {
             self.breach("there is no segment in the directory");
         }
         self.beginning(snapshot);
         self.file = names::HEAD.to_owned();
         let last = self.report.head.map_or(0, |head| head.seq);
         match snapshot.head {
+            Some(Ok(_)) if snapshot.is_beginning() => {}
             Some(Ok(head)) if head.seq > last => {
                 let reason =
                     format!("it names line {}, but the log ends with line {last}: its end was cut off", head.seq);
                 self.breach(reason);
             }
-            // A writer that was killed before its second line has left none yet.
-            Some(Err(())) | None if last < 2 => self.note("it says nothing yet; the next writer writes it"),
-            Some(Err(())) => self.loss("it cannot be read, so an end that was cut off would not be noticed"),
+            Some(Err(())) => {
+                self.breach("it cannot be read, which no crash explains: the log's end may have been cut off");
+            }
             None => self.breach("it is missing, which no crash explains: the log's end may have been cut off"),
             Some(Ok(_)) => {}
         }
@@ -430,4 +500,8 @@ impl<'a> Walk<'a> {
     fn note(&mut self, reason: impl Into<String>) {
         self.report.add(Weight::Note, &self.file, self.number, reason);
     }
+}
+
+fn artifact_name(id: &ExecutionId) -> String {
+    format!("{}{}", id.as_str(), artifact::ENDING)
 }

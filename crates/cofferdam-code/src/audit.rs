@@ -298,7 +298,7 @@ fn store(open: &Open, result: Option<&CodeResult>) -> Option<Artifact> {
         writer.section("stderr")?;
         writer.add(result.stderr.bytes())?;
         writer.section("results")?;
-        writer.add(serde_json::to_string(&result.results).unwrap_or_default().as_bytes())
+        writer.add_json(&serde_json::to_value(&result.results).unwrap_or_default())
     };
     Some(write().and_then(|()| writer.finish()).unwrap_or_else(lost))
 }

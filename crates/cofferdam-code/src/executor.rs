@@ -25,7 +25,8 @@ use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
 use crate::screening::{self, Verdict};
 use crate::{
-    CodeConfig, CodeRequest, CodeResult, Contents, Language, Meta, Results, Screened, SessionState, Want, error, rich,
+    CodeConfig, CodeRequest, CodeResult, Contents, Language, Meta, Results, Screened, Secrets, SessionState, Want,
+    error, rich,
 };
 
 /// Real time for bringing results out.
@@ -201,8 +202,15 @@ impl Executor {
         })
     }
 
-    /// As [`Self::begin`], for a command that is not code: there is nothing to screen, and no result but its exit.
-    pub async fn begin_command(&self, place: &Place, spec: &Spec, exec: ExecRequest) -> Result<Call> {
+    /// Screens code as [`Self::begin`] does, for who runs it by other means: neither bounds nor log know of it.
+    pub async fn look_at(&self, language: &str, code: &str) -> Result<Option<Screened>> {
+        let known = self.0.config.languages.by_name(language)?;
+        self.screen(&mut None, known, code).await
+    }
+
+    /// As [`Self::begin`], for a command that is not code: there is nothing to screen, and no result but its exit. Those
+    /// of its variables that `secrets` names stand in no artifact.
+    pub async fn begin_command(&self, place: &Place, spec: &Spec, exec: ExecRequest, secrets: Secrets) -> Result<Call> {
         let words: Vec<&[u8]> = match exec.command() {
             Command::Argv(argv) => argv.iter().map(String::as_bytes).collect(),
             Command::Shell(line) => vec![line.as_bytes()],
@@ -210,7 +218,7 @@ impl Executor {
         };
         let timeout = exec.timeout().unwrap_or(spec.limits().wall_time);
         let mut request = CodeRequest::new("", "").timeout(timeout);
-        request.max_output = Some(exec.max_output());
+        (request.max_output, request.secrets) = (Some(exec.max_output()), secrets);
         let id = random_id()?;
         let entry = self.entry(&id, place, spec, &request, Program::command(words), None).await?;
         Ok(Call {

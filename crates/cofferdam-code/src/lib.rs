@@ -31,7 +31,7 @@ pub use bounds::Bounds;
 pub use config::{CodeConfig, Warn};
 pub use executor::{Call, Executor, OnOutput, Place};
 pub use language::{Language, Languages, MODULE, MODULE_INTERPRETER, Results};
-pub use request::{CodeRequest, Contents, Secret, Want};
+pub use request::{CodeRequest, Contents, Secret, Secrets, Want};
 pub use restore::{Origin, Restoring};
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};
 pub use rich::{RichKind, RichResult};

@@ -42,10 +42,14 @@ impl Secret {
         Self(value.into())
     }
 
-    pub(crate) fn reveal(&self) -> &str {
+    /// The value, for where it is handed over.
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }
+
+/// Environment variables whose values must not be told, by name.
+pub type Secrets = BTreeMap<String, Secret>;
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,7 +73,7 @@ pub struct CodeRequest {
     pub env: BTreeMap<String, String>,
     /// Environment variables whose values must not be told.
     #[serde(default)]
-    pub secrets: BTreeMap<String, Secret>,
+    pub secrets: Secrets,
     /// Standard input.
     #[serde(default)]
     #[schemars(with = "Vec<u8>")]

@@ -91,7 +91,8 @@ fn unscreened(config: &ScreeningConfig, problem: ScreenError) -> Verdict {
         ScreenError::Syntax(at) => (ErrorKind::InvalidInput, format!("syntax error at {}:{}", at.line, at.column)),
         _ => (ErrorKind::Denied, "screening: the code could not be read".to_owned()),
     };
-    Verdict::Refused { error: Error::new(kind, "screen", problem.to_string()).with_fault(Fault::Caller), reason }
+    let error = Error::new(kind, "screen", problem.to_string()).with_remedy(problem.remedy());
+    Verdict::Refused { error: error.with_fault(Fault::Caller), reason }
 }
 
 #[cfg(test)]
@@ -127,5 +128,20 @@ mod tests {
         assert!(matches!(verdict(Mode::Off, Mode::Off, "= ="), Verdict::Runs(None)));
         assert!(matches!(verdict(Mode::Off, Mode::Warn, "= ="), Verdict::Runs(Some(_))));
         assert!(matches!(verdict(Mode::Block, Mode::Warn, "= ="), Verdict::Refused { .. }), "nobody looked at it");
+    }
+
+    #[test]
+    fn an_encoding_that_is_another_program_is_refused_told_or_none_of_our_business() {
+        let code = "# coding: utf-7\n#+AAo-import os";
+        let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, code) else { panic!("refused") };
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(error.message().contains("line 1 says that the code is in 'utf-7'"), "{error}");
+        assert!(!reason.contains("utf-7"), "{reason}");
+        let Verdict::Runs(Some(told)) = verdict(Mode::Warn, Mode::Block, code) else { panic!("it runs") };
+        assert!(told.not_screened.is_some_and(|why| why.contains("utf-7")));
+        // Syntax alone is the interpreter's, whatever the parser makes of these bytes.
+        for code in [code, "# coding: utf-7\n+AAo- = ="] {
+            assert!(matches!(verdict(Mode::Off, Mode::Block, code), Verdict::Runs(None)), "{code}");
+        }
     }
 }

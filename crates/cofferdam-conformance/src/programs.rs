@@ -76,6 +76,8 @@ pub enum GuestProgram {
         /// The file that grows.
         heartbeat: String,
     },
+    /// Starts a grandchild in a session of its own that computes for ever; then prints [`READY`] and sleeps for ever.
+    DaemoniseAndSpin,
     /// Writes a file.
     WriteFile {
         /// Where.

@@ -183,6 +183,10 @@ fn line(program: &GuestProgram) -> Option<String> {
             let daemon = format!("setsid sh -c {} </dev/null >/dev/null 2>&1 &", quote(&beat));
             format!("({daemon})\necho {READY}; exec sleep {FOREVER}")
         }
+        P::DaemoniseAndSpin => {
+            let daemon = "setsid sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &";
+            format!("({daemon})\necho {READY}; exec sleep {FOREVER}")
+        }
         P::WriteFile { path, contents } => format!("printf %s {} >{}", quote(contents), quote(path)),
         P::ReadFile { path } => format!("cat -- {}", quote(path)),
         P::MakeDirectory { path } => format!("mkdir -- {}", quote(path)),

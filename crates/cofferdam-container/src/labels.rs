@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
 use cofferdam_contract::{SandboxId, TenantId};
+use cofferdam_linux::process::Life;
 use rustix::process::{Pid, test_kill_process};
 
 const SANDBOX: &str = "dev.cofferdam.sandbox";
@@ -59,9 +60,10 @@ impl Owner {
         let Some(pid) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return Standing::Foreign };
         match test_kill_process(pid) {
             Err(rustix::io::Errno::SRCH) => Standing::Dead,
-            // There is somebody with this number. Where the time of its start is hidden, it must be taken for the owner.
-            _ => match start_of(self.process) {
-                Some(start) if start != self.start => Standing::Dead,
+            // There is somebody with this number, or what is left of somebody until its parent asks how it ended. Where its
+            // life is hidden, it must be taken for the owner's.
+            _ => match Life::of(self.process) {
+                Some(life) if life.over || life.start != self.start => Standing::Dead,
                 _ => Standing::Alive,
             },
         }
@@ -77,9 +79,7 @@ fn host() -> std::io::Result<String> {
 }
 
 fn start_of(process: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name stands in parentheses, and may hold anything.
-    text.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    Life::of(process).map(|life| life.start)
 }
 
 /// The labels of a sandbox's container.
@@ -167,6 +167,12 @@ mod tests {
         let living = Owner { process: child.id(), start: start_of(child.id()).unwrap(), ..owner.clone() };
         assert_eq!(living.standing(&here), Standing::Alive);
         child.kill().unwrap();
+        let begun = std::time::Instant::now();
+        while living.standing(&here) == Standing::Alive {
+            assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+            std::thread::yield_now();
+        }
+        assert_eq!(living.standing(&here), Standing::Dead);
         child.wait().unwrap();
         assert_eq!(living.standing(&here), Standing::Dead);
         // Somebody else with the same number, later.

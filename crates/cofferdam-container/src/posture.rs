@@ -327,7 +327,8 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
     } else {
         format!("a watch inside sums all processes and kills at {seconds} s")
     };
-    row(Protection::CpuTime, true, mechanism)
+    let apart = if evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
+    row(Protection::CpuTime, true, format!("{mechanism}{apart}"))
 }
 
 fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {

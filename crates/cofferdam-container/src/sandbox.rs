@@ -120,6 +120,7 @@ impl Sandbox for ContainerSandbox {
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.open("write_file")?;
+        self.spec.workspace().check_change("write_file")?;
         self.raw.guest.write_file(path, contents).await
     }
 
@@ -130,6 +131,7 @@ impl Sandbox for ContainerSandbox {
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.open("remove")?;
+        self.spec.workspace().check_change("remove")?;
         self.raw.guest.remove(path).await
     }
 

@@ -235,12 +235,17 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// # Behavior
     /// - The same rules for symlinks and special files as [`Self::read_file`].
     /// - The file appears whole or not at all. The disk limit holds: beyond it the answer is `ResourceExhausted`.
+    /// - A private workspace that code may only read can be filled. In a directory of the host that was lent to be read
+    ///   only nothing is made or replaced: the answer is `Denied`.
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64>;
 
     /// Lists a directory, sorted by name, at most 100,000 entries (`ResourceExhausted` beyond).
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>>;
 
     /// Removes a file, a link (not its target) or a directory with all below it.
+    ///
+    /// # Behavior
+    /// - From a directory of the host that was lent to be read only nothing is removed: the answer is `Denied`.
     async fn remove(&self, path: &SandboxPath) -> Result<()>;
 
     /// Freezes the sandbox's state; `Unsupported` unless [`Capability::Snapshot`] is declared.

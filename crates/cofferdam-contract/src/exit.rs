@@ -11,7 +11,8 @@ use crate::units::serde_duration;
 /// What one exec used.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
-    /// CPU seconds, user and system, of all its processes that are accounted for.
+    /// CPU seconds, user and system, of all its processes that are accounted for. Where execs overlap, what is charged
+    /// to this one towards its limit on CPU time.
     pub cpu_seconds: f64,
     /// The most memory used at once, in bytes: of the whole sandbox where a control group counts it, else of the
     /// largest process. `None` where the backend cannot tell.

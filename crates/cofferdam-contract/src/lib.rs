@@ -14,6 +14,7 @@ mod handle;
 mod limits;
 mod output;
 mod posture;
+pub mod shares;
 mod snapshot;
 mod spec;
 pub mod supervise;

@@ -17,7 +17,11 @@ pub const MAX_PROCESSES: u32 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU seconds that the sandbox's processes together may use during one exec. Default 30 s.
+    /// CPU seconds of one exec, all that it starts included. Default 30 s.
+    ///
+    /// Where several execs run in a sandbox at the same time, one is not charged with what is known to be another's; what
+    /// nobody can tell apart is charged to each of them, and so is what earlier execs left running. A backend whose
+    /// counter knows no execs charges each with all that the sandbox uses while it runs.
     #[serde(with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub cpu_time: Option<Duration>,

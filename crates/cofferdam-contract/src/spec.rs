@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Limits, Protection, Result};
+use crate::{Error, ErrorKind, Limits, Protection, Result};
 
 /// Where the workspace appears inside every sandbox.
 pub const WORKSPACE_PATH: &str = "/workspace";
@@ -111,7 +111,7 @@ pub enum Workspace {
         #[serde(default)]
         access: Access,
     },
-    /// A directory of the host.
+    /// A directory of the host. With [`Access::ReadOnly`] nothing changes it: no code, and not the file API.
     HostDir {
         /// An absolute path.
         path: PathBuf,
@@ -126,6 +126,20 @@ impl Workspace {
     pub fn access(&self) -> Access {
         match self {
             Self::Private { access } | Self::HostDir { access, .. } => *access,
+        }
+    }
+
+    /// Refuses the file API a change of a directory that was lent to be read only. Backends ask before they change
+    /// anything in a workspace.
+    pub fn check_change(&self, operation: &'static str) -> Result<()> {
+        match self {
+            Self::Private { .. } | Self::HostDir { access: Access::ReadWrite, .. } => Ok(()),
+            Self::HostDir { access: Access::ReadOnly, .. } => Err(Error::new(
+                ErrorKind::Denied,
+                operation,
+                "the workspace is a directory of the host that was lent to be read only",
+            )
+            .with_remedy("lend it with the right to write, or use a private workspace")),
         }
     }
 }
@@ -405,6 +419,16 @@ mod tests {
         for reference in ["", "a b", "--privileged", "a\nb", "é", &"x".repeat(513)] {
             let root = RootFs::Image { reference: reference.to_owned() };
             assert!(Spec::builder().root(root).build().is_err(), "{reference:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_lent_to_be_read_is_closed_to_the_file_api() {
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            assert!(Workspace::Private { access }.check_change("write_file").is_ok());
+            let lent = Workspace::HostDir { path: "/srv/x".into(), access };
+            let refused = lent.check_change("write_file").err().map(|error| error.kind());
+            assert_eq!(refused, (access == Access::ReadOnly).then_some(ErrorKind::Denied));
         }
     }
 

@@ -234,8 +234,8 @@ impl Supervision {
             Some(_) if reasons.over_cpu || accounts.watched_cpu => Some(LimitKind::Cpu),
             Some(SIGXCPU) => Some(LimitKind::Cpu),
             Some(SIGKILL) if accounts.watched_memory || accounts.memory_kills => Some(LimitKind::Memory),
-            // The kernel's own limit on one process, one second above ours.
-            Some(SIGKILL) if !self.allowance.counted && self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
+            // The kernel's own limit on one process, one second above ours, was first: nobody looked in time.
+            Some(SIGKILL) if self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
             _ => None,
         };
         let refused = accounts.forks_refused.then_some(LimitKind::Pids);
@@ -347,6 +347,28 @@ mod tests {
         assert!(it.kill_now(begun + SECOND * 3));
         let exit = it.exit(Some(KILLED), &Accounts::default(), begun).unwrap();
         assert_eq!(exit.killed_by, Some(LimitKind::Cpu));
+    }
+
+    #[test]
+    fn the_kernels_own_limit_on_a_process_is_the_cpu_limit() {
+        for counted in [true, false] {
+            let now = Instant::now();
+            let allowance = Allowance { wall: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
+            let it = Supervision::new(now, now, allowance);
+            let killed_by = |status, cpu_micros| {
+                // Others of the sandbox used far more.
+                let accounts = Accounts { cpu_micros: Some(9_000_000), ..Accounts::default() };
+                it.exit(Some(Ended { status, cpu_micros, peak_bytes: 1 }), &accounts, now).unwrap().killed_by
+            };
+            assert_eq!(killed_by(SIGKILL, 5_000_000), Some(LimitKind::Cpu));
+            assert_eq!(killed_by(SIGKILL, 4_000_000), Some(LimitKind::Cpu));
+            assert_eq!(killed_by(SIGKILL, 3_900_000), None, "somebody else sent it");
+            assert_eq!(killed_by(15, 5_000_000), None, "nor does the kernel send this");
+            assert_eq!(killed_by(7 << 8, 5_000_000), None);
+        }
+        let (unlimited, now) = supervision(None);
+        let killed = Ended { cpu_micros: u64::MAX, ..KILLED };
+        assert_eq!(unlimited.exit(Some(killed), &Accounts::default(), now).unwrap().killed_by, None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod launch;
 #[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
 mod line;
+mod marks;
 mod partner;
 #[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;

@@ -15,6 +15,7 @@ use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
 use super::launch::Desk;
 use super::line::Line;
+use super::marks::Used;
 use super::partner::Partner;
 use super::probe::{self, Path};
 use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
@@ -410,6 +411,11 @@ impl Agent {
             Order::InputEnd => execs.end_input(id, out),
             Order::Resize { rows, columns } => execs.resize(id, (rows, columns)),
             Order::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
+            Order::Shares => {
+                // Counted after that: nobody is said to have used what was not counted.
+                let used = self.mark.map_or(Used::NOTHING, |_| Used::look());
+                out.answer(id, &Answer::Shares { counts: counters.read(), used: used.bytes() });
+            }
             Order::Freeze { on } => done(id, self.freeze(on), out),
             Order::Hold => match self.hold(jobs) {
                 Ok(()) => out.answer(id, &Answer::Held),

@@ -140,6 +140,12 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// Whether execs that run at the same time are charged with no CPU time that is known to be another's.
+    #[must_use]
+    pub fn tells_execs_apart(&self) -> bool {
+        self.counts_cpu && self.marks
+    }
+
     /// The mount that a path lies on.
     pub fn mount_of(&self, path: &str) -> Option<&Mount> {
         let below = |mount: &str| {

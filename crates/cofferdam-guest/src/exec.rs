@@ -20,9 +20,11 @@ use cofferdam_contract::{
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::flow::{Input, Window};
 use crate::guest::Inner;
+use crate::ledger::Share;
 use crate::link::Link;
 use crate::record::RunningExec;
 use crate::running::{Listed, Standing};
@@ -65,17 +67,18 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     let (wishes, on_wish) = mpsc::unbounded_channel();
     let window = Window::new();
     let terminal = request.terminal();
-    let mut handle = None;
+    let mut begun_of = None;
     let exec = link.enroll("start", |exec| {
         let control = Control { link: Arc::clone(link), exec, wishes, terminal: terminal.is_some() };
         let stdin = matches!(request.stdin(), Stdin::Stream)
             .then(|| StdinWriter::new(Input::new(link, exec, Arc::clone(&window))));
         let (made, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
-        handle = Some(made);
         let window = Arc::clone(&window);
-        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some() })
+        let share = Arc::new(Share::new(&inner.ledger, exec));
+        begun_of = Some((made, Arc::clone(&share)));
+        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), share })
     })?;
-    let handle = handle.ok_or_else(|| Error::closed("start"))?;
+    let (handle, share) = begun_of.ok_or_else(|| Error::closed("start"))?;
     let unordered = Unordered { link, exec: Some(exec) };
     let script = match request.command() {
         Command::Script(script) => Some(put_script(inner, exec, script).await?),
@@ -89,7 +92,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         processors: inner.processors,
     };
     let standing = inner.running.add(exec, Standing::new(begun, allowance, script.is_some()));
-    let run = Run { inner: Arc::clone(inner), exec, standing, limits: limits.clone() };
+    let run = Run { inner: Arc::clone(inner), exec, standing, share, looking: None, limits: limits.clone() };
     order(inner, exec, request, &words).await?;
     // From here on the exec is its task's to end.
     let mut unordered = unordered;
@@ -213,11 +216,12 @@ pub fn keep_limits(
     exec: &RunningExec,
     limits: &Limits,
     first: Option<u64>,
-    on_end: oneshot::Receiver<()>,
+    on_end: oneshot::Receiver<Ended>,
 ) {
     let standing = Standing::adopt(exec, limits, first, inner.counts_cpu, inner.processors);
     let standing = inner.running.add(exec.id, standing);
-    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, limits: limits.clone() };
+    let share = Arc::new(Share::new(&inner.ledger, exec.id));
+    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, share, looking: None, limits: limits.clone() };
     // Nobody has a handle that could wish for anything.
     let (_, on_wish) = mpsc::unbounded_channel();
     tokio::spawn(run.drive_adopted(on_end, on_wish));
@@ -228,6 +232,10 @@ struct Run {
     inner: Arc<Inner>,
     exec: u64,
     standing: Listed,
+    /// Its part in the CPU time of its sandbox.
+    share: Arc<Share>,
+    /// A look whose CPU time it was, of which nothing is known yet.
+    looking: Option<JoinHandle<()>>,
     limits: Limits,
 }
 
@@ -258,13 +266,15 @@ impl Run {
         let end = self.until_end(on_end, on_wish).await;
         self.clean_up().await;
         if let Some(ExecEnd { ended, driver }) = end {
-            driver.finish(self.exit(ended));
+            let used = self.settle(ended).await;
+            driver.finish(self.exit(ended, used));
         }
     }
 
-    async fn drive_adopted(mut self, on_end: oneshot::Receiver<()>, on_wish: mpsc::UnboundedReceiver<Wish>) {
-        self.until_end(on_end, on_wish).await;
+    async fn drive_adopted(mut self, on_end: oneshot::Receiver<Ended>, on_wish: mpsc::UnboundedReceiver<Wish>) {
+        let ended = self.until_end(on_end, on_wish).await;
         self.clean_up().await;
+        self.tell_end(ended).await;
     }
 
     /// Keeps its limits until it has ended.
@@ -311,7 +321,7 @@ impl Run {
     }
 
     /// Removes what outlived the program itself, where that is to be.
-    async fn clean_up(&self) {
+    async fn clean_up(&mut self) {
         if self.standing.supervision().kills_the_rest() {
             self.signal(true);
         }
@@ -329,18 +339,18 @@ impl Run {
             self.inner.link.close();
         }
         if due.look {
-            let inner = Arc::clone(&self.inner);
+            let (inner, share) = (Arc::clone(&self.inner), Arc::clone(&self.share));
+            let limit = self.standing.allowed_cpu();
             let base = self.standing.base().cpu_micros.unwrap_or(0);
             *look = Some(Box::pin(async move {
-                loop {
-                    inner.link.going().await;
-                    match inner.link.call("exit", &Order::Count).await {
-                        Ok(Reply::Counted(counts)) => return Some(counts.cpu_micros?.saturating_sub(base)),
-                        // It was held in this moment.
-                        Err(error) if error.kind() == ErrorKind::Conflict => {}
-                        _ => return None,
-                    }
+                let counted = count(&inner).await?;
+                let charged = || share.charged(counted).unwrap_or(counted.saturating_sub(base));
+                let reached = limit.is_some_and(|limit| u128::from(charged()) >= limit.as_micros());
+                // Only then is it worth a look whose it was.
+                if reached && share.has_company() {
+                    inner.tell_apart(None).await;
                 }
+                Some(charged())
             }));
         }
         let kill = self.standing.supervision().kill_now(Instant::now());
@@ -349,17 +359,48 @@ impl Run {
         }
     }
 
-    fn signal(&self, kill: bool) {
+    fn signal(&mut self, kill: bool) {
+        if kill
+            && self.share.has_company()
+            && let Ok(answer) = self.inner.link.ask("exit", &Order::Shares)
+        {
+            // Once it is gone, nobody can tell what it was that used so much.
+            let inner = Arc::clone(&self.inner);
+            self.looking = Some(tokio::spawn(async move {
+                if let Ok(reply) = inner.link.wait("exit", answer).await {
+                    inner.ledger.take_in(&reply, None);
+                }
+            }));
+        }
         self.inner.link.send(self.exec, &Order::Signal { kill });
     }
 
-    fn exit(&self, end: Option<(Ended, Counts)>) -> Result<Exit> {
+    /// Sees to it that what it used is known, as far as that is to be known, and gives what is charged to it, where
+    /// somebody counts.
+    async fn settle(&mut self, ended: Option<(Ended, Counts)>) -> Option<u64> {
+        let counted = ended.and_then(|(_, counts)| counts.cpu_micros);
+        self.tell_end(ended.map(|(ended, _)| ended)).await;
+        let base = self.standing.base().cpu_micros;
+        let alone = counted.zip(base).map(|(now, before)| now.saturating_sub(before));
+        counted.and_then(|counted| self.share.charged(counted)).or(alone)
+    }
+
+    /// Tells the others what it used.
+    async fn tell_end(&mut self, ended: Option<Ended>) {
+        if let Some(looking) = self.looking.take() {
+            let _ = looking.await;
+        }
+        if self.share.has_company() {
+            self.inner.tell_apart(ended.map(|ended| (self.exec, ended.cpu_micros))).await;
+        }
+    }
+
+    fn exit(&self, end: Option<(Ended, Counts)>, used: Option<u64>) -> Result<Exit> {
         let link = &self.inner.link;
         let (watched_memory, watched_cpu) = link.passed();
         let base = self.standing.base();
         let counts = end.map_or(base, |(_, counts)| counts);
         let more = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
-        let used = counts.cpu_micros.zip(base.cpu_micros).map(|(now, before)| now.saturating_sub(before));
         let accounts = Accounts {
             cpu_micros: used,
             peak_bytes: counts.peak,
@@ -373,6 +414,19 @@ impl Run {
         let ended = end.map(|(ended, _)| ended);
         let exit = self.standing.supervision().exit(ended, &accounts, Instant::now());
         exit.ok_or_else(|| link.error("exit"))
+    }
+}
+
+/// CPU microseconds of the sandbox.
+async fn count(inner: &Inner) -> Option<u64> {
+    loop {
+        inner.link.going().await;
+        match inner.link.call("exit", &Order::Count).await {
+            Ok(Reply::Counted(counts)) => return counts.cpu_micros,
+            // It was held in this moment.
+            Err(error) if error.kind() == ErrorKind::Conflict => {}
+            _ => return None,
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
+use crate::ledger::Ledger;
 use crate::link::Link;
 use crate::running::Running;
 use crate::settings::{Ending, Groups, Settings};
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub counts_cpu: bool,
     pub processors: u32,
     pub running: Arc<Running>,
+    pub ledger: Arc<Ledger>,
     pub frozen: AtomicBool,
 }
 
@@ -59,6 +61,7 @@ impl Inner {
             counts_cpu: evidence.counts_cpu,
             processors: evidence.processors,
             running: Arc::default(),
+            ledger: Arc::default(),
             frozen: AtomicBool::new(false),
         }
     }
@@ -66,6 +69,19 @@ impl Inner {
     /// A path as programs inside see it.
     pub fn inside(&self, path: &SandboxPath) -> String {
         if path.is_workspace() { self.workspace.clone() } else { format!("{}/{}", self.workspace, path.as_str()) }
+    }
+
+    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
+    pub async fn tell_apart(&self, ended: Option<(u64, u64)>) {
+        loop {
+            self.link.going().await;
+            match self.link.call("exit", &Order::Shares).await {
+                Ok(reply) => return self.ledger.take_in(&reply, ended),
+                // It was held in this moment.
+                Err(error) if error.kind() == ErrorKind::Conflict => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// The error where an operation cannot be asked for.

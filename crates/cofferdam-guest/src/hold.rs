@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::evidence::Evidence;
 use crate::guest::{Guest, Inner, Owner};
 use crate::link::Link;
-use crate::record::Record;
+use crate::record::{Record, RunningExec};
 use crate::renewal::Renewal;
 use crate::settings::Settings;
 use crate::slots::{Reply, Slot, Telling};
@@ -26,6 +26,7 @@ use crate::wire::{MAX_EXECS, Order, Renew, VERSION};
 use crate::{exec, probes};
 
 const ADOPT: &str = "restore";
+const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const EBUSY: i32 = 16;
 
@@ -63,9 +64,17 @@ impl Guest {
         if self.inner.frozen.load(Ordering::Acquire) {
             return Err(exec::paused("snapshot"));
         }
+        if self.inner.ledger.is_shared() {
+            // Whoever takes a copy over gets to know only what is charged to each.
+            self.inner.tell_apart(None).await;
+        }
         let running = &self.inner.running;
         let (ids, last, since) = self.inner.link.hold(|id| running.is_known(id)).await?;
-        Ok(Held { record: Record::new(last, running.record(&ids, since)) })
+        let execs = running.record(&ids, since).into_iter().map(|exec| {
+            let cpu_base = self.inner.ledger.base(exec.id).or(exec.cpu_base);
+            RunningExec { cpu_base, ..exec }
+        });
+        Ok(Held { record: Record::new(last, execs.collect()) })
     }
 
     /// Whether it is held.
@@ -145,6 +154,7 @@ impl Guest {
         let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
         let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
+        inner.ledger.resume(first, record.execs());
         for (exec, on_end) in record.execs().iter().zip(ends) {
             exec::keep_limits(&inner, exec, &limits, first, on_end);
         }
@@ -194,6 +204,12 @@ async fn renew(
                 .with_remedy("only machines with an init of Cofferdam's can be copied, and no containers"))
         }
         Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, ADOPT, "nobody held this copy")),
+        Reply::Done { errno: ENOENT, .. } => {
+            let what = "its image has no plain file /etc/machine-id, in whose place a new id could be put: copies of the \
+                        machine would all have the same";
+            Err(Error::unsupported(ADOPT, what)
+                .with_remedy("make the image from a root file system in which /etc is a directory, and no link"))
+        }
         Reply::Done { errno, .. } => Err(failed("the machine could not be given another identity", errno)),
         _ => Err(odd()),
     }

@@ -22,6 +22,7 @@ mod files;
 mod flow;
 mod guest;
 mod hold;
+mod ledger;
 mod link;
 mod probes;
 mod record;

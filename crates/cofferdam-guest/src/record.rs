@@ -29,7 +29,7 @@ pub(crate) struct RunningExec {
     pub wall: u64,
     /// CPU time that it is allowed.
     pub cpu: Option<u64>,
-    /// What the control group had counted when it began.
+    /// What the control group had counted when it began, and with it what others used since then.
     pub cpu_base: Option<u64>,
     /// Whether a directory of scripts is its own.
     pub script: bool,

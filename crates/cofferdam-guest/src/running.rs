@@ -58,6 +58,11 @@ impl Standing {
         lock(&self.supervision)
     }
 
+    /// CPU time that it is allowed.
+    pub fn allowed_cpu(&self) -> Option<Duration> {
+        self.allowance.cpu
+    }
+
     pub fn begin(&self, base: Counts) {
         let _ = self.base.set(base);
     }

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::error;
 use crate::flow::{Inflow, Window};
+use crate::ledger::Share;
 use crate::wire::{self, Answer, Counts, NotStarted};
 
 /// Entries that one listing holds.
@@ -55,6 +56,10 @@ pub enum Reply {
         data: Bytes,
     },
     Counted(Counts),
+    Shares {
+        counts: Counts,
+        used: Vec<(u64, u64)>,
+    },
     Opened {
         size: u64,
     },
@@ -80,7 +85,7 @@ pub enum Slot {
     Call(Telling<Reply>),
     Exec(ExecSlot),
     /// An exec of a former host.
-    Adopted(Telling<()>),
+    Adopted(Telling<Ended>),
     Read {
         opened: Telling<Reply>,
         flow: Arc<Inflow>,
@@ -122,6 +127,7 @@ pub struct ExecSlot {
     pub ended: Telling<ExecEnd>,
     pub window: Arc<Window>,
     pub terminal: bool,
+    pub share: Arc<Share>,
 }
 
 impl ExecSlot {
@@ -157,6 +163,10 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                     Reply::Probed { errno, value, data: Bytes::copy_from_slice(data) }
                 }
                 Answer::Counted { counts } => Reply::Counted(counts),
+                Answer::Shares { counts, used } => {
+                    let used = wire::read_shares(used).ok_or("shares that cannot be read")?.collect();
+                    Reply::Shares { counts, used }
+                }
                 Answer::Held => Reply::Held,
                 Answer::Renewed { version, execs } => Reply::Renewed { version, execs: Bytes::copy_from_slice(execs) },
                 _ => return Err(UNASKED),
@@ -165,8 +175,8 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
         }
         Slot::Exec(exec) => take_in_exec(exec, answer),
         Slot::Adopted(ended) => match *answer {
-            Answer::Ended { .. } => {
-                ended.tell(());
+            Answer::Ended { status, peak_bytes, cpu_micros, .. } => {
+                ended.tell(Ended { status, peak_bytes, cpu_micros });
                 Ok(After::Done)
             }
             _ => Err("what nobody wants of an exec of a former host"),
@@ -238,6 +248,8 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
     let running = exec.started.was_told();
     match *answer {
         Answer::Started { counts } if !running => {
+            // Here, so that execs begin in the order in which they did.
+            exec.share.begin(&counts);
             exec.started.tell(Ok(counts));
             Ok(After::Go)
         }

@@ -122,7 +122,7 @@ proptest! {
         ] {
             order_is_read_back(&order, 9);
         }
-        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Ping, Order::End, Order::Hold, Order::Release, Order::Input { data }, Order::Data { data }] {
+        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Shares, Order::Ping, Order::End, Order::Hold, Order::Release, Order::Input { data }, Order::Data { data }] {
             let mut body = Bytes::default();
             order.encode(&mut body);
             let frame = Frame { kind: order.kind(), id: 0, body: &body.0 };
@@ -149,6 +149,7 @@ proptest! {
             Answer::Data { data },
             Answer::Entries { entries: data },
             Answer::Counted { counts },
+            Answer::Shares { counts, used: data },
             Answer::Pong,
             Answer::Held,
             Answer::Renewed { version: number, execs: data },
@@ -231,6 +232,17 @@ fn an_init_is_asked_nothing_that_cannot_be() {
         let request = partner::Request::Renew(renew(name));
         assert_eq!(partner::encode(1, &request, &mut encoded), None, "{name:?}");
     }
+}
+
+#[test]
+fn shares_are_read_back_or_are_none() {
+    let pairs: Vec<u8> = [7u64, 50, 9, 60].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let read = |bytes: &[u8]| wire::read_shares(bytes).map(Iterator::collect::<Vec<_>>);
+    assert_eq!(read(&pairs), Some(vec![(7, 50), (9, 60)]));
+    assert_eq!(read(&[]), Some(Vec::new()));
+    assert_eq!((read(&pairs[..31]), read(&pairs[..24])), (None, None));
+    assert!(read(&pairs[..16].repeat(wire::MAX_SHARES)).is_some());
+    assert_eq!(read(&pairs[..16].repeat(wire::MAX_SHARES + 1)), None);
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod clock;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 pub mod landlock;
+pub mod marks;
 pub mod message;
 pub mod mount;
 pub mod namespace;

@@ -175,6 +175,33 @@ pub fn keep_none_on_exec() -> io::Result<()> {
     unsafe { check(libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)).map(drop) }
 }
 
+/// How a process is, by what the kernel says of it in `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    /// When it began, in the kernel's ticks since the boot.
+    pub start: u64,
+    /// It does nothing any more, and only waits for its parent to ask how it ended. It has its number until then, takes
+    /// signals, and keeps the time of its start.
+    pub over: bool,
+}
+
+impl Life {
+    /// That of the process with this number; `None` if there is none, or its life is hidden.
+    pub fn of(pid: u32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Reads the text of such a file.
+    pub fn parse(stat: &str) -> Option<Self> {
+        // The name stands in parentheses, and may hold anything.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().take(20).collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let dead = matches!(*fields.first()?, "Z" | "X" | "x");
+        // A process whose first thread has ended looks dead by its state, and may go on in its others.
+        Some(Self { start: number(19)?, over: dead && number(17)? <= 1 })
+    }
+}
+
 /// A descriptor that stands for a process, whatever its number is used for later.
 pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain numbers; the descriptor returned is new.
@@ -354,5 +381,43 @@ pub fn processors() -> u32 {
             return 0;
         }
         libc::CPU_COUNT(&allowed) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_nobody_asked_about_is_over() {
+        let own = Life::of(std::process::id()).unwrap();
+        assert!(!own.over);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let living = Life::of(child.id()).unwrap();
+        assert!(!living.over && living.start >= own.start);
+        child.kill().unwrap();
+        while !Life::of(child.id()).unwrap().over {
+            std::thread::yield_now();
+        }
+        assert_eq!(Life::of(child.id()), Some(Life { over: true, ..living }));
+        child.wait().unwrap();
+        assert_eq!(Life::of(child.id()), None);
+    }
+
+    #[test]
+    fn a_life_is_read_whatever_its_name_is() {
+        let text = |state: &str, threads: u64| {
+            format!("7 (a) Z 1 (b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0\n")
+        };
+        let life = |state, threads| Life::parse(&text(state, threads)).unwrap();
+        assert_eq!(life("R", 1), Life { start: 4711, over: false });
+        for state in ["Z", "X"] {
+            assert!(life(state, 1).over && life(state, 0).over, "{state}");
+            // Its first thread ended, and others did not.
+            assert!(!life(state, 2).over, "{state}");
+        }
+        for bad in ["", "7 (a", "7 (a) R", "7 (a) Z 1 2 3"] {
+            assert_eq!(Life::parse(bad), None, "{bad}");
+        }
     }
 }

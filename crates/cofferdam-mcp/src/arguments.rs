@@ -193,7 +193,7 @@ pub struct CreateSandbox {
     /// Do without the network that the server's sandboxes have.
     #[serde(default)]
     pub network: Option<Network>,
-    /// Let code only read the workspace; write_file still fills it.
+    /// Let code only read the workspace; write_file still fills it, unless it is a directory of the server's machine.
     #[serde(default)]
     pub read_only: bool,
 }

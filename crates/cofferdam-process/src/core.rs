@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use cofferdam_contract::shares::Shares;
 use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
-use cofferdam_linux::process;
+use cofferdam_linux::{marks, process};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch as flag};
 
@@ -21,6 +22,9 @@ use crate::protocol::{self, Event, HostFacts, NotStarted, Order};
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait before a full socket is tried again. It holds many orders, and an init takes them at once.
 const FULL: Duration = Duration::from_millis(2);
+/// Processes of a sandbox that are looked at to tell execs apart, since that takes the supervisor's own time. What others
+/// use is everybody's.
+const MOST_TOLD_APART: usize = 64;
 /// Time an init has to take an order.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -61,6 +65,8 @@ pub struct Core {
     /// What the launcher found out about the host.
     pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,
+    /// Whose CPU time it was that the control group counted.
+    pub shares: Mutex<Shares>,
     pub next_exec: AtomicU64,
     pub closed: AtomicBool,
     /// Whether its owner ended it, rather than that it ended by itself.
@@ -176,6 +182,30 @@ impl Core {
     /// The most memory that the sandbox used at once, in bytes, where a control group counts it.
     pub fn peak_memory(&self) -> Option<u64> {
         Some(self.stats.as_ref()?.peak_memory()?.saturating_sub(self.group_base.2))
+    }
+
+    /// CPU microseconds that the sandbox has used, where a control group counts them.
+    pub fn cpu_counted(&self) -> Option<u64> {
+        self.stats.as_ref()?.cpu_micros()
+    }
+
+    /// Which exec's CPU time it was.
+    pub fn shares(&self) -> MutexGuard<'_, Shares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
+    pub fn tell_apart(&self, ended: Option<(u64, u64)>) {
+        let Some(stats) = &self.stats else { return };
+        let mut used = marks::cpu_micros(&stats.processes(MOST_TOLD_APART));
+        if let Some((exec, reaped)) = ended {
+            // What was reaped is in no process that is left.
+            let sum = used.entry(exec).or_default();
+            *sum = sum.saturating_add(reaped);
+        }
+        if let Some(counted) = stats.cpu_micros() {
+            self.shares().saw(counted, used);
+        }
     }
 
     /// Whether the sandbox is closed or closing.

@@ -111,6 +111,7 @@ pub async fn attach(
         Some(stats) if exec > 1 => stats.cpu_micros().unwrap_or(0),
         _ => 0,
     };
+    let share = Share::begin(core, exec, base_cpu);
     let (base_kills, base_refusals) = match &core.stats {
         Some(stats) if exec > 1 => (stats.memory_kills(), stats.forks_refused()),
         _ => (core.group_base.0, core.group_base.1),
@@ -153,7 +154,7 @@ pub async fn attach(
         core: Arc::clone(core),
         exec,
         supervision: Supervision::new(begun, Instant::now(), allowance),
-        base_cpu,
+        share,
         base_kills,
         base_refusals,
         script: matches!(request.command(), Command::Script(_)),
@@ -253,7 +254,7 @@ struct Run {
     core: Arc<Core>,
     exec: u64,
     supervision: Supervision,
-    base_cpu: u64,
+    share: Share,
     base_kills: u64,
     base_refusals: u64,
     script: bool,
@@ -306,7 +307,7 @@ impl Run {
             self.core.kill_all();
         }
         if due.look {
-            let used = self.cpu_used().unwrap_or(0);
+            let used = self.share.charged(self.core.limits().cpu_time).unwrap_or(0);
             self.supervision.looked(used, now);
         }
         if self.supervision.kill_now(now) {
@@ -315,20 +316,21 @@ impl Run {
     }
 
     async fn signal(&self, kill: bool) {
+        if kill {
+            // Once it is gone, nobody can tell what it was that used so much.
+            self.share.look_if_shared(None);
+        }
         if self.core.order(&Order::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
             self.core.kill_all();
         }
     }
 
-    fn cpu_used(&self) -> Option<u64> {
-        Some(self.core.stats.as_ref()?.cpu_micros()?.saturating_sub(self.base_cpu))
-    }
-
     fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
+        self.share.look_if_shared(ended.map(|ended| ended.cpu_micros));
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
         let accounts = Accounts {
-            cpu_micros: self.cpu_used(),
+            cpu_micros: self.share.charged(None),
             peak_bytes: self.core.peak_memory(),
             memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills,
             forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base_refusals,
@@ -343,6 +345,45 @@ impl Run {
     fn disk_full(&self) -> bool {
         self.core.limits().disk.is_some()
             && rustix::fs::fstatvfs(self.core.code()).is_ok_and(|stat| stat.f_bfree == 0 || stat.f_ffree == 0)
+    }
+}
+
+/// An exec's part in the CPU time of its sandbox, until it is dropped.
+struct Share {
+    core: Arc<Core>,
+    exec: u64,
+}
+
+impl Share {
+    /// An exec begins when so much was counted.
+    fn begin(core: &Arc<Core>, exec: u64, counted: u64) -> Self {
+        core.shares().begin(exec, counted);
+        Self { core: Arc::clone(core), exec }
+    }
+
+    /// CPU microseconds that are charged to it, where somebody counts. Only when that reaches the limit is it worth a
+    /// look whose they were.
+    fn charged(&self, limit: Option<Duration>) -> Option<u64> {
+        let charged = || Some(self.core.shares().charged(self.exec, self.core.cpu_counted()?));
+        let used = charged()?;
+        if limit.is_some_and(|limit| u128::from(used) >= limit.as_micros()) {
+            self.look_if_shared(None);
+            return charged();
+        }
+        Some(used)
+    }
+
+    /// Looks whose CPU time it was, where that is a question. With its end comes what was reaped of it.
+    fn look_if_shared(&self, reaped: Option<u64>) {
+        if self.core.shares().has_company(self.exec) {
+            self.core.tell_apart(reaped.map(|micros| (self.exec, micros)));
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.core.shares().end(self.exec);
     }
 }
 

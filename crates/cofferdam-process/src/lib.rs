@@ -26,6 +26,8 @@ mod posture;
 mod protocol;
 mod raw;
 mod sandbox;
+#[cfg(test)]
+mod shares_tests;
 mod stdio;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;

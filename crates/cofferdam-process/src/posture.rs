@@ -250,7 +250,7 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         per_process && measured.evidence.watching,
         format!(
             "RLIMIT_CPU a process, and a watch that sums all processes every 25 ms and kills at {seconds} s; a span in which \
-             processes come or go counts as fully used"
+             processes come or go counts as fully used; execs are not told apart"
         ),
     );
     with_remedy(item, group_remedy(measured))

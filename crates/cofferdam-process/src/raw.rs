@@ -93,6 +93,7 @@ impl Raw {
             limits: OnceLock::new(),
             path,
             slots: Mutex::new(HashMap::new()),
+            shares: Mutex::default(),
             next_exec: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),

@@ -199,7 +199,9 @@ impl Sandbox for ProcessSandbox {
     }
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        files::write(self.room("write_file")?, path, contents).await
+        let room = self.room("write_file")?;
+        self.spec.workspace().check_change("write_file")?;
+        files::write(room, path, contents).await
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
@@ -207,7 +209,9 @@ impl Sandbox for ProcessSandbox {
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        files::remove(self.room("remove")?, path).await
+        let room = self.room("remove")?;
+        self.spec.workspace().check_change("remove")?;
+        files::remove(room, path).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

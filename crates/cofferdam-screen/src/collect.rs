@@ -32,6 +32,8 @@ pub(crate) struct Collector<'r> {
     steps: usize,
     nested_bytes: usize,
     made_bytes: usize,
+    /// Bytes before the code that do not belong to it.
+    before: usize,
     /// Where the text stands whose code is read now, and who takes it.
     outer: Option<(Span, String)>,
 }
@@ -55,14 +57,28 @@ impl<'r> Collector<'r> {
             steps: STEPS + bytes.saturating_mul(STEPS_FOR_BYTE),
             nested_bytes: NESTED.max(bytes),
             made_bytes: MADE,
+            before: 0,
             outer: None,
         }
+    }
+
+    /// Begins to read the code once more, after so many bytes that are not its own. Each reading has all the work that one has.
+    pub fn begin(&mut self, bytes: usize, before: usize) {
+        self.steps = STEPS + bytes.saturating_mul(STEPS_FOR_BYTE);
+        self.nested_bytes = NESTED.max(bytes);
+        self.made_bytes = MADE;
+        self.before = before;
+    }
+
+    /// Where it stands in the code itself.
+    fn own(&self, span: Span) -> Span {
+        (span.0.saturating_sub(self.before), span.1.saturating_sub(self.before))
     }
 
     pub fn report(&mut self, rule: Rule, span: Span, why: impl Into<String>) {
         let (span, why) = match &self.outer {
             Some((span, taker)) => (*span, format!("{}, in the code that is given to {taker}", why.into())),
-            None => (span, why.into()),
+            None => (self.own(span), why.into()),
         };
         if self.known.contains(&(span.0, rule.clone())) {
             return;
@@ -124,7 +140,8 @@ impl<'r> Collector<'r> {
         self.nested_bytes = left;
         // Of texts in texts, the outermost stands in the code.
         let before = self.outer.clone();
-        self.outer.get_or_insert_with(|| (span, taker.to_owned()));
+        let own = self.own(span);
+        self.outer.get_or_insert_with(|| (own, taker.to_owned()));
         read(self);
         self.outer = before;
     }

@@ -122,12 +122,10 @@ impl fmt::Display for SyntaxError {
 #[non_exhaustive]
 pub enum ScreenError {
     /// It is not a program of the language.
-    #[error(
-        "syntax error in {0}; correct the code, or, if the interpreter accepts it, set the mode of syntax errors to \"warn\" and let the interpreter decide"
-    )]
+    #[error("syntax error in {0}")]
     Syntax(SyntaxError),
     /// It is longer than is read.
-    #[error("the code has {bytes} bytes, and {most} is the most that is screened; split it, or raise max_bytes")]
+    #[error("the code has {bytes} bytes, and {most} is the most that is screened")]
     TooLarge {
         /// What it has.
         bytes: usize,
@@ -135,22 +133,55 @@ pub enum ScreenError {
         most: usize,
     },
     /// Brackets, operators or blocks stand deeper in each other than is read.
-    #[error("the code is nested too deeply to be screened{}; write it with fewer levels", at(*line))]
+    #[error("the code is nested too deeply to be screened{}", at(*line))]
     TooDeep {
         /// The line where the end was, if that is known.
         line: Option<usize>,
     },
     /// The parser reads the same code again and again.
-    #[error("the code is too ambiguous to be screened in bounded time; write it with fewer nested brackets")]
+    #[error("the code is too ambiguous to be screened in bounded time")]
     TooAmbiguous,
-    /// The parser failed, which is a defect of its own.
+    /// The interpreter may read another program than the parser, because the code says that it is in another encoding.
     #[error(
-        "the parser failed ({0}), which says nothing about the code; change the code near what is unusual, or turn screening off"
+        "line {line} says that the code is in '{name}', in which it may be another program than the one that is screened"
     )]
+    Encoding {
+        /// From 1 on.
+        line: usize,
+        /// The encoding, as it stands there.
+        name: String,
+    },
+    /// The same, because of a null byte.
+    #[error("a null byte in line {line}: interpreters differ in what they read behind it")]
+    NullByte {
+        /// From 1 on.
+        line: usize,
+    },
+    /// The parser failed, which is a defect of its own.
+    #[error("the parser failed ({0}), which says nothing about the code")]
     Parser(String),
     /// The host gave no thread to work on.
-    #[error("no thread to screen on ({0}); the host has too few resources, try again")]
+    #[error("no thread to screen on ({0})")]
     Host(String),
+}
+
+impl ScreenError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Syntax(_) => {
+                "correct the code, or, if the interpreter accepts it, set the mode of syntax errors to \"warn\" and let the \
+                 interpreter decide"
+            }
+            Self::TooLarge { .. } => "split it, or raise max_bytes",
+            Self::TooDeep { .. } => "write it with fewer levels",
+            Self::TooAmbiguous => "write it with fewer nested brackets",
+            Self::Encoding { .. } => "write it in UTF-8, and leave that line out",
+            Self::NullByte { .. } => "leave it out, or write it as \\0",
+            Self::Parser(_) => "change the code near what is unusual, or turn screening off",
+            Self::Host(_) => "the host has too few resources; try again",
+        }
+    }
 }
 
 fn at(line: Option<usize>) -> String {

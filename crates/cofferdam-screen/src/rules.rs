@@ -98,7 +98,7 @@ impl Default for PythonRules {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JavaScriptRules {
-    /// Modules without `node:`, with all that is below them: `fs` is `fs/promises`, too.
+    /// Modules with all that is below them: `fs` is `node:fs` and `fs/promises`, too; with `node:`, those of Node alone.
     pub imports: Vec<String>,
     /// What is wanted all the same, as `fs/promises`.
     pub allow_imports: Vec<String>,
@@ -132,9 +132,32 @@ impl Default for JavaScriptRules {
                 "inspector",
                 "repl",
                 "wasi",
+                // The same under the names that those import themselves.
+                "_http_agent",
+                "_http_client",
+                "_http_common",
+                "_http_incoming",
+                "_http_outgoing",
+                "_http_server",
+                "_stream_wrap",
+                "_tls_common",
+                "_tls_wrap",
+                // Of Node alone, not packages of that name: files, processes, the network, and native code.
+                "node:sqlite",
+                "node:test",
+                "node:quic",
+                "node:ffi",
             ]),
             allow_imports: Vec::new(),
-            calls: owned(&["eval", "Function", "process.binding", "process._linkedBinding", "process.dlopen"]),
+            calls: owned(&[
+                "eval",
+                "Function",
+                "process.binding",
+                "process._linkedBinding",
+                "process.dlopen",
+                "process.execve",
+                "module._compile",
+            ]),
             attributes: owned(&["mainModule", "_linkedBinding"]),
             dynamic_imports: true,
         }

@@ -39,11 +39,13 @@ pub(crate) struct Scopes {
     all: Vec<Scope>,
     current: usize,
     entered: usize,
+    /// A statement has bound names that do not stand in it.
+    pub starred: bool,
 }
 
 impl Default for Scopes {
     fn default() -> Self {
-        Self { all: vec![Scope::new(Kind::Module, 0)], current: 0, entered: 1 }
+        Self { all: vec![Scope::new(Kind::Module, 0)], current: 0, entered: 1, starred: false }
     }
 }
 
@@ -83,6 +85,7 @@ impl Scopes {
         }
         let mut only = Self::default();
         only.all[0].names = names;
+        only.starred = self.starred;
         only
     }
 
@@ -94,6 +97,11 @@ impl Scopes {
         self.current = self.entered;
         self.entered += 1;
         before
+    }
+
+    /// Whether names that are bound here are attributes of a class.
+    pub fn in_class(&self) -> bool {
+        self.all[self.current].kind == Kind::Class
     }
 
     pub fn leave(&mut self, before: usize) {

@@ -57,10 +57,14 @@ impl Identity {
 
     /// The other part of it, for the agent's process, once that has mounted what the kernel says of processes.
     pub fn begin(&self) -> Result<(), Failure> {
-        self.bind(BOOT_ID, &[b"proc\0", b"sys\0", b"kernel\0", b"random\0"], b"boot_id\0").step("bind", BOOT_ID)
+        let place: [&[u8]; 4] = [b"proc\0", b"sys\0", b"kernel\0", b"random\0"];
+        match self.bind(BOOT_ID, &place, b"boot_id\0").step("bind", BOOT_ID)? {
+            true => Ok(()),
+            false => Err(Failure::new("find the place of", BOOT_ID, 0)),
+        }
     }
 
-    /// Makes it another machine. May be done more than once.
+    /// Makes it another machine. May be done more than once. `ENOENT` says that its root file system has no place for an id.
     pub fn renew(&mut self, it: &Renew<'_>) -> Res<()> {
         sys::set_clock(it.now)?;
         sys::renew_randomness(&self.random, it.entropy)?;
@@ -69,7 +73,10 @@ impl Identity {
         put(&self.machine.file, hex(it.machine_id, &[], &mut text))?;
         put(&self.boot.file, hex(&uuid(it.boot_id), &GROUPS, &mut text))?;
         if !self.machine.bound {
-            self.bind(MACHINE_ID, ETC, MACHINE)?;
+            // Else it would go on under an id that others have, and nobody would know.
+            if !self.bind(MACHINE_ID, ETC, MACHINE)? {
+                return Err(sys::ENOENT);
+            }
             self.machine.bound = true;
         }
         Ok(())
@@ -84,8 +91,7 @@ impl Identity {
         let length = sys::read_all(file.number(), &mut text)?;
         let Some(text) = text.get(..length).filter(|_| length <= ID_LINE) else { return Ok(()) };
         put(&self.machine.file, text)?;
-        self.bind(MACHINE_ID, ETC, MACHINE)?;
-        self.machine.bound = true;
+        self.machine.bound = self.bind(MACHINE_ID, ETC, MACHINE)?;
         Ok(())
     }
 
@@ -107,10 +113,10 @@ impl Identity {
         }
     }
 
-    /// Puts a file in the place of another one, which guests can read and nobody can write to. Where there is no such
-    /// file, there is nothing to be put in its place.
-    fn bind(&self, file: &[u8], directories: &[&[u8]], name: &[u8]) -> Res<()> {
-        let Some(place) = self.find(directories, name)? else { return Ok(()) };
+    /// Puts a file in the place of another one, which guests can read and nobody can write to. Whether there is such a
+    /// file; where there is none, nothing can be put in its place.
+    fn bind(&self, file: &[u8], directories: &[&[u8]], name: &[u8]) -> Res<bool> {
+        let Some(place) = self.find(directories, name)? else { return Ok(false) };
         sys::enter_open(&place)?;
         const CLOSED: usize = MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC;
         const NONE: &[u8] = b"none\0";
@@ -118,7 +124,7 @@ impl Identity {
             .and_then(|()| sys::mount(NONE, name, NONE, MS_REMOUNT | MS_RDONLY | CLOSED, b""));
         // Nothing is to be kept by this process that stands there.
         sys::change_directory(b"/\0")?;
-        bound
+        bound.map(|()| true)
     }
 }
 

@@ -29,7 +29,7 @@ use crate::error::{Result, VmError, io};
 use crate::make::{Host, blocking};
 use crate::plan::Plan;
 use crate::qemu::MOST_DEVICES;
-use crate::snapshot::{SnapshotManifest, VmSnapshot};
+use crate::snapshot::{SnapshotManifest, VmSnapshot, check_format};
 use crate::sparse;
 use crate::vmm::MachineState;
 
@@ -71,6 +71,17 @@ pub struct Travelled {
     root: String,
 }
 
+/// What every version of the document has.
+#[derive(Deserialize)]
+struct Versioned {
+    manifest: Format,
+}
+
+#[derive(Deserialize)]
+struct Format {
+    format: u64,
+}
+
 impl Travelled {
     /// What the documents of an archive say.
     ///
@@ -85,10 +96,11 @@ impl Travelled {
         if document.part.name.as_str() != MACHINE {
             return Err(bad(format!("its archive has no document '{MACHINE}'")));
         }
-        let found: Self = serde_json::from_slice(&document.bytes)
-            .map_err(|error| bad(format!("what its archive says of the machine is not understood: {error}")))?;
-        found.manifest.check_format()?;
-        Ok(found)
+        let odd = |error| bad(format!("what its archive says of the machine is not understood: {error}"));
+        // First alone: one of another format may have other fields, which would be told as if something were wrong with it.
+        let Versioned { manifest } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        check_format(manifest.format)?;
+        serde_json::from_slice(&document.bytes).map_err(odd)
     }
 
     /// What has to be known of the snapshot besides its files.
@@ -129,7 +141,8 @@ impl Travelled {
     fn check_plan(&self, host: &Host) -> Result<()> {
         let odd = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
         let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(odd)?;
-        self.manifest.check_spec(&Plan::of(&spec, &host.config).map_err(odd)?, &spec)
+        let plan = Plan::of_taken(&spec, &host.config, self.manifest.plan()).map_err(odd)?;
+        self.manifest.check_spec(&plan, &spec)
     }
 }
 
@@ -375,6 +388,13 @@ mod tests {
         ] {
             assert!(matches!(Travelled::read(&bad), Err(VmError::BadSnapshot { .. })), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
+        let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "somebody" });
+        let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
+        assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }
 
     #[test]

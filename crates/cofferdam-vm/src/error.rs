@@ -319,8 +319,8 @@ impl VmError {
             Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
             Self::BadSnapshot { .. } => "take it again",
             Self::NoBase { .. } => {
-                "bring that image here, or make it of the same contents: `cofferdam vm images` shows the beginning of keys, and \
-                 `cofferdam vm build-image` makes images"
+                "bring that image here, or make it of the same contents: `cofferdam vm images` shows the beginning of the key of \
+                 each that is here, with --json all of it, and `cofferdam vm build-image` makes images"
             }
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",

@@ -118,7 +118,8 @@ impl Host {
         self.budget.take(0)
     }
 
-    /// The image with this key, and how a spec names it: one that has a name, or what machines start from where none is named.
+    /// The image with this key, and how a spec names it: one that has a name, or else is kept, as if it were what machines start
+    /// from where none is named.
     pub(crate) async fn image_with(&self, key: &str) -> Result<(RootFs, Image), VmError> {
         let (images, wanted) = (self.images.clone(), key.to_owned());
         let listed = blocking(move || Ok(images.inventory().named.into_iter().find(|listed| listed.key == wanted)));
@@ -127,6 +128,11 @@ impl Host {
             if image.key == key {
                 return Ok((RootFs::Image { reference: listed.name }, image));
             }
+        }
+        // One that was made for a root of a single run, or lost its name to a newer one.
+        let (images, wanted) = (self.images.clone(), key.to_owned());
+        if let Some(image) = blocking(move || images.kept(&wanted)).await? {
+            return Ok((RootFs::Default, image));
         }
         // None is made for this: what is made now is hardly what was made then.
         let (images, source) = (self.images.clone(), self.config.source.clone());
@@ -214,7 +220,7 @@ impl Raw {
 
     /// Has one go on where a snapshot was taken, as another machine, in a task of its own.
     pub(crate) async fn restore(host: &Arc<Host>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
-        let plan = Plan::of(spec, &host.config)?;
+        let plan = Plan::of_taken(spec, &host.config, snapshot.manifest().plan())?;
         let (host, spec, snapshot) = (Arc::clone(host), spec.clone(), snapshot.clone());
         apart(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
     }

@@ -44,8 +44,28 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Shares the disk limit out, so that what fits into all directories together is no more. Without a limit, all is in
-    /// memory, and bounded by that.
-    pub(crate) fn of(disk: Option<ByteSize>, machine: u64) -> Self {
+    /// memory, and bounded by that. What is in memory comes to three quarters of it at most, `memory` being what agent and
+    /// guests have: whoever fills it is told that it is full. There is no swap; a directory that took all of it would leave the
+    /// kernel nothing to give back but the pages of programs, which it would read again and again, and end nobody for that.
+    pub(crate) fn of(disk: Option<ByteSize>, memory: u64) -> Self {
+        let pages = memory / PAGE;
+        match disk {
+            Some(disk) => {
+                let all = disk.as_bytes() / PAGE;
+                let (tmp, shm) = ((all / 4).min(pages / 2), (all / 16).min(pages / 4));
+                let workspace = (all - tmp - shm) * PAGE;
+                Self { disk: Some(workspace), workspace, tmp: tmp * PAGE, shm: shm * PAGE }
+            }
+            None => {
+                let (workspace, tmp, shm) = (pages * 3 / 8, pages / 4, pages / 8);
+                Self { disk: None, workspace: workspace * PAGE, tmp: tmp * PAGE, shm: shm * PAGE }
+            }
+        }
+    }
+
+    /// How it was shared out before what is in memory was bounded by it: machines of archives have it so for as long as they
+    /// live.
+    fn former(disk: Option<ByteSize>, machine: u64) -> Self {
         match disk {
             Some(disk) => {
                 let pages = disk.as_bytes() / PAGE;
@@ -116,6 +136,15 @@ impl Plan {
                 .with_remedy("remove it: this backend takes no attributes"));
         }
         Self::of_limits(limits, config)
+    }
+
+    /// As [`Self::of`], for a machine that is made from a snapshot: its directories are as they are, if they are such as this
+    /// program or an earlier one makes them for that spec.
+    pub(crate) fn of_taken(spec: &Spec, config: &VmConfig, taken: &Self) -> Result<Self> {
+        let plan = Self::of(spec, config)?;
+        let memory = spec.limits().memory.unwrap_or(config.memory).as_bytes();
+        let former = Shares::former(spec.limits().disk, memory);
+        Ok(if taken.shares == former { Self { shares: former, ..plan } } else { plan })
     }
 
     fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
@@ -279,10 +308,38 @@ mod tests {
         assert!(with(|limits| limits.memory = Some(ByteSize::from_bytes(u64::MAX))).is_err());
     }
 
+    #[test]
+    fn machines_of_an_earlier_version_keep_their_directories() {
+        let spec = |disk| {
+            let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), disk, ..Limits::default() };
+            Spec::builder().limits(limits).build().unwrap()
+        };
+        for disk in [None, Some(ByteSize::from_mebibytes(1024))] {
+            let (spec, memory) = (spec(disk), 64 * MEBIBYTE);
+            let now = Plan::of(&spec, &config()).unwrap();
+            let then = Plan { shares: Shares::former(disk, memory), ..now };
+            assert_ne!(now, then);
+            assert_eq!(Plan::of_taken(&spec, &config(), &then).unwrap(), then);
+            assert_eq!(Plan::of_taken(&spec, &config(), &now).unwrap(), now);
+            // Nobody has others.
+            let odd = Plan { shares: Shares { tmp: then.shares.tmp * 2, ..then.shares }, ..now };
+            assert_eq!(Plan::of_taken(&spec, &config(), &odd).unwrap(), now);
+        }
+    }
+
     proptest! {
         #[test]
+        fn what_is_in_memory_leaves_some_of_it(memory in LEAST_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {
+            let shares = Shares::of(Some(ByteSize::from_bytes(disk)), memory);
+            prop_assert!(shares.tmp + shares.shm <= memory / 4 * 3);
+            prop_assert!(shares.tmp >= PAGE && shares.shm >= PAGE);
+            let shares = Shares::of(None, memory);
+            prop_assert!(shares.workspace + shares.tmp + shares.shm <= memory / 4 * 3);
+        }
+
+        #[test]
         fn all_directories_together_hold_no_more_than_the_limit(bytes in LEAST_DISK.as_bytes()..1 << 42) {
-            let shares = Shares::of(Some(ByteSize::from_bytes(bytes)), 0);
+            let shares = Shares::of(Some(ByteSize::from_bytes(bytes)), 1 << 42);
             prop_assert!(shares.workspace + shares.tmp + shares.shm <= bytes);
             prop_assert!(shares.workspace >= bytes / 2 / PAGE * PAGE);
         }

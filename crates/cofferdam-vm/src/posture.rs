@@ -191,7 +191,8 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                 let seconds = asked.as_secs_f64();
                 let counted = measured.evidence.counts_cpu;
                 let who = if counted { "a control group inside counts" } else { "the agent sums up" };
-                row(Protection::CpuTime, true, format!("{who} CPU time, killed at {seconds} s"))
+                let apart = if measured.evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
+                row(Protection::CpuTime, true, format!("{who} CPU time, killed at {seconds} s{apart}"))
             },
         ),
         cpus.map_or_else(

@@ -41,6 +41,15 @@ pub struct SnapshotManifest {
     guest: Record,
 }
 
+/// Refuses a format that this program does not know.
+pub(crate) fn check_format(found: u64) -> Result<()> {
+    if found == u64::from(FORMAT) {
+        return Ok(());
+    }
+    let what = format!("its format is {found}, and this program knows {FORMAT}");
+    Err(VmError::BadSnapshot { what })
+}
+
 impl SnapshotManifest {
     pub(crate) fn new(origin: Origin, image: String, plan: Plan, spec: (Access, Limits), guest: Record) -> Self {
         let (access, limits) = spec;
@@ -84,11 +93,12 @@ impl SnapshotManifest {
 
     /// Refuses one whose fields mean something else than they say here.
     pub(crate) fn check_format(&self) -> Result<()> {
-        if self.format == FORMAT {
-            return Ok(());
-        }
-        let what = format!("its format is {}, and this program knows {FORMAT}", self.format);
-        Err(VmError::BadSnapshot { what })
+        check_format(self.format.into())
+    }
+
+    /// The size of its machine.
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     pub(crate) fn guest(&self) -> &Record {

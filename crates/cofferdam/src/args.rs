@@ -30,7 +30,7 @@ pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCom
 
 use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
-use crate::values::{parse_env, parse_label, parse_network};
+use crate::values::{parse_env, parse_label, parse_network, parse_secret};
 
 /// Run code that nobody vouches for behind a real wall.
 #[derive(Debug, Parser)]
@@ -149,6 +149,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What the code gets")]
     pub cancel_grace: Option<Duration>,
 
+    /// Put the contents of files that the code made or changed into the document of --json
+    #[arg(long, requires = "json", help_heading = "Input and output")]
+    pub file_contents: bool,
+
     #[command(flatten)]
     pub output: OutputArgs,
 
@@ -210,6 +214,11 @@ pub struct StartArgs {
     /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
+
+    /// Pass on this variable of our own environment, as a secret: its value stands on no command line, and is taken out of
+    /// the artifacts of the audit log
+    #[arg(long, value_name = "NAME", value_parser = parse_secret)]
+    pub secret: Vec<String>,
 }
 
 /// Where the code runs and what it sees.

@@ -40,7 +40,7 @@ pub struct ConfigFile {
     /// Languages added or changed.
     pub languages: BTreeMap<String, Language>,
     /// Upper bounds of one call with code.
-    pub code: Bounds,
+    pub code: Option<Bounds>,
     /// Whether code is screened, and by which rules.
     pub screening: Option<ScreeningConfig>,
     /// The audit log.

@@ -1,5 +1,6 @@
 //! From words and settings to what the contract needs: a spec and a request. Reads FILE; starts nothing.
 
+use std::env::VarError;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use cofferdam::{
 
 use crate::args::RunArgs;
 use crate::settings::{Settings, names_module};
-use cofferdam::code::{CodeRequest, MODULE};
+use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
 /// The largest FILE that is read, as the contract bounds a script.
 const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
@@ -28,6 +29,8 @@ pub struct Plan {
     pub request: ExecRequest,
     /// The same as code in a language, where it is that.
     pub code: Option<Code>,
+    /// Which of the request's variables are secrets.
+    pub secrets: Secrets,
 }
 
 /// Code in a language.
@@ -50,9 +53,14 @@ impl Plan {
     pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
         let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
         let (command, code) = command(args, settings, workspace.as_ref())?;
-        let code = code.map(|code| with_surroundings(code, args));
-        let request = request(args, settings, command, terminal)?;
-        Ok(Self { spec: spec(args, settings, workspace)?, request, code })
+        if code.is_none() && args.file_contents {
+            return Err(Error::invalid("run", "--file-contents is for code in a language, and this is none")
+                .with_remedy("leave it out, or name a FILE in a language or give --lang and --code"));
+        }
+        let secrets = secrets(args)?;
+        let code = code.map(|code| with_surroundings(code, args, &secrets));
+        let request = request(args, settings, command, &secrets, terminal)?;
+        Ok(Self { spec: spec(args, settings, workspace)?, request, code, secrets })
     }
 }
 
@@ -113,6 +121,7 @@ fn request(
     args: &RunArgs,
     settings: &Settings,
     command: Command,
+    secrets: &Secrets,
     terminal: Option<TerminalSize>,
 ) -> Result<ExecRequest> {
     let mut builder = ExecRequest::builder(command)
@@ -129,11 +138,36 @@ fn request(
     for (key, value) in &args.start.env {
         builder = builder.env(key, value);
     }
+    for (key, secret) in secrets {
+        builder = builder.env(key, secret.reveal());
+    }
     builder.build()
 }
 
+/// The variables that are passed on as secrets. Errors name them, and never what they hold.
+fn secrets(args: &RunArgs) -> Result<Secrets> {
+    let bad = |name: &str, why: &str, remedy: &str| {
+        Error::invalid("run", format!("the secret '{name}' {why}")).with_remedy(remedy.to_owned())
+    };
+    let one = |name: &String| {
+        if args.start.env.iter().any(|(key, _)| key == name) {
+            return Err(bad(name, "is given with --env, too", "leave one of them out"));
+        }
+        match std::env::var(name) {
+            Ok(value) => Ok((name.clone(), Secret::new(value))),
+            Err(VarError::NotPresent) => {
+                Err(bad(name, "is not in the environment", "set and export that variable, or leave out --secret"))
+            }
+            Err(VarError::NotUnicode(_)) => Err(bad(name, "is not UTF-8", "encode it, for example as base64")),
+        }
+    };
+    args.start.secret.iter().map(one).collect()
+}
+
 /// Code as it is asked for by itself, with the environment and the directory of the run.
-fn with_surroundings(mut code: Code, args: &RunArgs) -> Code {
+fn with_surroundings(mut code: Code, args: &RunArgs, secrets: &Secrets) -> Code {
+    code.request.contents = if args.file_contents { Contents::Carry } else { Contents::Leave };
+    code.request.secrets = secrets.clone();
     code.request.env = args.start.env.iter().cloned().collect();
     code.request.working_dir = args.start.working_dir.clone().unwrap_or_default();
     code
@@ -197,7 +231,7 @@ fn text(contents: &[u8], settings: &Settings) -> Result<Option<String>> {
     match std::str::from_utf8(contents) {
         Ok(text) => Ok(Some(text.to_owned())),
         Err(_) if settings.watched => {
-            Err(Error::invalid("run", "the file is not UTF-8, so it can be neither screened nor logged as code")
+            Err(Error::invalid("run", "the file is not UTF-8, so it cannot be screened, logged or bounded as code")
                 .with_remedy("store it as UTF-8"))
         }
         Err(_) => Ok(None),

@@ -220,11 +220,11 @@ impl Setup {
     }
 
     /// Says in one line what makes sandboxes of this backend differ from those that are made with another set-up; `None` for
-    /// backends that are told nothing.
+    /// backends that are told nothing. Of machines that is also what their image holds now: it is made anew under its name.
     pub fn fingerprint(&self, backend: &str) -> Option<String> {
         match backend {
             CONTAINER_BACKEND => Some(self.containers.fingerprint()),
-            MACHINE_BACKEND => Some(self.machines.fingerprint()),
+            MACHINE_BACKEND => Some(format!("{} {:?}", self.machines.fingerprint(), self.machines.image_key())),
             _ => None,
         }
     }

@@ -81,7 +81,7 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
         Asked { build: build(), surroundings: surroundings(settings), backend: settings.backend.name.to_owned() };
     let mut found = find(&asked);
     if settings.daemon == DaemonUse::Start && matches!(found, Ok(Err(Refusal::None))) {
-        let said = start(settings, config);
+        let said = start(args, settings, config);
         found = find(&asked);
         if args.output.verbose && !matches!(found, Ok(Ok(_))) {
             said.iter().for_each(|line| report::remark(line, Tone::Warning));
@@ -118,8 +118,8 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
     }
 }
 
-/// Starts a daemon and waits until it listens; gives what it said.
-fn start(settings: &Settings, config: Option<&Path>) -> Vec<String> {
+/// Starts a daemon and waits until it listens; gives what it said. It outlives this run, and so has none of its secrets.
+fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<String> {
     let (name, driver) = (settings.backend.name, settings.setup.machines.driver);
     let backend = match &settings.setup.containers.runtime {
         _ if name == MACHINE_BACKEND && driver != Driver::Auto => format!("{name}:{}", driver.as_str()),
@@ -131,6 +131,9 @@ fn start(settings: &Settings, config: Option<&Path>) -> Vec<String> {
     command.args(["daemon", "--detach", "--on-demand", "--backend", &backend]);
     if let Some(config) = config {
         command.arg("--config").arg(config);
+    }
+    for name in &args.start.secret {
+        command.env_remove(name);
     }
     match command.stdin(Stdio::null()).output() {
         Ok(output) => String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect(),

@@ -122,7 +122,7 @@ pub struct Settings {
     pub cancel_grace: Duration,
     /// How code runs: which languages, how it is screened and logged, and within which bounds.
     pub code: CodeConfig,
-    /// Whether whatever runs has to be screened or logged, even if nobody asks for the whole result.
+    /// Whether whatever runs has to be screened, logged or bounded as a call, even if nobody asks for the whole result.
     pub watched: bool,
     /// Whether a daemon runs it.
     pub daemon: DaemonUse,
@@ -158,7 +158,7 @@ impl Settings {
             allow_weaker: weaker.iter().copied().collect(),
             cancel_grace: flags.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
             code: code(flags, file)?,
-            watched: file.screening.is_some() || file.audit.is_some(),
+            watched: file.screening.is_some() || file.audit.is_some() || file.code.is_some(),
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
     }
@@ -166,10 +166,11 @@ impl Settings {
 
 /// How code runs. An option replaces the file's bound on output; of the two bounds in the file the smaller holds.
 fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
-    let in_file = file.max_output.map_or(file.code.max_output, |size| size.0.min(file.code.max_output));
+    let bounds = file.code.clone().unwrap_or_default();
+    let in_file = file.max_output.map_or(bounds.max_output, |size| size.0.min(bounds.max_output));
     Ok(CodeConfig {
         languages: Languages::new(&file.languages, file.languages_allowed.as_ref())?,
-        bounds: Bounds { max_output: flags.limits.max_output.unwrap_or(in_file), ..file.code.clone() },
+        bounds: Bounds { max_output: flags.limits.max_output.unwrap_or(in_file), ..bounds },
         screening: file.screening.clone().unwrap_or_default(),
         audit: file.audit.clone(),
         sessions: file.sessions.clone(),
@@ -400,7 +401,7 @@ mod tests {
         ] {
             let file = ConfigFile {
                 max_output: whole.map(|bytes| Human(size(bytes))),
-                code: Bounds { max_output: size(code), ..Bounds::default() },
+                code: Some(Bounds { max_output: size(code), ..Bounds::default() }),
                 ..ConfigFile::default()
             };
             let settings = Settings::resolve(&flags(line), &Environment::default(), &file).unwrap();

@@ -11,6 +11,18 @@ pub fn parse_env(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Parses the name of a variable whose value is taken from our environment.
+pub fn parse_secret(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("the variable has no name".to_owned()),
+        // What follows stands in the list of processes already; nobody is to be told it again.
+        text if text.contains('=') => {
+            Err("write its name only; the value is taken from the environment, where others do not see it".to_owned())
+        }
+        text => Ok(text.to_owned()),
+    }
+}
+
 /// Parses a label.
 pub fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -42,6 +54,14 @@ mod tests {
         assert!(parse_env("=a").is_err());
         let error = parse_env("HOME").unwrap_err();
         assert_eq!(error, "nothing is inherited from the environment; write HOME=VALUE");
+    }
+
+    #[test]
+    fn a_secret_is_a_name_and_no_value() {
+        assert_eq!(parse_secret("TOKEN"), Ok("TOKEN".to_owned()));
+        for text in ["", "TOKEN=hunter2"] {
+            assert!(!parse_secret(text).unwrap_err().contains("hunter2"), "{text}");
+        }
     }
 
     #[test]

@@ -34,8 +34,15 @@ fn add(secret: &[u8], forms: &mut BTreeSet<Vec<u8>>) {
     }
     forms.insert(secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into_bytes());
     forms.insert(secret.iter().map(|byte| format!("{byte:02X}")).collect::<String>().into_bytes());
-    forms.insert(escaped_bytes(secret));
+    for quote in [Quote::Escaped, Quote::Plain] {
+        forms.insert(escaped_bytes(secret, quote));
+    }
     if let Ok(text) = std::str::from_utf8(secret) {
+        for quote in [Quote::Escaped, Quote::Plain] {
+            forms.insert(python(text, quote, |c| !is_printable(c)).into_bytes());
+            forms.insert(python(text, quote, |c| !c.is_ascii() || !is_printable(c)).into_bytes());
+            forms.insert(javascript(text, quote).into_bytes());
+        }
         for solidus in [false, true] {
             for ascii in [false, true] {
                 forms.insert(json(text, ascii, solidus).into_bytes());
@@ -91,11 +98,64 @@ fn json(text: &str, ascii: bool, solidus: bool) -> String {
     made
 }
 
+/// What becomes of single quotes. Python and JavaScript choose the quotes around a text by those within: they escape
+/// single ones only where there are others, too.
+#[derive(Clone, Copy, PartialEq)]
+enum Quote {
+    Escaped,
+    Plain,
+}
+
+/// As Python's `repr` and `ascii` show a text.
+fn python(text: &str, quote: Quote, escaped: impl Fn(char) -> bool) -> String {
+    let mut made = String::new();
+    for c in text.chars() {
+        let code = u32::from(c);
+        match c {
+            '\\' => made.push_str("\\\\"),
+            '\'' if quote == Quote::Escaped => made.push_str("\\'"),
+            '\n' => made.push_str("\\n"),
+            '\r' => made.push_str("\\r"),
+            '\t' => made.push_str("\\t"),
+            c if !escaped(c) => made.push(c),
+            _ if code < 0x100 => made.push_str(&format!("\\x{code:02x}")),
+            _ if code < 0x10000 => made.push_str(&format!("\\u{code:04x}")),
+            _ => made.push_str(&format!("\\U{code:08x}")),
+        }
+    }
+    made
+}
+
+/// Whether Python takes a character for one that can be shown.
+fn is_printable(c: char) -> bool {
+    // Behind another, a character that only changes the one before it is shown, as Python does.
+    c.is_ascii_graphic() || c == ' ' || (!c.is_ascii() && !format!("a{c}").escape_debug().to_string().contains('\\'))
+}
+
+/// As Node's `util.inspect` shows a text.
+fn javascript(text: &str, quote: Quote) -> String {
+    let mut made = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' => made.push_str("\\\\"),
+            '\'' if quote == Quote::Escaped => made.push_str("\\'"),
+            '\n' => made.push_str("\\n"),
+            '\r' => made.push_str("\\r"),
+            '\t' => made.push_str("\\t"),
+            '\u{8}' => made.push_str("\\b"),
+            '\u{c}' => made.push_str("\\f"),
+            c if c.is_control() => made.push_str(&format!("\\x{:02X}", u32::from(c))),
+            c => made.push(c),
+        }
+    }
+    made
+}
+
 /// As Python shows bytes, and C and shells write them.
-fn escaped_bytes(secret: &[u8]) -> Vec<u8> {
+fn escaped_bytes(secret: &[u8], quote: Quote) -> Vec<u8> {
     let escaped = |byte: &u8| match byte {
         b'\\' => "\\\\".to_owned(),
-        b'\'' => "\\'".to_owned(),
+        b'\'' if quote == Quote::Escaped => "\\'".to_owned(),
         b'\n' => "\\n".to_owned(),
         b'\r' => "\\r".to_owned(),
         b'\t' => "\\t".to_owned(),
@@ -138,6 +198,43 @@ mod tests {
             r#"p"a/\xc3\x9f+\\w d\n1"#,
         ] {
             is_taken_out(&redactor, &format!("<{form}>"), form);
+        }
+    }
+
+    /// As Python 3 (`repr`, `ascii`, `json.dumps`, of a text and of its bytes) and Node (`util.inspect`,
+    /// `JSON.stringify`) print awkward values.
+    #[test]
+    fn forms_of_awkward_values_are_found() {
+        let cases: [(&str, &[&str]); 7] = [
+            (r"corp\svc-Hunter2xyz", &[r"corp\svc-Hunter2xyz", r"corp\\svc-Hunter2xyz"]),
+            ("it's\"Hunter2xyz", &[r#"it\'s"Hunter2xyz"#, r#"it's\"Hunter2xyz"#, r#"it's"Hunter2xyz"#]),
+            ("it's-Hunter2xyz", &["it's-Hunter2xyz", r"it\'s-Hunter2xyz"]),
+            (
+                "pässwordHunter2xyz",
+                &[
+                    "pässwordHunter2xyz",
+                    r"p\xe4sswordHunter2xyz",
+                    r"p\u00e4sswordHunter2xyz",
+                    r"p\xc3\xa4sswordHunter2xyz",
+                ],
+            ),
+            ("a\nb\tc\rd\x1be\x7f", &[r"a\nb\tc\rd\x1be\x7f", r"a\nb\tc\rd\x1Be\x7F", r"a\nb\tc\rd\u001be\u007f"]),
+            (
+                "smile😀€\u{85}\u{200b}",
+                &[
+                    r"smile\U0001f600\u20ac\x85\u200b",
+                    r"smile😀€\x85\u200b",
+                    r"smile\ud83d\ude00\u20ac\u0085\u200b",
+                    "smile😀€\\x85\u{200b}",
+                ],
+            ),
+            ("e\u{301}-combined", &["e\u{301}-combined", r"e\u0301-combined"]),
+        ];
+        for (secret, forms) in cases {
+            let redactor = Redactor::new([("A", secret)]).unwrap();
+            for form in forms {
+                is_taken_out(&redactor, &format!("<'{form}'>"), form);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use matcher::Matcher;
+use serde_json::Value;
 
 use crate::{Error, Result};
 
@@ -18,7 +19,7 @@ const SHORTEST: usize = 4;
 /// The longest secret.
 const LONGEST: usize = 16 * 1024;
 /// The most bytes of all forms of all secrets.
-const MOST_BYTES: usize = 1 << 20;
+const MOST_BYTES: usize = 2 << 20;
 
 /// Knows the secrets to take out. Shows none of them.
 #[derive(Clone)]
@@ -32,8 +33,8 @@ struct Known {
 
 impl Redactor {
     /// Takes names and values. Each value becomes `[redacted:NAME]`, as it is and in base64 (also within a longer text,
-    /// standard and for URLs), percent-encoded, JSON-escaped, with Python's escapes, and in hexadecimal digits; of a
-    /// value of many lines, also each line of 16 bytes and more.
+    /// standard and for URLs), percent-encoded, JSON-escaped, with the escapes of Python (of a text and of its bytes) and
+    /// of JavaScript, and in hexadecimal digits; of a value of many lines, also each line of 16 bytes and more.
     ///
     /// A name has 1 to 64 letters, digits, `_`, `-` and `.`; a value has 4 bytes to 16 KiB. What cannot be looked for is
     /// an error and not left out: keep no artifact then.
@@ -74,6 +75,35 @@ impl Redactor {
         redacting.push(bytes, &mut out);
         redacting.finish(&mut out);
         out
+    }
+
+    /// Of a value: each of its texts by itself, names of fields too, before the escapes of JSON come on top of those that
+    /// a text has. Says how often something was taken out.
+    pub(crate) fn redact_json(&self, value: &Value) -> (Value, u64) {
+        let mut count = 0;
+        (self.redacted(value, &mut count), count)
+    }
+
+    fn redacted(&self, value: &Value, count: &mut u64) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.redacted_text(text, count)),
+            Value::Array(items) => items.iter().map(|item| self.redacted(item, count)).collect(),
+            Value::Object(fields) => {
+                let fields = fields.iter();
+                let redacted =
+                    fields.map(|(name, value)| (self.redacted_text(name, count), self.redacted(value, count)));
+                Value::Object(redacted.collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn redacted_text(&self, text: &str, count: &mut u64) -> String {
+        let (mut redacting, mut out) = (self.start(), Vec::new());
+        redacting.push(text.as_bytes(), &mut out);
+        redacting.finish(&mut out);
+        *count += redacting.count();
+        String::from_utf8_lossy(&out).into_owned()
     }
 }
 
@@ -214,6 +244,20 @@ mod tests {
         }
         assert_eq!(text(&Redactor::none(), b"hunter2"), "hunter2");
         assert_eq!(format!("{redactor:?}"), "Redactor(2 secrets)");
+    }
+
+    #[test]
+    fn texts_in_a_value_are_looked_at_before_they_are_escaped_again() {
+        let secret = r"corp\svc-Hunter2xyz";
+        let redactor = Redactor::new([("A", secret)]).unwrap();
+        let shown = format!("{secret:?}");
+        let value = serde_json::json!({ "data": [{ shown.clone(): [shown, 7, null] }], "note": secret });
+        let (left, count) = redactor.redact_json(&value);
+        let expected = serde_json::json!({
+            "data": [{ "\"[redacted:A]\"": ["\"[redacted:A]\"", 7, null] }],
+            "note": "[redacted:A]",
+        });
+        assert_eq!((left, count), (expected, 3));
     }
 
     #[test]

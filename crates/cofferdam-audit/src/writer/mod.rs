@@ -12,6 +12,8 @@ mod retention;
 mod room;
 mod rotate;
 
+pub(crate) use rotate::unfinished_first;
+
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
 use crate::error::failed;
-use crate::head::{self, Head};
+use crate::head::{Head, HeadFile, Opened};
 use crate::line::{self, MAX_LINE, Sealed};
 use crate::owed::Owed;
 use crate::synchronise::{Group, Written};
@@ -106,10 +108,12 @@ pub(crate) struct Writer {
     directory: Arc<OwnedFd>,
     pub(crate) artifacts: Option<Arc<OwnedFd>>,
     pub(crate) owed: Owed,
-    head: File,
+    head: HeadFile,
     tail: Option<Tail>,
     /// The last line that is known to have been written.
     expected: Option<Head>,
+    /// Whether there was a log, of which nothing says how long it had been.
+    unknown_end: bool,
     synchronised: Instant,
     pending: bool,
     notices: Vec<Notice>,
@@ -124,8 +128,7 @@ impl Writer {
             None => None,
         };
         let owed = Owed::open(&directory)?;
-        let head = head::open(&*directory)?;
-        let expected = head::read(&head)?;
+        let Opened { file: head, head: expected, was_there } = HeadFile::open(&*directory)?;
         let mut writer = Self {
             config,
             key,
@@ -135,27 +138,32 @@ impl Writer {
             head,
             tail: None,
             expected,
+            unknown_end: false,
             synchronised: Instant::now(),
             pending: false,
             notices: Vec::new(),
             group,
         };
+        // A writer that was killed before it gave the head its name has not begun a log, either.
+        writer.unknown_end = expected.is_none() && (was_there || !writer.segments()?.is_empty());
         writer.begin()?;
         Ok(writer)
     }
 
     fn begin(&mut self) -> Result<()> {
-        let known = self.expected.is_some();
+        self.finish_beginning()?;
         self.sweep()?;
         self.refresh()?;
-        // A new log has one line.
-        let found = self.head()?;
-        if !known && found.seq > 1 {
+        if self.unknown_end {
+            let found = self.head()?;
             self.tell_of_unknown_end(found)?;
         }
         self.finish_recoveries()?;
-        let head = self.head()?;
-        head::write(&self.head, &head)
+        self.head.write(&self.head()?)?;
+        // Not before it is told that there was none.
+        self.head.name(&*self.directory)?;
+        self.unknown_end = false;
+        Ok(())
     }
 
     /// The last line.
@@ -343,7 +351,7 @@ impl Writer {
         self.pending = true;
         self.group.wrote(&tail.file);
         let head = tail.head();
-        let written = head::write(&self.head, &head);
+        let written = self.head.write(&head);
         self.bear("writing the head file", written);
         Ok(head)
     }

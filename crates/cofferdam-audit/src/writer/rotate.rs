@@ -4,23 +4,21 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
 
+use rustix::fd::AsFd;
 use rustix::fs::{RenameFlags, renameat_with};
 
 use super::{Tail, Writer, room};
 use crate::error::failed;
 use crate::line::{self, MAX_LINE};
 use crate::lines::Lines;
-use crate::{Digest, Error, Key, Record, Result, SegmentStart, Sync, Timestamp, head, names, place};
-
-/// A smaller segment would hold few lines.
-const SMALLEST: u64 = 64 * 1024;
+use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, names, place};
 
 impl Writer {
     /// Closes the segment and begins the next, if it is time. Does nothing half: either the next one is there with its
     /// first line, or everything is as before.
     pub fn rotate_if_due(&mut self) -> Result<()> {
         let tail = self.tail()?;
-        let size = tail.size >= self.config.segment_bytes.max(SMALLEST);
+        let size = tail.size >= self.config.segment_bytes;
         let age = self.config.segment_age.is_some_and(|most| Timestamp::now().since(tail.begun) >= most);
         if !size && !age {
             return Ok(());
@@ -40,6 +38,9 @@ impl Writer {
     }
 
     /// Makes a segment with its first line under another name, and gives it its own when it is complete.
+    ///
+    /// The head names the first line of a log before that line's segment has its name. A crash between is finished by
+    /// [`Self::finish_beginning`]; the other way round it could not be told from a log that was cut off after that line.
     pub(super) fn begin_segment(&mut self, segment: u32, after: Option<String>) -> Result<()> {
         let (seq, prev) = self.tail.as_ref().map_or((0, Digest::ZERO), |tail| (tail.seq, tail.hash));
         let time = Timestamp::now();
@@ -48,16 +49,23 @@ impl Writer {
         let name = names::segment(segment);
         let unfinished = format!("{name}{}", names::NEW);
         place::remove(&*self.directory, &unfinished)?;
+        let head = Head { seq: seq + 1, segment, hash: sealed.hash };
         let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
-            let (from, to) = (&*self.directory, &*self.directory);
-            renameat_with(from, &unfinished, to, &name, RenameFlags::NOREPLACE)
-                .map_err(failed("give its name to", &name))?;
+            // Where a log was taken away, the old head goes on saying so until a line does.
+            if !self.head.is_named() && !self.unknown_end {
+                self.head.write(&head)?;
+                self.head.name(&*self.directory)?;
+            }
+            self.name_segment(&unfinished, &name)?;
             Ok(made)
         });
         let (file, room) = match made {
             Ok(made) => made,
             Err(error) => {
-                let _ = place::remove(&*self.directory, &unfinished);
+                // What the head names already is left to the next writer.
+                if segment > 1 || !self.head.is_named() {
+                    let _ = place::remove(&*self.directory, &unfinished);
+                }
                 return Err(error);
             }
         };
@@ -71,9 +79,32 @@ impl Writer {
         let file = Arc::new(file);
         self.tail =
             Some(Tail { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, begun: time, room });
-        let written = head::write(&self.head, &self.head()?);
-        self.bear("writing the head file", written);
+        if self.expected.is_none() {
+            let written = self.head.write(&head);
+            self.bear("writing the head file", written);
+        }
         Ok(())
+    }
+
+    /// Gives the first segment of a log its name, where a writer was killed after it had given the head its own.
+    pub(super) fn finish_beginning(&self) -> Result<()> {
+        let Some(expected) = self.expected.filter(|_| self.segments().is_ok_and(|found| found.is_empty())) else {
+            return Ok(());
+        };
+        if unfinished_first(&*self.directory, self.key.as_ref())? == Some(expected) {
+            let name = names::segment(1);
+            self.name_segment(&format!("{name}{}", names::NEW), &name)?;
+            if self.config.sync != Sync::Never {
+                let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
+                synchronised.map_err(failed("synchronise", "the log's directory"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn name_segment(&self, unfinished: &str, name: &str) -> Result<()> {
+        let (from, to) = (&*self.directory, &*self.directory);
+        renameat_with(from, unfinished, to, name, RenameFlags::NOREPLACE).map_err(failed("give its name to", name))
     }
 
     /// Writes the first line of a new file, with room for all that is owed and one execution more.
@@ -110,6 +141,25 @@ impl Writer {
             }
         }
     }
+}
+
+/// The first line of a log whose segment has no name yet, if there is a whole one.
+pub(crate) fn unfinished_first(directory: impl AsFd, key: Option<&Key>) -> Result<Option<Head>> {
+    let name = format!("{}{}", names::segment(1), names::NEW);
+    let file = match place::open_regular(directory, &name, &name) {
+        Ok(file) => file,
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut lines = Lines::new(crate::at::ReadAt::new(&file, 0), 0);
+    let Some(line) = lines.next().map_err(failed("read", &name))?.filter(|line| line.ended && !line.is_too_long())
+    else {
+        return Ok(None);
+    };
+    let Ok(checked) = line::check(line.bytes, key) else { return Ok(None) };
+    let begins = matches!(&checked.line.record, Record::Segment(start) if start.segment == 1);
+    let first = begins && checked.line.seq == 1 && checked.line.prev == Digest::ZERO;
+    Ok(first.then_some(Head { seq: 1, segment: 1, hash: checked.hash }))
 }
 
 /// What the first line of a segment says, and the hash of the line before it.

@@ -102,6 +102,73 @@ fn changed_and_missing_artifacts_are_found() {
 }
 
 #[test]
+fn artifacts_that_no_line_names_are_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let audit = directory.path().join("audit");
+    let expect = || Expect { artifacts: true, ..Expect::default() };
+    let log = open(directory.path(), 1000);
+    for name in ["a", "b"] {
+        store(&log, name, &Redactor::none(), &[("code", &[b"x"])]);
+    }
+    let head = fs::read(audit.join("head")).unwrap();
+    let lines = fs::read(audit.join("audit-00000001.jsonl")).unwrap();
+    store(&log, "c", &Redactor::none(), &[("code", &[b"x"])]);
+    // One whose execution is about to have its end line, or whose writer was killed before it.
+    let running = log.reserve(subject("d")).unwrap();
+    running.artifact(&Redactor::none()).unwrap().unwrap().finish().unwrap();
+    let report = verify(&audit, &expect()).unwrap();
+    assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
+    running.cancel("no sandbox").unwrap();
+    let report = verify(&audit, &expect()).unwrap();
+    assert!(report.to_string().contains("BREACH: artifacts/d.jsonl: no line names it"), "{report}");
+    fs::remove_file(audit.join("artifacts/d.jsonl")).unwrap();
+    drop(log);
+    // The end is cut off, and the head put right: what is left of the artifacts tells.
+    fs::write(audit.join("head"), head).unwrap();
+    fs::write(audit.join("audit-00000001.jsonl"), lines).unwrap();
+    let report = verify(&audit, &expect()).unwrap();
+    assert_eq!((report.verdict, report.breaches), (Verdict::Broken, 1), "{report}");
+    assert!(report.to_string().contains("BREACH: artifacts/c.jsonl: no line names it"), "{report}");
+    assert_eq!(verify(&audit, &Expect::default()).unwrap().verdict, Verdict::Whole);
+}
+
+/// After a loss that the log tells of, and where retention may have removed the line, nobody can know.
+#[test]
+fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
+    let directory = tempfile::tempdir().unwrap();
+    let audit = directory.path().join("audit");
+    let log = open(directory.path(), 1000);
+    store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
+    let lines = fs::read(audit.join("audit-00000001.jsonl")).unwrap();
+    store(&log, "b", &Redactor::none(), &[("code", &[b"x"])]);
+    drop(log);
+    fs::write(audit.join("audit-00000001.jsonl"), lines).unwrap();
+    drop(open(directory.path(), 1000));
+    let report = verify(&audit, &Expect { artifacts: true, ..Expect::default() }).unwrap();
+    assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+    assert!(report.to_string().contains("loss: artifacts/b.jsonl: no line names it"), "{report}");
+
+    let directory = tempfile::tempdir().unwrap();
+    let audit = directory.path().join("audit");
+    let config = Config {
+        segment_age: Some(std::time::Duration::ZERO),
+        keep_segments: Some(0),
+        artifact_bytes: Some(1000),
+        ..config(directory.path())
+    };
+    let log = Log::open(config).unwrap();
+    store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
+    let kept = fs::read(audit.join("artifacts/a.jsonl")).unwrap();
+    store(&log, "b", &Redactor::none(), &[("code", &[b"x"])]);
+    // As if the writer had been killed after the segment and before its artifacts.
+    fs::write(audit.join("artifacts/a.jsonl"), kept).unwrap();
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    fs::File::options().write(true).open(audit.join("artifacts/a.jsonl")).unwrap().set_modified(past).unwrap();
+    let report = verify(&audit, &Expect { artifacts: true, ..Expect::default() }).unwrap();
+    assert_eq!((report.verdict, report.notes), (Verdict::Whole, 1), "{report}");
+}
+
+#[test]
 fn unfinished_artifacts_are_not_left() {
     let directory = tempfile::tempdir().unwrap();
     let artifacts = directory.path().join("audit/artifacts");

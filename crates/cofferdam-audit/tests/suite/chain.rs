@@ -221,14 +221,47 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     let report = verdict(&files, &Expect::default());
     assert!(report.to_string().contains("its end was cut off"), "{report}");
     let head = files.iter().position(|(name, _)| name == "head").unwrap();
-    files[head].1 = b"nothing".to_vec();
-    let report = verdict(&files, &Expect::default());
-    assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+    for garbage in [&b"nothing"[..], b""] {
+        files[head].1 = garbage.to_vec();
+        let report = verdict(&files, &Expect::default());
+        assert_eq!(report.verdict, Verdict::Broken, "{report}");
+        assert!(report.to_string().contains("the log's end may have been cut off"), "{report}");
+    }
     files.remove(head);
     let report = verdict(&files, &Expect::default());
     assert_eq!(report.verdict, Verdict::Broken);
     assert!(report.to_string().contains("the log's end may have been cut off"), "{report}");
     assert_eq!(verdict(&files, &Expect { head: Some(old), ..Expect::default() }).verdict, Verdict::Broken);
+}
+
+/// Also where only the first line is left, which a log has that was only begun.
+#[test]
+fn a_log_that_was_cut_off_after_any_line_is_found_without_its_head() {
+    for keyed in [false, true] {
+        let all = lines(&log(keyed)[segments(log(keyed))[0]].1);
+        for kept in 1..=all.len() {
+            for head in [None, Some(&b""[..]), Some(b"garbage")] {
+                let mut files = vec![("audit-00000001.jsonl".to_owned(), all[..kept].concat())];
+                files.extend(head.map(|head| ("head".to_owned(), head.to_vec())));
+                let expect = if keyed { with_key() } else { Expect::default() };
+                let report = verdict(&files, &expect);
+                assert_eq!(report.verdict, Verdict::Broken, "{kept} lines, head {head:?}: {report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_log_of_one_line_that_nobody_touched_is_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    for _ in 0..2 {
+        let report = check(directory.path());
+        assert_eq!((report.verdict, report.lines, report.findings.clone()), (Verdict::Whole, 1, vec![]), "{report}");
+    }
+    drop(log);
+    assert_eq!(check(directory.path()).verdict, Verdict::Whole);
+    assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
 }
 
 /// The next writer makes the head anew, and so says for good that there was none.
@@ -244,9 +277,51 @@ fn a_head_that_was_taken_away_is_told_for_good() {
         drop(log);
         assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
         let report = verify(&directory.path().join("audit"), &Expect::default()).unwrap();
-        assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
+        assert_eq!((report.verdict, report.exit_status()), (Verdict::Incomplete, 3), "{report}");
         assert!(report.to_string().contains("it went to number 3 at least"), "{report}");
     }
+}
+
+/// Whatever is left of it, and however long the head's place is taken by something else.
+#[test]
+fn a_log_whose_lines_or_head_are_gone_never_becomes_a_new_one() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 4] = [
+        ("first line kept, head gone", |path| {
+            keep_first_line(path);
+            fs::remove_file(path.join("head")).unwrap();
+        }),
+        ("first line kept, long garbage as head", |path| {
+            keep_first_line(path);
+            fs::write(path.join("head"), "x".repeat(1000)).unwrap();
+        }),
+        ("no line kept, garbage as head", |path| {
+            fs::remove_file(path.join("audit-00000001.jsonl")).unwrap();
+            fs::write(path.join("head"), "x").unwrap();
+        }),
+        ("no line kept", |path| fs::remove_file(path.join("audit-00000001.jsonl")).unwrap()),
+    ];
+    for (name, damage) in damages {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        execute(&Log::open(config(directory.path())).unwrap(), "a");
+        damage(&path);
+        assert_eq!(check(directory.path()).verdict, Verdict::Broken, "{name}");
+        let log = Log::open(config(directory.path())).unwrap();
+        assert_eq!(log.notices().len(), 1, "{name}");
+        execute(&log, "b");
+        drop(log);
+        assert_eq!(Log::open(config(directory.path())).unwrap().notices(), [], "{name}");
+        let report = check(directory.path());
+        assert_eq!((report.verdict, report.losses), (Verdict::Incomplete, 1), "{name}: {report}");
+        assert!(!path.join("head.new").exists(), "{name}");
+    }
+}
+
+fn keep_first_line(path: &Path) {
+    let segment = path.join("audit-00000001.jsonl");
+    let all = lines(&fs::read(&segment).unwrap());
+    fs::write(&segment, &all[0]).unwrap();
 }
 
 #[test]

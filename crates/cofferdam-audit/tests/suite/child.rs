@@ -51,7 +51,7 @@ fn carries_out_an_order() {
 
 /// Writes, and says after each execution that it is written.
 fn write(directory: &Path, name: &str, count: u64) {
-    let config = Config { segment_bytes: 1, artifact_bytes: Some(4096), ..config(directory) };
+    let config = Config { segment_bytes: 64 * 1024, artifact_bytes: Some(4096), ..config(directory) };
     let log = Log::open(config).unwrap();
     let mut out = std::io::stdout();
     let mut saying = String::new();

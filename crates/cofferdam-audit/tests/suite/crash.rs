@@ -141,6 +141,64 @@ fn a_writer_killed_while_it_set_something_aside_is_finished_for() {
     assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
 }
 
+/// The steps are: the segment under another name, its line, the head under another name, what it says, the head's name,
+/// the segment's name.
+#[test]
+fn a_writer_killed_while_it_began_the_log_is_finished_for() {
+    let whole = tempfile::tempdir().unwrap();
+    drop(Log::open(config(whole.path())).unwrap());
+    let line = fs::read(segment(whole.path())).unwrap();
+    let head = fs::read(whole.path().join("audit/head")).unwrap();
+    let (half_line, half_head) = (line[..line.len() / 2].to_vec(), head[..70].to_vec());
+    let first = ("audit-00000001.jsonl.new", line.clone());
+    let steps = [
+        (vec![], Verdict::Broken),
+        (vec![("audit-00000001.jsonl.new", vec![])], Verdict::Broken),
+        (vec![("audit-00000001.jsonl.new", half_line)], Verdict::Broken),
+        (vec![first.clone()], Verdict::Broken),
+        (vec![first.clone(), ("head.new", vec![])], Verdict::Broken),
+        (vec![first.clone(), ("head.new", half_head)], Verdict::Broken),
+        (vec![first.clone(), ("head.new", head.clone())], Verdict::Broken),
+        (vec![first, ("head", head.clone())], Verdict::Incomplete),
+        (vec![("audit-00000001.jsonl", line), ("head", head)], Verdict::Whole),
+    ];
+    for (number, (files, verdict)) in steps.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        fs::create_dir(&path).unwrap();
+        for (name, bytes) in files {
+            use std::os::unix::fs::PermissionsExt;
+            fs::write(path.join(name), bytes).unwrap();
+            fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        // A directory without a log is not one of a whole log, whoever made it so.
+        let report = check(directory.path());
+        assert_eq!(report.verdict, verdict, "{number}: {report}");
+        assert!(verdict != Verdict::Broken || report.breaches == 2, "{number}: {report}");
+        let log = Log::open(config(directory.path())).unwrap();
+        assert_eq!(log.notices(), [], "{number}");
+        execute(&log, "a");
+        let report = check(directory.path());
+        assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{number}: {report}");
+        drop(log);
+        assert_eq!(listing(&path), ["audit-00000001.jsonl", "head", "owed"], "{number}");
+    }
+}
+
+/// Between the first line and the head's name lies nothing that looks like a log that was cut off.
+#[test]
+fn a_beginning_that_is_not_what_the_head_names_is_a_breach() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit");
+    execute(&Log::open(config(directory.path())).unwrap(), "a");
+    let first = fs::read_to_string(segment(directory.path())).unwrap().split_inclusive('\n').next().unwrap().to_owned();
+    fs::remove_file(segment(directory.path())).unwrap();
+    fs::write(path.join("audit-00000001.jsonl.new"), first).unwrap();
+    assert_eq!(check(directory.path()).verdict, Verdict::Broken);
+    let log = Log::open(config(directory.path())).unwrap();
+    assert_eq!(log.notices(), [Notice::Gap { written: 3, found: 1 }]);
+}
+
 #[test]
 fn damage_that_no_crash_explains_stops_the_writer() {
     for (name, change) in

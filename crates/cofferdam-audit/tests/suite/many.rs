@@ -16,7 +16,7 @@ const WRITERS: u64 = 8;
 #[test]
 fn threads_write_whole_lines_while_segments_come_and_go() {
     let directory = tempfile::tempdir().unwrap();
-    let open = || Config { segment_bytes: 1, keep_segments: Some(3), ..config(directory.path()) };
+    let open = || Config { segment_bytes: 64 * 1024, keep_segments: Some(3), ..config(directory.path()) };
     // Half of them share a writer.
     let shared = Log::open(open()).unwrap();
     std::thread::scope(|scope| {

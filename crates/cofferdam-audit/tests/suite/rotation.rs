@@ -14,7 +14,7 @@ fn segments(directory: &std::path::Path) -> Vec<String> {
 #[test]
 fn segments_are_closed_by_size_and_linked() {
     let directory = tempfile::tempdir().unwrap();
-    let log = Log::open(Config { segment_bytes: 1, ..config(directory.path()) }).unwrap();
+    let log = Log::open(Config { segment_bytes: 64 * 1024, ..config(directory.path()) }).unwrap();
     for number in 0..200 {
         execute(&log, &format!("e{number}"));
     }
@@ -27,6 +27,33 @@ fn segments_are_closed_by_size_and_linked() {
     let report = check(directory.path());
     assert_eq!((report.verdict, report.executions.ended), (Verdict::Whole, 200), "{report}");
     assert_eq!(ended(directory.path()).len(), 200);
+}
+
+/// However few bytes that are, and whether one writer writes them or one after the other.
+#[test]
+fn a_segment_is_closed_before_the_first_execution_after_it_has_its_bytes() {
+    for most in [0, 1, 6000, 20_000, 70_000] {
+        for alone in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let open = || Log::open(Config { segment_bytes: most, ..config(directory.path()) }).unwrap();
+            let log = alone.then(open);
+            for number in 0..60 {
+                let name = format!("e{number}");
+                log.as_ref().map_or_else(|| execute(&open(), &name), |log| execute(log, &name));
+            }
+            let names = segments(directory.path());
+            for (at, name) in names.iter().enumerate() {
+                let text = fs::read_to_string(directory.path().join("audit").join(name)).unwrap();
+                let lines: Vec<usize> = text.split_inclusive('\n').map(str::len).collect();
+                let closed = at + 1 < names.len();
+                assert!(!closed || text.len() as u64 >= most, "{most}: {name} has {}", text.len());
+                // Without its last execution it had not so many.
+                let before: usize = lines.iter().take(lines.len().saturating_sub(2)).sum();
+                assert!(lines.len() < 4 || (before as u64) < most, "{most}: {name} had {before} already");
+            }
+            assert_eq!(check(directory.path()).verdict, Verdict::Whole);
+        }
+    }
 }
 
 #[test]

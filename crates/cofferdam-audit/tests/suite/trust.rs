@@ -132,7 +132,8 @@ fn a_stopped_writer_keeps_nobody_waiting_for_ever() {
 #[test]
 fn where_logging_is_not_mandatory_the_problem_is_told() {
     let directory = tempfile::tempdir().unwrap();
-    let log = Log::open(Config { mandatory: Mandatory::No, ..config(directory.path()) }).unwrap();
+    let kept = Config { artifact_bytes: Some(1000), ..config(directory.path()) };
+    let log = Log::open(Config { mandatory: Mandatory::No, ..kept }).unwrap();
     execute(&log, "a");
     let segment = directory.path().join("audit/audit-00000001.jsonl");
     let kept = fs::read(&segment).unwrap();
@@ -142,6 +143,8 @@ fn where_logging_is_not_mandatory_the_problem_is_told() {
     assert!(reservation.commit(outcome()).is_err());
     // Put in order again, its end is written, and says that its beginning is not.
     fs::write(&segment, kept).unwrap();
+    // Nor is there an artifact that no line would explain if the end could not be written, either.
+    assert!(reservation.artifact(&Redactor::none()).is_err());
     reservation.commit(outcome()).unwrap();
     let report = check(directory.path());
     assert_eq!(report.executions, Counts { begun: 1, ended: 2, cancelled: 0, open: 0 });

@@ -1,5 +1,6 @@
 //! What clones of one snapshot hold: memory of their monitors, and what the supervisor grew by, divided by their number. First
-//! while nothing has been run in any of them, then after each has run a program once and rests again.
+//! while nothing has been run in any of them, then some of them alone, after each has run a program once and rests again: all of
+//! them would keep the host's processors too busy to answer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use crate::host::tree::{self, Memory};
 
 /// Numbers of clones at which is looked, besides the last.
 const LOOKS: [usize; 4] = [10, 25, 50, 100];
+/// How many run a program.
+const RUN: usize = 10;
 /// Of the host's memory, what must stay available: one part in so many.
 const KEPT_FREE: u64 = 10;
 /// Time for the monitors to come to rest.
@@ -53,7 +56,7 @@ impl Held {
 pub struct Found {
     /// Clones that were restored: their agents have answered and measured their walls, and nothing else has run.
     pub idle: Vec<Held>,
-    /// All of them after a program in each.
+    /// Some of them alone, after a program in each.
     pub after_exec: Option<Held>,
     /// Why there are not more.
     pub stopped: Option<String>,
@@ -76,16 +79,30 @@ pub async fn measure(field: &Field, wanted: usize) -> Result<Found> {
             }
         }
     }
+    close(clones.split_off(clones.len().min(RUN))).await?;
     if !clones.is_empty() {
-        for clone in &clones {
-            field::answered(clone).await?;
+        match answered(&clones).await {
+            Ok(()) => found.after_exec = before.look(clones.len()).await,
+            // What was measured is not lost by it.
+            Err(why) => found.stopped = Some(format!("a program in a clone: {why:#}")),
         }
-        found.after_exec = before.look(clones.len()).await;
     }
+    close(clones).await?;
+    Ok(found)
+}
+
+async fn answered(clones: &[Arc<dyn Sandbox>]) -> Result<()> {
+    for clone in clones {
+        field::answered(clone).await?;
+    }
+    Ok(())
+}
+
+async fn close(clones: Vec<Arc<dyn Sandbox>>) -> Result<()> {
     for clone in clones {
         clone.close().await?;
     }
-    Ok(found)
+    Ok(())
 }
 
 async fn another(field: &Field) -> Result<Arc<dyn Sandbox>, String> {

@@ -106,7 +106,7 @@ impl Report {
             let _ = writeln!(text, "{name:28} {proportional:12.0} {own:12.0} {supervisor:16.0} {processes:10.1}");
         }
         if let Some(why) = stopped {
-            let _ = writeln!(text, "not more clones: {why}");
+            let _ = writeln!(text, "stopped: {why}");
         }
     }
 

@@ -198,12 +198,25 @@ pub fn lost(end: &End, duration: Duration) -> Option<String> {
         End::TimedOut => {
             Some(format!("a call did not end within {:.1} s, so the interpreter was killed", duration.as_secs_f64()))
         }
-        End::Died(exit) => Some(match (exit.timed_out, exit.killed_by, exit.signal) {
-            (true, ..) => "the session was as old as it may become".to_owned(),
-            (_, Some(limit), _) => format!("the interpreter was killed at the limit {}", limit_name(limit)),
-            (_, _, Some(signal)) => format!("the interpreter was ended by signal {signal}"),
-            _ => format!("the interpreter ended, with exit code {}", exit.code),
-        }),
+        End::Died(exit) => Some(died(exit)),
+    }
+}
+
+/// Why a session is gone whose interpreter ended while no call went on.
+pub fn ended_unasked(exit: Result<Exit>) -> String {
+    match exit {
+        Ok(exit) if exit.timed_out => died(&exit),
+        Ok(exit) => format!("{}, between two calls", died(&exit)),
+        Err(_) => "the interpreter ended between two calls, and the sandbox does not say how".to_owned(),
+    }
+}
+
+fn died(exit: &Exit) -> String {
+    match (exit.timed_out, exit.killed_by, exit.signal) {
+        (true, ..) => "the session was as old as it may become".to_owned(),
+        (_, Some(limit), _) => format!("the interpreter was killed at the limit {}", limit_name(limit)),
+        (_, _, Some(signal)) => format!("the interpreter was ended by signal {signal}"),
+        _ => format!("the interpreter ended, with exit code {}", exit.code),
     }
 }
 
@@ -266,5 +279,39 @@ impl<'a> Taking<'a> {
             output: self.came,
             duration: begun.elapsed(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_contract::{LimitKind, Usage};
+
+    use super::*;
+
+    #[test]
+    fn the_limit_that_ended_an_interpreter_is_named_whenever_it_did() {
+        let exit = |killed_by, signal, timed_out| Exit {
+            code: -1,
+            signal,
+            timed_out,
+            cancelled: false,
+            truncated: false,
+            killed_by,
+            limits_hit: Vec::new(),
+            duration: Duration::ZERO,
+            usage: Usage::default(),
+        };
+        for (exit, why, between) in [
+            (exit(Some(LimitKind::Cpu), Some(9), false), "the interpreter was killed at the limit cpu", true),
+            (exit(Some(LimitKind::Memory), Some(9), false), "the interpreter was killed at the limit memory", true),
+            (exit(None, Some(11), false), "the interpreter was ended by signal 11", true),
+            (exit(None, Some(9), true), "the session was as old as it may become", false),
+        ] {
+            let unasked = ended_unasked(Ok(exit.clone()));
+            assert_eq!(unasked, format!("{why}{}", if between { ", between two calls" } else { "" }));
+            assert_eq!(lost(&End::Died(exit), Duration::ZERO).as_deref(), Some(why));
+        }
+        let unknown = ended_unasked(Err(Error::new(ErrorKind::Internal, "exit", "x")));
+        assert_eq!(unknown, "the interpreter ended between two calls, and the sandbox does not say how");
     }
 }

@@ -476,8 +476,8 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
             return;
         };
         let over = tokio::select! {
-            _ = end.exit() => true,
-            () = sleep_until(until.min(oldest)) => false,
+            exit = end.exit() => Some(live::ended_unasked(exit)),
+            () = sleep_until(until.min(oldest)) => None,
         };
         let Some(session) = session.upgrade() else { return };
         // While a call goes on, its end is a use, and it sees the interpreter's end itself.
@@ -489,8 +489,7 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
         let cancelled = lock(&session.state).gone.clone();
         let idle = Instant::now() >= lock(&session.state).last_use + bounds.idle_timeout;
         let why = match (over, idle, Instant::now() >= oldest) {
-            (true, ..) if cancelled.is_some() => cancelled.unwrap_or_default(),
-            (true, ..) => "the interpreter ended between two calls".to_owned(),
+            (Some(how), ..) => cancelled.unwrap_or(how),
             (_, true, _) => format!("nobody used it for {} s", bounds.idle_timeout.as_secs_f64()),
             (_, _, true) => "it was as old as a session may become".to_owned(),
             _ => continue,

@@ -74,6 +74,40 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
     assert!(text.contains("[redacted:TOKEN]"));
 }
 
+/// Values that programs show in other bytes, as the last expression and on standard output. The results of a file hold
+/// what an interpreter shows within JSON.
+#[tokio::test]
+async fn awkward_secrets_do_not_appear_in_artifacts_either() {
+    let home = tempfile::tempdir().expect("a directory");
+    let log = home.path().join("audit");
+    let screening = ScreeningConfig { mode: ScreeningMode::Off, ..ScreeningConfig::default() };
+    let world = World::with(CodeConfig { screening, ..audited(&log) }, spec()).await;
+    let python = "import os\nt = os.environ['TOK']\nprint(ascii(t), repr(t), ascii([t]), t.encode())\n{t: [t, 1]}";
+    let javascript = "const t = process.env.TOK\nconsole.log([t], JSON.stringify(t))\nlet all = {[t]: [t, 1]}\nall";
+    let secrets = [
+        r"corp\svc-Hunter2xyz",
+        "it's\"Hunter2xyz",
+        "it's-Hunter2xyz",
+        "\"a`Hunter2xyz${'",
+        "pässwordHunter2xyz",
+        "one\ntwo\tHunter2xyz\u{7f}",
+        "smile😀€Hunter2xyz",
+    ];
+    for secret in secrets {
+        for (language, code) in [("python", python), ("javascript", javascript)] {
+            let mut request = CodeRequest::new(language, code);
+            request.secrets.insert("TOK".to_owned(), Secret::new(secret));
+            let result = world.try_run(request).await.expect("it runs");
+            assert_eq!(result.exit_code, 0, "{language}, {secret}: {}", result.stderr.text());
+            assert_eq!(result.results.len(), 1, "{language}, {secret}: {result:?}");
+        }
+    }
+    let text = everything(&log.join("artifacts"));
+    let left: Vec<&str> = text.lines().filter(|line| line.contains("Hunter2") || line.contains("xyz")).collect();
+    assert!(left.is_empty(), "{left:#?}");
+    assert!(text.contains("[redacted:TOK]"));
+}
+
 fn ends(log: &Path) -> Vec<End> {
     let records = query(log, Filter::default()).expect("a log").map(|entry| entry.expect("readable").record);
     records.filter_map(|record| if let Record::End(end) = record { Some(*end) } else { None }).collect()

@@ -100,6 +100,28 @@ async fn what_goes_wrong_loses_one_session_and_no_other() {
 }
 
 #[tokio::test]
+async fn what_ends_a_session_between_two_calls_is_told() {
+    let open = Open::with(SessionBounds::default()).await;
+    for (end, why) in [
+        ("os.kill(os.getpid(), 9)", "the interpreter was ended by signal 9, between two calls"),
+        ("os._exit(3)", "the interpreter ended, with exit code 3, between two calls"),
+    ] {
+        let session = open.session("python").await;
+        let later = format!("import os, threading\nthreading.Timer(0.5, lambda: {end}).start()");
+        assert_eq!(call(&session, &later).await.exit_code, 0);
+        for _ in 0..200 {
+            if session.lost().is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let again = session.call(CodeRequest::new("", "1")).await.expect_err("gone");
+        assert_eq!(again.kind(), ErrorKind::Closed);
+        assert!(again.message().contains(why), "{again}");
+    }
+}
+
+#[tokio::test]
 async fn a_call_that_is_dropped_ends_its_session() {
     let open = Open::with(SessionBounds::default()).await;
     let session = open.session("python").await;

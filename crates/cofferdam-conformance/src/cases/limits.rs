@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use cofferdam_contract::{
-    Access, ByteSize, Completed, ErrorKind, LimitKind, Limits, Protection, ProtectionState, Workspace,
+    Access, ByteSize, Completed, ErrorKind, LimitKind, Limits, Protection, ProtectionState, Stdin, Workspace,
 };
+use tokio::io::AsyncWriteExt;
 
 use super::exit::timed_out;
 use crate::GuestProgram as P;
-use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, text};
+use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, text, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -62,9 +63,9 @@ pub(super) async fn memory_below_is_usable(cx: Context) -> Verdict {
     Ok(())
 }
 
-async fn cpu_runs_out(cx: &Context, processes: u32) -> Verdict {
+async fn cpu_runs_out(cx: &Context, program: P, processes: u32) -> Verdict {
     enforced(cx, Protection::CpuTime).await?;
-    let done = run(cx, P::SpinCpu { processes }, |limits| {
+    let done = run(cx, program, |limits| {
         limits.cpu_time = Some(Duration::from_secs(1));
         limits.wall_time = Duration::from_secs(60);
     })
@@ -82,11 +83,47 @@ async fn cpu_runs_out(cx: &Context, processes: u32) -> Verdict {
 }
 
 pub(super) async fn cpu(cx: Context) -> Verdict {
-    cpu_runs_out(&cx, 1).await
+    cpu_runs_out(&cx, P::SpinCpu { processes: 1 }, 1).await
 }
 
 pub(super) async fn cpu_over_processes(cx: Context) -> Verdict {
-    cpu_runs_out(&cx, 4).await
+    cpu_runs_out(&cx, P::SpinCpu { processes: 4 }, 4).await
+}
+
+pub(super) async fn cpu_of_grandchildren(cx: Context) -> Verdict {
+    cpu_runs_out(&cx, P::DaemoniseAndSpin, 1).await
+}
+
+/// One that has used a little and waits lives on while others, one after the other, use up all that an exec may use.
+pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
+    enforced(&cx, Protection::CpuTime).await?;
+    let spec = cx.limited(|limits| {
+        limits.cpu_time = Some(Duration::from_secs(2));
+        limits.wall_time = Duration::from_secs(60);
+    })?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    let row = sandbox.posture().get(Protection::CpuTime).map_or("", |row| &row.mechanism);
+    if row.contains("execs are not told apart") {
+        return Err(Stop::skip(format!("the posture says so: {row}")));
+    }
+    let around = P::PrintAroundInput { before: "waits".into(), after: "lives on".into() };
+    let little = P::Sequence(vec![P::PrintNumbered { count: 5000 }, around]);
+    let waiting = sandbox.start(cx.request(&little)?.stdin(Stdin::Stream).build()?).await?;
+    let mut output = waiting.output();
+    wait_for(&mut output, "waits").await?;
+    for _ in 0..2 {
+        let exit = cx.exec(&sandbox, P::SpinCpu { processes: 1 }).await?.exit;
+        check_eq!(exit.killed_by, Some(LimitKind::Cpu), "the limit that killed the one that spins");
+    }
+    let mut stdin = waiting.stdin().ok_or_else(|| Stop::fail("a streaming request has no stdin"))?;
+    stdin.write_all(b"go on\n").await?;
+    stdin.flush().await?;
+    wait_for(&mut output, "lives on").await?;
+    let exit = waiting.exit().await?;
+    check!(exit.success() && exit.limits_hit.is_empty(), "the one that waited ended so: {exit:?}");
+    let used = exit.usage.cpu_seconds;
+    check!((0.0..2.0).contains(&used), "it is charged with {used} CPU seconds, under a limit of 2");
+    Ok(())
 }
 
 /// Runs a program that forks more than it may; gives what it says.

@@ -102,6 +102,7 @@ cases! {
     "workspace/read-only-filled-by-the-file-api" "K6" [Files] workspace::read_only_filled_by_the_file_api;
     "workspace/host-directory" "K4" [HostWorkspace] workspace::host_directory;
     "workspace/host-directory-read-only" "K6" [HostWorkspace] workspace::host_directory_read_only;
+    "workspace/host-directory-read-only-for-the-file-api" "K6" [HostWorkspace, Files] workspace::host_directory_read_only_for_the_file_api;
     "workspace/host-directory-outlives-the-sandbox" "K4" [HostWorkspace] workspace::host_directory_outlives_the_sandbox;
 
     "files/round-trip" "E2" [Files] files::round_trip;
@@ -131,6 +132,8 @@ cases! {
     "limits/memory-below-is-usable" "E4" [] limits::memory_below_is_usable;
     "limits/cpu" "E4" [] limits::cpu;
     "limits/cpu-over-processes" "E4" [] limits::cpu_over_processes;
+    "limits/cpu-of-grandchildren" "E4" [] limits::cpu_of_grandchildren;
+    "limits/cpu-of-another-exec" "E4" [MultipleExecs, StreamingStdin] limits::cpu_of_another_exec;
     "limits/processes" "E4" [] limits::processes;
     "limits/processes-limit-is-named" "E4" [] limits::processes_limit_is_named;
     "limits/disk" "E4" [] limits::disk;

@@ -1,10 +1,10 @@
 //! Workspaces: private and of the host, writable and read-only.
 
-use cofferdam_contract::{Access, Limits, Spec, Workspace};
+use cofferdam_contract::{Access, ErrorKind, Limits, Spec, Workspace};
 use tempfile::TempDir;
 
 use crate::GuestProgram as P;
-use crate::case::{Context, Outcome, Verdict, check, check_eq, read_small, text, write_small};
+use crate::case::{Context, Outcome, Verdict, check, check_eq, expect_error, path, read_small, text, write_small};
 
 pub(super) async fn read_only_rejects_writes(cx: Context) -> Verdict {
     let spec = cx.spec().workspace(Workspace::Private { access: Access::ReadOnly }).build()?;
@@ -95,6 +95,26 @@ pub(super) async fn host_directory_read_only(cx: Context) -> Verdict {
     check!(done.exit.code != 0, "the guest changed a file of a read-only host directory");
     check_eq!(std::fs::read_to_string(directory.path().join("given"))?, "by the host", "the host's file");
     check_eq!(std::fs::read_dir(directory.path())?.count(), 1, "entries of the host's directory");
+    Ok(())
+}
+
+pub(super) async fn host_directory_read_only_for_the_file_api(cx: Context) -> Verdict {
+    let (directory, spec) = host(&cx, Access::ReadOnly)?;
+    std::fs::create_dir(directory.path().join("sub"))?;
+    std::fs::write(directory.path().join("sub/given"), "by the host")?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    check_eq!(text(&read_small(&sandbox, "sub/given").await?), "by the host", "what the file API read");
+    for name in ["sub/given", "sub/made", "made", "new/made"] {
+        let written = sandbox.write_bytes(&path(name)?, "changed").await;
+        expect_error(written, &[ErrorKind::Denied], &format!("writing {name}"))?;
+    }
+    for name in ["sub/given", "sub", "missing"] {
+        let removed = sandbox.remove(&path(name)?).await;
+        expect_error(removed, &[ErrorKind::Denied], &format!("removing {name}"))?;
+    }
+    check_eq!(std::fs::read_to_string(directory.path().join("sub/given"))?, "by the host", "the host's file");
+    check_eq!(std::fs::read_dir(directory.path())?.count(), 1, "entries of the host's directory");
+    check_eq!(std::fs::read_dir(directory.path().join("sub"))?.count(), 1, "entries below");
     Ok(())
 }
 

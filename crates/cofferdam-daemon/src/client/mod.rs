@@ -66,7 +66,7 @@ impl fmt::Display for Refusal {
             Self::Silent => f.write_str("the daemon does not answer, or not as this version does"),
             Self::OtherBuild => f.write_str("the daemon is of another build"),
             Self::OtherSurroundings => {
-                f.write_str("the daemon was started with another PATH, HOME or container engine")
+                f.write_str("the daemon was started with another PATH, HOME, container engine or image of machines")
             }
             Self::OtherBackend(name) => write!(f, "the daemon makes sandboxes of the backend '{name}'"),
             Self::Full => f.write_str("the daemon runs as much as it may, or is ending"),

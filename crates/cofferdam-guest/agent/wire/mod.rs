@@ -22,7 +22,7 @@ pub use write::put_text;
 /// What a greeting begins with.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of everything here.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes before a body.
 pub const HEAD: usize = 13;
 /// The longest body.
@@ -39,6 +39,8 @@ pub const MAX_PATH: usize = 4096;
 pub const MAX_JOBS: usize = 64;
 /// Programs of execs that can run at the same time.
 pub const MAX_EXECS: usize = 512;
+/// Processes whose CPU time is told apart at most, since that takes time of the agent's. What others use is everybody's.
+pub const MAX_SHARES: usize = 64;
 /// What an agent that takes connections says first on each, before any frame: that it was taken.
 pub const TAKEN: u8 = 6;
 /// A number that is not known.
@@ -231,6 +233,8 @@ pub enum Order<'a> {
     Adjust { root: Root, path: &'a [u8], mode: Option<u32>, modified: Option<(i64, u32)> },
     /// What is used.
     Count,
+    /// What is used, and whose CPU time it was.
+    Shares,
     /// Stop everything but the agent, or let it go on.
     Freeze { on: bool },
     /// Say something.
@@ -314,6 +318,8 @@ pub enum Answer<'a> {
     Entries { entries: &'a [u8] },
     /// What is used.
     Counted { counts: Counts },
+    /// What is used. Before that was counted: marks, and what processes that bear them used at least; see [`read_shares`].
+    Shares { counts: Counts, used: &'a [u8] },
     /// Something, since it was asked for.
     Pong,
     /// The last frame of an agent that is held.
@@ -353,6 +359,14 @@ pub struct Frame<'a> {
     pub id: u64,
     /// The rest.
     pub body: &'a [u8],
+}
+
+/// Marks and the CPU microseconds of each; `None` for what no agent sends.
+pub fn read_shares(used: &[u8]) -> Option<impl Iterator<Item = (u64, u64)>> {
+    let (words, rest) = used.as_chunks::<8>();
+    let (pairs, odd) = words.as_chunks::<2>();
+    let whole = rest.is_empty() && odd.is_empty() && pairs.len() <= MAX_SHARES;
+    whole.then(|| pairs.iter().map(|[mark, micros]| (u64::from_le_bytes(*mark), u64::from_le_bytes(*micros))))
 }
 
 /// The kind of a frame that holds a part of a long order.

@@ -258,6 +258,7 @@ impl<'a> Order<'a> {
             23 => Self::Hold,
             24 => Self::Release,
             25 => Self::Renew(it.renew()?),
+            26 => Self::Shares,
             _ => return None,
         };
         reader.rest.is_empty().then_some(order)
@@ -286,6 +287,7 @@ impl<'a> Answer<'a> {
             14 => Self::Pong,
             15 => Self::Held,
             16 => Self::Renewed { version: it.u32()?, execs: it.all()? },
+            17 => Self::Shares { counts: it.counts()?, used: it.all()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

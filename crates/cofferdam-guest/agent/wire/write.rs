@@ -174,6 +174,7 @@ impl Order<'_> {
             Self::Hold => 23,
             Self::Release => 24,
             Self::Renew(_) => 25,
+            Self::Shares => 26,
         }
     }
 
@@ -232,7 +233,14 @@ impl Order<'_> {
                 }
                 put_modified(sink, modified);
             }
-            Self::InputEnd | Self::Forget | Self::Count | Self::Ping | Self::End | Self::Hold | Self::Release => {}
+            Self::InputEnd
+            | Self::Forget
+            | Self::Count
+            | Self::Shares
+            | Self::Ping
+            | Self::End
+            | Self::Hold
+            | Self::Release => {}
         }
     }
 }
@@ -257,6 +265,7 @@ impl Answer<'_> {
             Self::Pong => 14,
             Self::Held => 15,
             Self::Renewed { .. } => 16,
+            Self::Shares { .. } => 17,
         }
     }
 
@@ -276,6 +285,10 @@ impl Answer<'_> {
                 sink.put(data);
             }
             Self::Started { ref counts } | Self::Counted { ref counts } => counts.encode(sink),
+            Self::Shares { ref counts, used } => {
+                counts.encode(sink);
+                sink.put(used);
+            }
             Self::NotStarted { failure } => {
                 sink.put(&[failure.step as u8]);
                 sink.put(&failure.errno.to_le_bytes());

@@ -67,7 +67,9 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
             (true, true) => ProtectionState::Enforced,
             (true, false) => ProtectionState::Absent,
         };
-        let mechanism = "as the tests make it".to_owned();
+        let apart = protection != Protection::CpuTime || evidence.tells_execs_apart();
+        let mechanism = if apart { "as the tests make it" } else { "as the tests make it; execs are not told apart" };
+        let mechanism = mechanism.to_owned();
         PostureItem { protection, state, mechanism, probed: false, remedy: Some("use a real backend".to_owned()) }
     }))
 }

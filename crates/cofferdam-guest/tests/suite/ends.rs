@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ErrorKind, ExecRequest, Fault, Limits, SandboxPath, Stdin};
-use cofferdam_guest::{Ending, Guest, Settings};
+use cofferdam_guest::{Ending, Guest, PROTOCOL, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::enclosure::{Enclosure, LONG, Streams, connect, guest};
@@ -121,12 +121,12 @@ async fn an_agent_ends_at_rubbish_and_at_another_version() {
     let cases = [
         vec![0xff; 64],
         order(21, b""),
-        hello(1),
-        hello(3),
-        [hello(2), order(200, b"x")].concat(),
-        [hello(2), order(4, &[0xff; 40])].concat(),
-        [hello(2), order(25, &[0; 40])].concat(),
-        [hello(2), order(255, &[0; 100]).repeat(50_000)].concat(),
+        hello(PROTOCOL - 1),
+        hello(PROTOCOL + 1),
+        [hello(PROTOCOL), order(200, b"x")].concat(),
+        [hello(PROTOCOL), order(4, &[0xff; 40])].concat(),
+        [hello(PROTOCOL), order(25, &[0; 40])].concat(),
+        [hello(PROTOCOL), order(255, &[0; 100]).repeat(50_000)].concat(),
     ];
     for bytes in cases {
         let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(crate::enclosure::DISK);

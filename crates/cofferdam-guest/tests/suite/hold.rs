@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, SandboxPath, Stdin, collect};
-use cofferdam_guest::{Guest, Record, Renewal, Settings};
+use cofferdam_guest::{Guest, PROTOCOL, Record, Renewal, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::enclosure::{DISK, Enclosure, LONG, Streams, connect, guest};
@@ -252,7 +252,7 @@ fn with_execs(ids: &[u64]) -> Record {
         format!(r#"{{"id":{id},"elapsed":1,"wall":9000000,"cpu":null,"cpu_base":null,"script":false,"kill_in":null}}"#)
     };
     let execs: Vec<String> = ids.iter().map(exec).collect();
-    record(&format!(r#"{{"version":2,"last":7,"execs":[{}]}}"#, execs.join(",")))
+    record(&format!(r#"{{"version":{PROTOCOL},"last":7,"execs":[{}]}}"#, execs.join(",")))
 }
 
 /// Has a peer adopted that answers the first order with this.
@@ -287,19 +287,19 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
         ("another answer", Box::new(|id| frame(OPENED, id, &[0; 12])), ErrorKind::Closed),
         ("no machine", Box::new(|id| frame(DONE, id, &[38, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Unsupported),
         ("one that was not held", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Conflict),
-        ("an exec too few", Box::new(|id| renewed(id, 2, &[3])), ErrorKind::InvalidInput),
-        ("an exec too many", Box::new(|id| renewed(id, 2, &[3, 5, 6])), ErrorKind::InvalidInput),
-        ("an exec twice", Box::new(|id| renewed(id, 2, &[3, 5, 5])), ErrorKind::InvalidInput),
+        ("an exec too few", Box::new(|id| renewed(id, PROTOCOL, &[3])), ErrorKind::InvalidInput),
+        ("an exec too many", Box::new(|id| renewed(id, PROTOCOL, &[3, 5, 6])), ErrorKind::InvalidInput),
+        ("an exec twice", Box::new(|id| renewed(id, PROTOCOL, &[3, 5, 5])), ErrorKind::InvalidInput),
         ("half an exec", Box::new(|id| frame(RENEWED, id, &[2, 0, 0, 0, 1])), ErrorKind::InvalidInput),
-        ("another version", Box::new(|id| renewed(id, 3, &[3, 5])), ErrorKind::InvalidInput),
-        ("nothing after it", Box::new(|id| renewed(id, 2, &[3, 5])), ErrorKind::Unavailable),
+        ("another version", Box::new(|id| renewed(id, PROTOCOL + 1, &[3, 5])), ErrorKind::InvalidInput),
+        ("nothing after it", Box::new(|id| renewed(id, PROTOCOL, &[3, 5])), ErrorKind::Unavailable),
         ("output", Box::new(|_| frame(6, 3, b"\0x")), ErrorKind::Closed),
     ];
     for (what, answer, kind) in cases {
         let (found, first) = adopted_by(with_execs(&[3, 5]), answer).await;
         assert_eq!((found, first), (kind, Some(8)), "{what}");
     }
-    let other = record(r#"{"version":1,"last":7,"execs":[]}"#);
+    let other = record(&format!(r#"{{"version":{},"last":7,"execs":[]}}"#, PROTOCOL - 1));
     let (ours, mut theirs) = tokio::io::duplex(1024);
     let (reader, writer) = tokio::io::split(ours);
     let renewal = Renewal::new("copy").unwrap();

@@ -45,7 +45,8 @@ async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
             1 => frame(
                 HELLO,
                 id,
-                &[&0x4346_4744u32.to_le_bytes()[..], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat(),
+                &[&0x4346_4744u32.to_le_bytes()[..], &cofferdam_guest::PROTOCOL.to_le_bytes(), &1u32.to_le_bytes()]
+                    .concat(),
             ),
             2 => frame(DONE, id, &[0; 8]),
             3 => frame(PROBED, id, &[&38i32.to_le_bytes()[..], &[0; 8]].concat()),

@@ -12,6 +12,7 @@ use rustix::fs::{Dir, FileType, FsWord, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::{Hierarchy, Owner, PREFIX, Share, Version};
+use crate::process::Life;
 
 /// Controllers of version 1 that are of use.
 const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
@@ -113,13 +114,11 @@ fn pid_namespace() -> io::Result<u64> {
 }
 
 fn start_time(pid: u32) -> io::Result<u64> {
-    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+    life(&fs::read_to_string(format!("/proc/{pid}/stat"))?).map(|life| life.start)
 }
 
-fn parse_start_time(stat: &str) -> io::Result<u64> {
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let bad = || io::Error::from(io::ErrorKind::InvalidData);
-    after_name.split_whitespace().nth(19).ok_or_else(bad)?.parse().map_err(|_| bad())
+fn life(stat: &str) -> io::Result<Life> {
+    Life::parse(stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Process-id namespace, process and start time, as an owner's name tells them.
@@ -128,7 +127,8 @@ fn named_owner(name: &str) -> Option<[u64; 3]> {
     numbers.ok()?.try_into().ok()
 }
 
-/// When a process started; `None` if there is none of this number. `proc` is the proc file system.
+/// When a process started; `None` if there is none of this number, or only what is left of one that ended: a killed owner
+/// stays in the table of processes until its parent asks about it, which may be never. `proc` is the proc file system.
 fn started(proc: BorrowedFd<'_>, pid: u64) -> io::Result<Option<u64>> {
     let file = match openat(proc, format!("{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
@@ -136,7 +136,7 @@ fn started(proc: BorrowedFd<'_>, pid: u64) -> io::Result<Option<u64>> {
     };
     match super::read_again(file.as_fd()) {
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
-        other => parse_start_time(&other?).map(Some),
+        other => life(&other?).map(|life| (!life.over).then_some(life.start)),
     }
 }
 
@@ -385,5 +385,23 @@ mod tests {
             assert_eq!(named_owner(other), None, "{other}");
         }
         assert!(start_time(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn what_ended_and_was_not_asked_about_has_left() {
+        let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = u64::from(child.id());
+        let start = start_time(child.id()).unwrap();
+        assert_eq!(started(proc.as_fd(), pid).unwrap(), Some(start));
+        child.kill().unwrap();
+        let begun = std::time::Instant::now();
+        while started(proc.as_fd(), pid).unwrap().is_some() {
+            assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+            std::thread::yield_now();
+        }
+        assert_eq!(start_time(child.id()).unwrap(), start, "its number is still its own");
+        child.wait().unwrap();
+        assert_eq!(started(proc.as_fd(), pid).unwrap(), None);
     }
 }

@@ -6,6 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Version, open, read_again};
 
+/// Bytes of a process's number and the end of its line.
+const LONGEST_NUMBER: usize = 11;
+
 /// What a group has used, read through its directories.
 #[derive(Debug)]
 pub struct Stats {
@@ -58,6 +61,24 @@ impl Stats {
             Version::V1 => Some(self.number("cpuacct.usage", "")? / 1000),
             Version::V2 => field(&self.read("", "cpu.stat")?, "usage_usec"),
         }
+    }
+
+    /// Some of the processes whose CPU time is counted, by their numbers as the caller sees them: at most `most`.
+    pub fn processes(&self, most: usize) -> Vec<i32> {
+        let counting = match self.version {
+            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, "cpuacct.usage")),
+            Version::V2 => self.dirs.first(),
+        };
+        let Some(file) = counting.and_then(|(dir, _)| open(dir.as_fd(), "cgroup.procs").ok()) else {
+            return Vec::new();
+        };
+        let mut text = vec![0; most.saturating_mul(LONGEST_NUMBER)];
+        let length = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut text[..], 0)).unwrap_or(0);
+        // The last line may be cut.
+        let lines = text[..length].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+        let numbers = lines.filter_map(|line| std::str::from_utf8(line).ok()?.trim().parse().ok());
+        // One that the caller does not see is 0.
+        numbers.filter(|pid| *pid > 0).take(most).collect()
     }
 
     /// Bytes in use.

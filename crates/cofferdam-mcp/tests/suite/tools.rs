@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cofferdam_mcp::Bounds;
+use cofferdam_contract::{Access, Limits, Workspace};
+use cofferdam_mcp::{Bounds, McpConfig};
 use cofferdam_simulated::{Config, SimulatedBackend};
 use serde_json::{Value, json};
 
-use crate::pipe::{Client, config, process, until_running};
+use crate::pipe::{Client, config, process, spec, until_running};
 
 /// A picture of one point.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
@@ -112,6 +113,39 @@ async fn files_are_written_read_edited_and_listed() {
     let image = client.tool("read_file", json!({"path": "p.png"})).await;
     assert_eq!((&image["content"][0]["type"], &image["content"][0]["data"]), (&json!("image"), &json!(PNG)), "{image}");
     client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
+    let lent = tempfile::tempdir().unwrap();
+    let file = lent.path().join("a.txt");
+    std::fs::write(&file, "as it was").unwrap();
+    for (access, asks) in [(Access::ReadOnly, false), (Access::ReadWrite, true)] {
+        let workspace = Workspace::HostDir { path: lent.path().canonicalize().unwrap(), access };
+        let spec = spec().to_builder().workspace(workspace).limits(Limits { disk: None, ..spec().limits().clone() });
+        let config = McpConfig { spec: spec.build().unwrap(), ..config(Bounds::default()) };
+        let mut client = Client::new(process(), config).await;
+        // Also where only the client asked for less than the server lends.
+        let sandbox = client.works("create_sandbox", json!({"read_only": asks})).await["sandbox"].clone();
+        let read = client.works("read_file", json!({"path": "a.txt", "sandbox": sandbox})).await;
+        assert_eq!(read["text"], "as it was", "{read}");
+        for (tool, arguments) in [
+            ("write_file", json!({"path": "a.txt", "content": "changed", "sandbox": sandbox})),
+            ("write_file", json!({"path": "d/new.txt", "content": "new", "sandbox": sandbox})),
+            ("edit_file", json!({"path": "a.txt", "old_text": "was", "new_text": "is", "sandbox": sandbox})),
+        ] {
+            let (text, kind) = client.fails(tool, arguments).await;
+            assert!(
+                kind == "denied" && text.contains("lent to be read only") && text.contains("try: "),
+                "{tool}: {text}"
+            );
+        }
+        let run = client.works("run_command", json!({"command": "echo x > a.txt", "sandbox": sandbox})).await;
+        assert_ne!(run["exit_code"], 0, "{run}");
+        client.gone().await;
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "as it was");
+        assert_eq!(std::fs::read_dir(lent.path()).unwrap().count(), 1);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

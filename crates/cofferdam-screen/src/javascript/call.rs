@@ -9,8 +9,14 @@ use crate::collect::Collector;
 use crate::value::{MOST_TEXT, Value, Values, sliced};
 
 /// Functions that run their first argument as code.
-const RUNNERS: &[&str] =
-    &["vm.runInThisContext", "vm.runInNewContext", "vm.runInContext", "vm.Script", "vm.compileFunction"];
+const RUNNERS: &[&str] = &[
+    "module._compile",
+    "vm.runInThisContext",
+    "vm.runInNewContext",
+    "vm.runInContext",
+    "vm.Script",
+    "vm.compileFunction",
+];
 
 /// A function and what it is given.
 pub(super) struct Use {
@@ -185,6 +191,7 @@ fn result(collector: &mut Collector<'_>, path: &str, arguments: &[Values]) -> Va
         }),
         "createRequire" => Values::thing("require"),
         "Reflect.get" => arguments.get(1).map(|key| item(&first, key)).unwrap_or_default(),
+        "Object.getPrototypeOf" | "Reflect.getPrototypeOf" if first.is_thing("module") => Values::thing("module"),
         "Object.getPrototypeOf" | "Reflect.getPrototypeOf" if first.things().next().is_some() => {
             Values::thing(PROTOTYPE)
         }

@@ -6,7 +6,7 @@ use oxc_ast::ast::{
 };
 
 use super::MOST_LEVELS;
-use super::object::{global, module, property};
+use super::object::{LOADED, global, module, property};
 use super::walk::Walker;
 use crate::value::{Value, Values, joined};
 
@@ -86,12 +86,18 @@ impl Walker<'_, '_> {
                 _ => Values::unknown(),
             }),
             Expression::CallExpression(call) => self.charged_call(call),
+            // `new Module("x").require("fs")`
+            Expression::NewExpression(new) if self.value(&new.callee).is_thing("module:module") => {
+                Values::thing("module")
+            }
             Expression::NewExpression(_) => Values::unknown(),
             Expression::ChainExpression(chain) => match &chain.expression {
                 ChainElement::CallExpression(call) => self.charged_call(call),
                 ChainElement::TSNonNullExpression(inner) => self.value(&inner.expression),
                 element => element.as_member_expression().map(|member| self.member(member)).unwrap_or_default(),
             },
+            // In a class it is an object of its own.
+            Expression::ThisExpression(_) if self.classes == 0 => Values::thing("this"),
             Expression::FunctionExpression(_) | Expression::ArrowFunctionExpression(_) => Values::thing("function"),
             expression => expression.as_member_expression().map(|member| self.member(member)).unwrap_or_default(),
         }
@@ -178,6 +184,9 @@ fn integer(number: f64) -> Values {
 /// What stands behind a key or a number.
 pub(super) fn item(object: &Values, key: &Values) -> Values {
     let mut found = Values::unknown();
+    if object.things().any(|thing| LOADED.contains(&&*thing.path)) {
+        found.add(&Values::thing("module"));
+    }
     for name in key.texts() {
         found.add(&property(object, name));
     }

@@ -4,9 +4,12 @@
 mod call;
 mod depth;
 mod fold;
+mod handed;
 mod lexer;
 mod object;
 mod walk;
+
+use std::borrow::Cow;
 
 use oxc_allocator::Allocator;
 use oxc_ast::ast::Program;
@@ -38,42 +41,92 @@ pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, most: usize)
         depth::Failure::Deep(at) => ScreenError::TooDeep { line: Some(lines.position(at).line) },
         depth::Failure::Ambiguous => ScreenError::TooAmbiguous,
     })?;
-    let allocator = Allocator::default();
-    let program = parse(&allocator, code, typescript).map_err(|(at, message)| {
+    let mut collector = Collector::new(lists, code.len(), most);
+    let mut deep = false;
+    each_reading(code, typescript, |program, before| {
+        collector.begin(code.len(), before);
+        deep |= !read(program, &mut collector, Scopes::default(), 0, 0);
+    })
+    .map_err(|(at, message)| {
         let at = lines.position(at);
         ScreenError::Syntax(SyntaxError { line: at.line, column: at.column, message })
     })?;
-    let mut collector = Collector::new(lists, code.len(), most);
-    if !read(&program, &mut collector, Scopes::default(), 0, 0) {
+    if deep {
         return Err(ScreenError::TooDeep { line: None });
     }
     Ok(collector.into_report(code, &lines))
 }
 
-/// The tree, or where the first error is and what it says. Code is right if it is as a module or as a script.
-fn parse<'a>(allocator: &'a Allocator, code: &'a str, typescript: bool) -> Result<Program<'a>, (usize, String)> {
-    let language = |source: SourceType| source.with_typescript(typescript);
-    let options = ParseOptions { preserve_parens: false, ..ParseOptions::default() };
-    let mut furthest = (0, "this is no program".to_owned());
-    for source in [language(SourceType::mjs()), language(SourceType::cjs())] {
-        let parsed = Parser::new(allocator, code, source).with_options(options).parse();
+/// What code may be, which decides whether `await` is a name and `<!--` begins a comment. Which of them runs is Node's choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Module,
+    /// A script of CommonJS.
+    Script,
+    /// What stands in an async function of a script, which is how code with `await` runs whose result is kept.
+    Awaiting,
+}
 
-        let errors = parsed.diagnostics.errors().map(|error| {
-            let place = error.labels.first().map_or(code.len(), |label| label.offset() as usize);
-            (place, error)
-        });
-        let Some((place, error)) = errors.min_by_key(|(place, _)| *place) else {
-            if parsed.panicked {
-                continue;
-            }
-            return Ok(parsed.program);
+/// What makes an async function of code.
+const HEAD: &str = "(async function () {\n";
+
+/// Gives each tree that the code may be, with how many bytes stand before the code. If there is none, where the first error
+/// is and what it says.
+fn each_reading(
+    code: &str,
+    typescript: bool,
+    mut take: impl FnMut(&Program<'_>, usize),
+) -> Result<(), (usize, String)> {
+    let comments = code.contains("<!--") || code.contains("-->");
+    let awaits = code.contains("await");
+    let mut furthest = (0, "this is no program".to_owned());
+    let mut is_read = false;
+    for reading in [Reading::Module, Reading::Script, Reading::Awaiting] {
+        let differs = match reading {
+            Reading::Module => true,
+            Reading::Script => !is_read || comments || awaits,
+            Reading::Awaiting => comments && awaits,
         };
-        // The reading that came further is the one that was meant.
-        if place >= furthest.0 {
-            furthest = (place, printable(&error.message, MESSAGE));
+        if !differs {
+            continue;
+        }
+        let allocator = Allocator::default();
+        let (text, before) = match reading {
+            Reading::Awaiting => (Cow::Owned(format!("{HEAD}{code}\n}})")), HEAD.len()),
+            _ => (Cow::Borrowed(code), 0),
+        };
+        match parse(&allocator, &text, reading, typescript) {
+            Ok(program) => {
+                is_read = true;
+                take(&program, before);
+            }
+            // The reading that came further is the one that was meant.
+            Err((place, message)) if before == 0 && place >= furthest.0 => furthest = (place, message),
+            Err(_) => {}
         }
     }
-    Err(furthest)
+    if is_read { Ok(()) } else { Err(furthest) }
+}
+
+/// The tree, or where the first error is and what it says.
+fn parse<'a>(
+    allocator: &'a Allocator,
+    code: &'a str,
+    reading: Reading,
+    typescript: bool,
+) -> Result<Program<'a>, (usize, String)> {
+    let source = if reading == Reading::Module { SourceType::mjs() } else { SourceType::cjs() };
+    let options = ParseOptions { preserve_parens: false, ..ParseOptions::default() };
+    let parsed = Parser::new(allocator, code, source.with_typescript(typescript)).with_options(options).parse();
+    let errors = parsed.diagnostics.errors().map(|error| {
+        let place = error.labels.first().map_or(code.len(), |label| label.offset() as usize);
+        (place, error)
+    });
+    match errors.min_by_key(|(place, _)| *place) {
+        Some((place, error)) => Err((place, printable(&error.message, MESSAGE))),
+        None if parsed.panicked => Err((0, "this is no program".to_owned())),
+        None => Ok(parsed.program),
+    }
 }
 
 /// Walks a tree that stands this deep in others. Gives whether it got to the ground everywhere.

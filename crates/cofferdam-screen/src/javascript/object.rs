@@ -62,11 +62,22 @@ pub(super) fn module_of(thing: &Thing) -> Option<&str> {
     Some(name.split_once('.').map_or(name, |(module, _)| module))
 }
 
+/// Objects whose items are loaded modules.
+pub(super) const LOADED: &[&str] = &["require.cache", "module.children", "module:module._cache"];
+
 /// A property of whatever it may be.
 pub(super) fn property(object: &Values, name: &str) -> Values {
     let mut found = Values::unknown();
     if name == "constructor" && !object.things().any(|_| true) {
         found.add(&Values::thing(CONSTRUCTOR));
+    }
+    // Nothing else has these, whatever it came from: `import("module").then((m) => m.createRequire("/"))`.
+    if !object.things().any(|_| true) {
+        match name {
+            "createRequire" => found.add(&Values::thing("createRequire")),
+            "getBuiltinModule" => found.add(&Values::thing("require")),
+            _ => {}
+        }
     }
     for value in object.iter() {
         match value {
@@ -83,6 +94,9 @@ pub(super) fn property(object: &Values, name: &str) -> Values {
 fn property_of(path: &str, name: &str) -> Values {
     match (path, name) {
         ("globalThis", name) => global(name),
+        // At the top of a script, and in functions that are no methods, it is the global object.
+        ("this", "process" | "global" | "globalThis" | "require" | "module") => global(name),
+        ("module:module" | "module", "prototype" | "__proto__") => Values::thing("module"),
         ("module:module", "createRequire") => Values::thing("createRequire"),
         ("module:module", "_load") => Values::thing("require"),
         ("module:module", "Module" | "default") | ("module", "constructor") => Values::thing("module:module"),

@@ -3,15 +3,15 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use oxc_allocator::Allocator;
 use oxc_ast::ast::{
-    AssignmentExpression, AssignmentTarget, BinaryExpression, BindingPattern, CallExpression, CatchParameter, Class,
-    ComputedMemberExpression, ExportAllDeclaration, ExportFromDeclaration, Expression, ForInStatement, ForOfStatement,
-    ForStatementLeft, FormalParameter, Function, IdentifierReference, ImportDeclaration, ImportDeclarationSpecifier,
-    ImportExpression, ImportOrExportKind, NewExpression, Program, SimpleAssignmentTarget, Statement,
-    StaticMemberExpression, TSImportEqualsDeclaration, TSModuleReference, TSType, TSTypeAnnotation,
-    TSTypeParameterDeclaration, TSTypeParameterInstantiation, VariableDeclaration, VariableDeclarationKind,
-    VariableDeclarator,
+    ArrayExpression, ArrowFunctionBody, AssignmentExpression, AssignmentTarget, BinaryExpression, BindingPattern,
+    CallExpression, CatchParameter, Class, ComputedMemberExpression, ExportAllDeclaration, ExportDefaultDeclaration,
+    ExportFromDeclaration, Expression, ForInStatement, ForOfStatement, ForStatementLeft, FormalParameter, Function,
+    IdentifierReference, ImportDeclaration, ImportDeclarationSpecifier, ImportExpression, ImportOrExportKind,
+    NewExpression, ObjectProperty, Program, PropertyDefinition, ReturnStatement, SimpleAssignmentTarget, SpreadElement,
+    Statement, StaticMemberExpression, TSImportEqualsDeclaration, TSModuleReference, TSType, TSTypeAnnotation,
+    TSTypeParameterDeclaration, TSTypeParameterInstantiation, ThrowStatement, VariableDeclaration,
+    VariableDeclarationKind, VariableDeclarator, YieldExpression,
 };
 use oxc_ast_visit::{Visit, walk};
 use oxc_span::{GetSpan, Span};
@@ -20,7 +20,7 @@ use oxc_syntax::scope::{ScopeFlags, ScopeId};
 
 use super::call::Use;
 use super::object::{self, MODULE, module, names, plain, property};
-use super::{MOST_LEVELS, MOST_NESTED, depth, parse, read};
+use super::{MOST_LEVELS, MOST_NESTED, depth, each_reading, read};
 use crate::collect::Collector;
 use crate::report::Rule;
 use crate::scope::{Kind, Scopes};
@@ -47,6 +47,10 @@ pub(super) struct Walker<'c, 'r> {
     ambient: bool,
     /// A name that is looked at, not used: its place.
     looked_at: Option<u32>,
+    /// What is given a value now.
+    pub written: Option<Span>,
+    /// Classes around, whose `this` is an object of their own.
+    pub classes: usize,
 }
 
 impl<'c, 'r> Walker<'c, 'r> {
@@ -72,6 +76,8 @@ impl<'c, 'r> Walker<'c, 'r> {
             looped: None,
             ambient: false,
             looked_at: None,
+            written: None,
+            classes: 0,
         }
     }
 
@@ -107,7 +113,10 @@ impl<'c, 'r> Walker<'c, 'r> {
     /// Says what a statement imports by a name that stands in it.
     fn import(&mut self, source: &str, span: Span) {
         let name = plain(source);
-        if let Some(entry) = self.collector.lists.unwanted_import(name) {
+        let lists = &self.collector.lists;
+        // A module of Node alone is listed as such.
+        let whole = lists.unwanted_import(source).filter(|_| name != source);
+        if let Some(entry) = lists.unwanted_import(name).or(whole) {
             self.report(Rule::Import(entry.to_owned()), span, format!("imports {name}"));
         } else if name.trim_start().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:")) {
             self.dynamic(span, "imports code that stands in a text");
@@ -129,7 +138,7 @@ impl<'c, 'r> Walker<'c, 'r> {
         }
     }
 
-    fn dynamic(&mut self, span: Span, why: &str) {
+    pub(super) fn dynamic(&mut self, span: Span, why: &str) {
         if self.collector.lists.dynamic_imports {
             self.report(Rule::DynamicImport, span, why);
         }
@@ -211,7 +220,7 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     /// What was got from an object: a function that is not wanted, or a module that nobody imported.
-    fn check_thing(&mut self, values: &Values, object: &Values, span: Span) {
+    pub(super) fn check_thing(&mut self, values: &Values, object: &Values, span: Span) {
         self.check_calls(values, span);
         for thing in values.things() {
             let Some(module) = object::module_of(thing) else { continue };
@@ -250,9 +259,11 @@ impl<'c, 'r> Walker<'c, 'r> {
         let mut deep = false;
         self.collector.nested(text, bytes(span), taker, |collector| {
             deep = depth::check_nested(text).is_err();
-            let allocator = Allocator::default();
-            if !deep && let Ok(program) = parse(&allocator, text, false) {
-                deep = !read(&program, collector, scopes, level, nested);
+            if !deep {
+                // What is no program does nothing when it runs.
+                let _ = each_reading(text, false, |program, _| {
+                    deep |= !read(program, collector, scopes.clone(), level, nested);
+                });
             }
         });
         self.too_deep |= deep;
@@ -358,6 +369,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         for used in self.uses(&it.callee, &it.arguments) {
             self.check_use(&used, it.span);
         }
+        self.hand_on_arguments(&it.callee, &it.arguments);
         // `Reflect.get(globalThis, "eval")`
         let given = self.call(it);
         let given = self.collector.made(given);
@@ -370,6 +382,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         for used in self.uses(&it.callee, &it.arguments) {
             self.check_use(&used, it.span);
         }
+        self.hand_on_arguments(&it.callee, &it.arguments);
         walk::walk_new_expression(self, it);
     }
 
@@ -403,7 +416,65 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         }
         let taken = super::fold::item(&object, &key);
         self.check_member(&it.object, &taken, it.span);
+        self.check_key(&object, &key, it.span);
         walk::walk_computed_member_expression(self, it);
+    }
+
+    fn visit_array_expression(&mut self, it: &ArrayExpression<'a>) {
+        for item in it.elements.iter().filter_map(|element| element.as_expression()) {
+            self.hand_on(item);
+        }
+        walk::walk_array_expression(self, it);
+    }
+
+    fn visit_spread_element(&mut self, it: &SpreadElement<'a>) {
+        self.take_apart(&it.argument);
+        walk::walk_spread_element(self, it);
+    }
+
+    fn visit_object_property(&mut self, it: &ObjectProperty<'a>) {
+        self.hand_on(&it.value);
+        walk::walk_object_property(self, it);
+    }
+
+    fn visit_property_definition(&mut self, it: &PropertyDefinition<'a>) {
+        if let Some(value) = &it.value {
+            self.hand_on(value);
+        }
+        walk::walk_property_definition(self, it);
+    }
+
+    fn visit_return_statement(&mut self, it: &ReturnStatement<'a>) {
+        if let Some(value) = &it.argument {
+            self.hand_on(value);
+        }
+        walk::walk_return_statement(self, it);
+    }
+
+    fn visit_throw_statement(&mut self, it: &ThrowStatement<'a>) {
+        self.hand_on(&it.argument);
+        walk::walk_throw_statement(self, it);
+    }
+
+    fn visit_yield_expression(&mut self, it: &YieldExpression<'a>) {
+        if let Some(value) = &it.argument {
+            self.hand_on(value);
+        }
+        walk::walk_yield_expression(self, it);
+    }
+
+    fn visit_arrow_function_body(&mut self, it: &ArrowFunctionBody<'a>) {
+        if let Some(value) = it.as_expression() {
+            self.hand_on(value);
+        }
+        walk::walk_arrow_function_body(self, it);
+    }
+
+    fn visit_export_default_declaration(&mut self, it: &ExportDefaultDeclaration<'a>) {
+        if let Some(value) = it.declaration.as_expression() {
+            self.hand_on(value);
+        }
+        walk::walk_export_default_declaration(self, it);
     }
 
     fn visit_binary_expression(&mut self, it: &BinaryExpression<'a>) {
@@ -424,18 +495,18 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
 
     fn visit_assignment_expression(&mut self, it: &AssignmentExpression<'a>) {
         let added = self.value(&it.right);
-        if let AssignmentTarget::AssignmentTargetIdentifier(name) = &it.left {
-            let values = match it.operator {
-                AssignmentOperator::Addition => {
-                    let before = self.name(&name.name);
-                    self.collector.append(&before, &added)
-                }
-                _ => added,
-            };
-            self.scopes.assign(&name.name, &values);
-        } else {
-            self.assign_properties(&it.left, &added);
+        match &it.left {
+            AssignmentTarget::AssignmentTargetIdentifier(name) if it.operator == AssignmentOperator::Addition => {
+                let before = self.name(&name.name);
+                let values = self.collector.append(&before, &added);
+                self.scopes.assign(&name.name, &values);
+            }
+            target => self.assign(target, &added),
         }
+        if it.left.as_simple_assignment_target().is_some_and(|target| target.as_member_expression().is_some()) {
+            self.hand_on(&it.right);
+        }
+        self.written = (it.operator == AssignmentOperator::Assign).then(|| it.left.span());
         walk::walk_assignment_expression(self, it);
     }
 
@@ -495,7 +566,9 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         if let Some(name) = &it.id {
             self.scopes.bind(&name.name, &Values::unknown(), true);
         }
+        self.classes += 1;
         walk::walk_class(self, it);
+        self.classes -= 1;
     }
 
     fn visit_formal_parameter(&mut self, it: &FormalParameter<'a>) {
@@ -512,40 +585,5 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
     fn visit_catch_parameter(&mut self, it: &CatchParameter<'a>) {
         self.bind_local(&it.pattern, &Values::unknown());
         walk::walk_catch_parameter(self, it);
-    }
-}
-
-impl Walker<'_, '_> {
-    /// The object that a call takes something from, if it is a module, or what it imports by itself.
-    fn first_module(&mut self, call: &CallExpression<'_>) -> Values {
-        // What `require` gives was reported as an import.
-        if self.uses(&call.callee, &call.arguments).iter().any(|used| used.imported().is_some()) {
-            return Values::thing(MODULE);
-        }
-        let first = call.arguments.first().and_then(|argument| argument.as_expression());
-        first.map(|first| self.value(first)).unwrap_or_default()
-    }
-
-    /// `({ eval: x } = globalThis)`, for names alone.
-    fn assign_properties(&mut self, target: &AssignmentTarget<'_>, values: &Values) {
-        let AssignmentTarget::ObjectAssignmentTarget(object) = target else { return };
-        use oxc_ast::ast::{AssignmentTargetMaybeDefault as Maybe, AssignmentTargetProperty as Property};
-        for each in &object.properties {
-            let (key, name, span) = match each {
-                Property::AssignmentTargetPropertyIdentifier(each) => {
-                    (each.binding.name.to_string(), each.binding.name.to_string(), each.span)
-                }
-                Property::AssignmentTargetPropertyProperty(each) => {
-                    let (Some(key), Maybe::AssignmentTargetIdentifier(name)) = (each.name.static_name(), &each.binding)
-                    else {
-                        continue;
-                    };
-                    (key.to_string(), name.name.to_string(), each.span)
-                }
-            };
-            let taken = property(values, &key);
-            self.check_thing(&taken, values, span);
-            self.scopes.assign(&name, &taken);
-        }
     }
 }

@@ -1,18 +1,21 @@
 //! What calls of known functions give, and which of them import or run code.
 
 use ruff_python_ast::{Expr, ExprCall};
+use ruff_text_size::{Ranged, TextRange};
 
 use super::fold::{NAMESPACE, spread};
+use super::handed::{canonical, is_unclear};
 use super::walk::Walker;
 use crate::value::{MOST_TEXT, Value, Values};
 
 /// Functions that import the module whose name is their first argument.
-const IMPORTERS: &[&str] = &[
+pub(super) const IMPORTERS: &[&str] = &[
     "builtins.__import__",
     "importlib.__import__",
     "importlib._bootstrap.__import__",
     "importlib._bootstrap._gcd_import",
     "importlib.import_module",
+    "importlib._bootstrap._find_and_load",
     "importlib.find_loader",
     "importlib.util.find_spec",
     "imp.find_module",
@@ -23,12 +26,22 @@ const IMPORTERS: &[&str] = &[
     "runpy.run_module",
 ];
 /// Methods that do so, of whatever object: too many loaders have them.
-const LOADING_METHODS: &[&str] = &["import_module", "load_module", "__import__", "find_spec", "find_module"];
+pub(super) const LOADING_METHODS: &[&str] = &["import_module", "load_module", "__import__", "find_spec", "find_module"];
 /// Functions that run their first argument as code, or make code of it.
-const RUNNERS: &[&str] =
-    &["builtins.eval", "builtins.exec", "builtins.compile", "timeit.timeit", "timeit.repeat", "timeit.Timer"];
+pub(super) const RUNNERS: &[&str] = &[
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.compile",
+    "timeit.timeit",
+    "timeit.repeat",
+    "timeit.Timer",
+    "cProfile.run",
+    "profile.run",
+    "pdb.run",
+    "pdb.runeval",
+];
 /// Functions whose arguments are names of attributes.
-const GETTERS: &[&str] = &["operator.attrgetter", "operator.methodcaller"];
+pub(super) const GETTERS: &[&str] = &["operator.attrgetter", "operator.methodcaller"];
 
 /// What a call has to do with modules.
 pub(super) enum Imported {
@@ -68,9 +81,9 @@ impl Walker<'_, '_> {
             return names.each(|name| match name {
                 // `__import__("a.b")` is `a`, as the statement is.
                 Value::Text(name) if path.ends_with("__import__") => {
-                    Values::thing(name.split('.').next().unwrap_or_default())
+                    Values::thing(canonical(name.split('.').next().unwrap_or_default()))
                 }
-                Value::Text(name) => Values::thing(name.replace(':', ".")),
+                Value::Text(name) => Values::thing(canonical(&name.replace(':', "."))),
                 _ => Values::unknown(),
             });
         }
@@ -78,8 +91,24 @@ impl Walker<'_, '_> {
             "builtins.globals" | "builtins.locals" => return Values::thing(NAMESPACE),
             "builtins.vars" => return first.unwrap_or_else(|| Values::thing(NAMESPACE)),
             "builtins.getattr" => return self.got(call),
+            "builtins.object.__getattribute__" => return self.got(call),
+            "operator.getitem" => {
+                let (object, key) = (first.unwrap_or_default(), self.argument(call, 1, "").unwrap_or_default());
+                return self.item_of(&object, &key);
+            }
+            "operator.attrgetter" | "operator.itemgetter" | "operator.methodcaller" => return self.getter(path, call),
             _ => first.unwrap_or_default(),
         };
+        if let Some(names) = path.strip_prefix("attrgetter:") {
+            let mut got = Vec::new();
+            for name in names.split(',') {
+                got.push(name.split('.').fold(first.clone(), |object, name| self.attribute(&object, name)));
+            }
+            return if got.len() == 1 { got.pop().unwrap_or_default() } else { Values::list(got) };
+        }
+        if let Some(key) = path.strip_prefix("itemgetter:") {
+            return self.item_of(&first, &Values::text(key));
+        }
         match path {
             "builtins.chr" => first.each(|value| match value {
                 Value::Number(number) => character(*number).map_or_else(Values::unknown, Values::text),
@@ -124,6 +153,28 @@ impl Walker<'_, '_> {
         found
     }
 
+    /// `operator.attrgetter("eval")`: a function that gets that of whatever it is given.
+    fn getter(&mut self, path: &str, call: &ExprCall) -> Values {
+        let kind = path.rsplit('.').next().unwrap_or(path);
+        let given = self.all_given(call);
+        let taken = if kind == "attrgetter" { given.len() } else { 1 };
+        let names: Vec<Vec<_>> = given.iter().take(taken).map(|each| each.texts().cloned().collect()).collect();
+        let open = names.is_empty() || given.iter().take(taken).any(is_unclear);
+        let mut made = Values::unknown();
+        if open {
+            made.add(&Values::thing(format!("{kind}:?")));
+        }
+        match &names[..] {
+            [alternatives] => alternatives.iter().for_each(|name| made.add(&Values::thing(format!("{kind}:{name}")))),
+            several if !open => {
+                let first: Vec<&str> = several.iter().filter_map(|names| names.first().map(|name| &**name)).collect();
+                made.add(&Values::thing(format!("{kind}:{}", first.join(","))));
+            }
+            _ => {}
+        }
+        made
+    }
+
     /// `map(chr, [111, 115])`.
     fn mapped(&mut self, call: &ExprCall) -> Values {
         let (Some(function), Some(items)) = (self.argument(call, 0, ""), self.argument(call, 1, "")) else {
@@ -146,7 +197,12 @@ impl Walker<'_, '_> {
             return self.item_of(object, &key);
         }
         if method == "__getattribute__" {
-            let names = self.argument(call, 0, "").unwrap_or_default();
+            // Of the class, the object is an argument, too.
+            let (first, second) = (self.argument(call, 0, "").unwrap_or_default(), self.argument(call, 1, ""));
+            let (object, names) = match &second {
+                Some(second) => (&first, second),
+                None => (object, &first),
+            };
             let mut found = Values::unknown();
             for name in names.texts() {
                 found.add(&self.attribute(object, name));
@@ -243,26 +299,25 @@ impl Walker<'_, '_> {
     }
 
     /// Names of attributes that the call gets, with the argument that says so.
-    pub(super) fn attributes_got<'c>(&mut self, call: &'c ExprCall) -> Vec<(&'c Expr, std::rc::Rc<str>)> {
+    pub(super) fn attributes_got(&mut self, call: &ExprCall) -> Vec<(TextRange, std::rc::Rc<str>)> {
         let function = self.value(&call.func);
         let is = |paths: &[&str]| function.things().any(|thing| paths.contains(&&*thing.path));
-        let arguments: &[Expr] = if is(&["builtins.getattr"]) {
-            call.arguments.args.get(1..2).unwrap_or_default()
-        } else if is(GETTERS) {
-            &call.arguments.args
-        } else {
-            match &*call.func {
-                Expr::Attribute(method) if method.attr.as_str() == "__getattribute__" => &call.arguments.args,
-                _ => return Vec::new(),
-            }
+        let method = matches!(&*call.func, Expr::Attribute(method) if method.attr.as_str() == "__getattribute__");
+        let (from, until) = match () {
+            () if is(&["builtins.getattr"]) => (1, 2),
+            () if is(GETTERS) || method => (0, usize::MAX),
+            () => return Vec::new(),
         };
         let mut got = Vec::new();
-        for argument in arguments {
-            let texts = self.value(argument);
+        for (place, texts) in self.all_given(call).into_iter().enumerate().take(until).skip(from) {
             if texts.has_dropped() {
                 self.collector.truncate();
             }
-            got.extend(texts.texts().flat_map(|text| text.split('.')).map(|name| (argument, name.into())));
+            // What was behind a star has no place of its own.
+            let argument =
+                call.arguments.args.get(place).filter(|_| !call.arguments.args.iter().any(Expr::is_starred_expr));
+            let range = argument.map_or_else(|| call.range(), Ranged::range);
+            got.extend(texts.texts().flat_map(|text| text.split('.')).map(|name| (range, name.into())));
         }
         got
     }

@@ -3,14 +3,21 @@
 use ruff_python_ast::{Expr, ExprCall, FStringPart, InterpolatedStringElement, Number, Operator, UnaryOp};
 
 use super::MOST_LEVELS;
+use super::handed::{SENSITIVE, canonical};
 use super::walk::Walker;
 use crate::collect::Collector;
 use crate::value::{Thing, Value, Values, joined, sliced};
 
 /// Items of a list that are told apart.
 const MOST_ITEMS: usize = 4096;
-/// Things whose items are their attributes.
-const DICTIONARIES: &[&str] = &["builtins", "sys.modules"];
+/// Functions that keep the module that they are of.
+#[rustfmt::skip]
+const FUNCTIONS: &[&str] = &[
+    "__build_class__", "__import__", "abs", "all", "any", "ascii", "bin", "breakpoint", "callable", "chr", "compile", "delattr",
+    "dir", "divmod", "eval", "exec", "format", "getattr", "globals", "hasattr", "hash", "hex", "id", "input", "isinstance",
+    "issubclass", "iter", "len", "locals", "max", "min", "next", "oct", "open", "ord", "pow", "print", "repr", "round", "setattr",
+    "sorted", "sum", "vars",
+];
 /// A function of the module that gives its names.
 pub(super) const NAMESPACE: &str = "builtins.globals()";
 
@@ -151,12 +158,21 @@ impl Walker<'_, '_> {
         if items.len() > MOST_ITEMS || !self.collector.step(items.len()) {
             return Values::unknown();
         }
-        let items = items.iter().map(|item| match item {
-            Expr::Starred(_) => Values::unknown(),
-            item => self.value(item),
-        });
-        let items = items.collect();
-        self.collector.made(Values::list(items))
+        let mut values = Vec::with_capacity(items.len());
+        for item in items {
+            let Expr::Starred(starred) = item else {
+                values.push(self.value(item));
+                continue;
+            };
+            let inner = self.value(&starred.value);
+            // Behind one of which nobody knows how many there are, no place is known.
+            let Some(inner) = spread(&inner) else { return Values::unknown() };
+            if values.len() + inner.len() > MOST_ITEMS || !self.collector.step(inner.len()) {
+                return Values::unknown();
+            }
+            values.extend(inner);
+        }
+        self.collector.made(Values::list(values))
     }
 
     /// What a name stands for here.
@@ -168,6 +184,9 @@ impl Walker<'_, '_> {
         let mut all = values;
         if builtin_too {
             all.add(&builtin(name));
+            if self.scopes.starred && self.collector.lists.unwanted_import(name).is_some() {
+                all.add(&Values::thing(name));
+            }
         }
         all
     }
@@ -192,6 +211,11 @@ impl Walker<'_, '_> {
             "__dict__" => return thing.clone().into(),
             // Modules keep what they import.
             "builtins" | "sys" | "importlib" => return Values::thing(name),
+            "__call__" => return thing.clone().into(),
+            "__self__" if path.strip_prefix("builtins.").is_some_and(|name| FUNCTIONS.contains(&name)) => {
+                return Values::thing("builtins");
+            }
+            _ if path == "__main__" => return self.global(name),
             _ => {}
         }
         let imported = name.trim_start_matches('_');
@@ -238,7 +262,7 @@ impl Walker<'_, '_> {
             for name in key.texts() {
                 found.add(&match &*thing.path {
                     NAMESPACE => self.global(name),
-                    "sys.modules" => Values::thing(name.clone()),
+                    "sys.modules" => Values::thing(canonical(name)),
                     _ => self.attribute_of(thing, name),
                 });
             }
@@ -269,7 +293,7 @@ impl Walker<'_, '_> {
 
     /// What a dictionary of names gives through `get` and its like.
     pub(super) fn is_dictionary(values: &Values) -> bool {
-        values.things().any(|thing| DICTIONARIES.contains(&&*thing.path) || &*thing.path == NAMESPACE)
+        values.things().any(|thing| SENSITIVE.contains(&&*thing.path) || &*thing.path == NAMESPACE)
     }
 
     fn folded_comprehension(&mut self, element: &Expr, generators: &[ruff_python_ast::Comprehension]) -> Values {
@@ -294,6 +318,11 @@ impl Walker<'_, '_> {
 
     /// The first argument, by place or by one of its names.
     pub(super) fn argument(&mut self, call: &ExprCall, place: usize, name: &str) -> Option<Values> {
+        if call.arguments.args.iter().take(place.saturating_add(1)).any(Expr::is_starred_expr)
+            && let Some(given) = self.all_given(call).into_iter().nth(place)
+        {
+            return Some(given);
+        }
         let by_place = call.arguments.args.get(place).filter(|argument| !matches!(argument, Expr::Starred(_)));
         let by_name =
             call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg == name));
@@ -324,6 +353,7 @@ fn builtin(name: &str) -> Values {
         "__builtins__" => Values::thing("builtins"),
         // In a session an earlier program has imported them.
         "builtins" | "importlib" | "operator" | "pkgutil" | "runpy" | "sys" | "timeit" => Values::thing(name),
+        "import_module" => Values::thing("importlib.import_module"),
         _ => Values::thing(format!("builtins.{name}")),
     }
 }

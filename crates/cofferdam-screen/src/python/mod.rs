@@ -2,7 +2,9 @@
 
 mod call;
 mod depth;
+mod encoding;
 mod fold;
+mod handed;
 mod walk;
 
 use ruff_python_ast::ModModule;
@@ -15,6 +17,7 @@ use crate::report::{Report, ScreenError, SyntaxError};
 use crate::rules::{Lists, PythonVersion};
 use crate::scope::Scopes;
 
+use encoding::Other;
 use walk::Walker;
 
 /// Levels of the tree that are walked. CPython itself gives up long before, at 100 blocks, at 200 brackets, and where
@@ -35,6 +38,13 @@ pub(crate) fn check(
     // The interpreter skips a mark of the encoding, and so does an editor when it counts columns.
     let code = code.strip_prefix('\u{FEFF}').unwrap_or(code);
     let lines = Lines::new(code, python_line_end);
+    match encoding::other(code) {
+        Some(Other::Encoding { at, name }) => {
+            return Err(ScreenError::Encoding { line: lines.position(at).line, name });
+        }
+        Some(Other::Null { at }) => return Err(ScreenError::NullByte { line: lines.position(at).line }),
+        None => {}
+    }
     let module = parse(code, version).map_err(|failure| failure.located(&lines))?;
     let mut collector = Collector::new(lists, code.len(), most);
     if !read(&module, &mut collector, Scopes::default(), 0, 0) {

@@ -1,6 +1,6 @@
 //! Goes through a program: binds names, and says what is not wanted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ruff_python_ast::visitor::{Visitor, walk_expr, walk_pattern, walk_stmt};
 use ruff_python_ast::{
@@ -9,7 +9,9 @@ use ruff_python_ast::{
 use ruff_text_size::{Ranged, TextRange};
 
 use super::call::Imported;
+use super::encoding::other;
 use super::fold::spread;
+use super::handed::{canonical, known_names};
 use super::{MOST_LEVELS, MOST_NESTED, parse, read};
 use crate::collect::{Collector, Span};
 use crate::report::Rule;
@@ -32,6 +34,10 @@ pub(super) struct Walker<'c, 'r> {
     nested: usize,
     /// Statements around that may not run.
     conditions: usize,
+    /// Expressions whose values are followed where they go, by where their nodes are in memory.
+    pub followed: HashSet<usize>,
+    /// Expressions that are called, in the same way.
+    pub called: HashSet<usize>,
 }
 
 impl<'c, 'r> Walker<'c, 'r> {
@@ -55,6 +61,8 @@ impl<'c, 'r> Walker<'c, 'r> {
             level,
             nested,
             conditions: 0,
+            followed: HashSet::new(),
+            called: HashSet::new(),
         }
     }
 
@@ -104,7 +112,8 @@ impl<'c, 'r> Walker<'c, 'r> {
                 }
             };
             // `import os.path` binds `os`, whatever it was wanted for.
-            let thing = Thing { path: path.into(), open: unwanted.is_none() && self.unwanted(path).is_some() };
+            let thing =
+                Thing { path: canonical(path).into(), open: unwanted.is_none() && self.unwanted(path).is_some() };
             self.bind(name, &thing.into());
         }
     }
@@ -115,6 +124,9 @@ impl<'c, 'r> Walker<'c, 'r> {
         for alias in &import.names {
             let name = alias.name.as_str();
             let bound = alias.asname.as_ref().unwrap_or(&alias.name).as_str();
+            if name == "*" {
+                self.scopes.starred = true;
+            }
             let Some(module) = module else {
                 self.bind(bound, &Values::unknown());
                 continue;
@@ -123,9 +135,10 @@ impl<'c, 'r> Walker<'c, 'r> {
                 if let Some(entry) = self.unwanted(module) {
                     self.report(Rule::Import(entry), alias.range(), format!("imports all of {module}"));
                 }
+                self.bind_all_of(module);
                 continue;
             }
-            let from = Thing { path: module.into(), open: false };
+            let from = Thing { path: canonical(module).into(), open: false };
             let values = self.attribute(&from.into(), name);
             let unwanted = values.things().find_map(|thing| self.unwanted(&thing.path));
             if let Some(entry) = unwanted
@@ -136,6 +149,15 @@ impl<'c, 'r> Walker<'c, 'r> {
             self.check_calls(&values, alias.range());
             self.check_attribute(name, alias.range());
             self.bind(bound, &values);
+        }
+    }
+
+    /// `from module import *`, for names that lead somewhere. What else it may have bound they may be as well.
+    fn bind_all_of(&mut self, module: &str) {
+        let from: Values = Thing { path: canonical(module).into(), open: false }.into();
+        for name in known_names(module, self.collector.lists.calls) {
+            let values = self.attribute(&from, &name);
+            self.scopes.bind(&name, &values, false);
         }
     }
 
@@ -199,6 +221,7 @@ impl<'c, 'r> Walker<'c, 'r> {
                 self.visit_expr(annotation);
             }
             if let Some(default) = parameter.default() {
+                self.follow(default);
                 self.visit_expr(default);
             }
         }
@@ -213,6 +236,7 @@ impl<'c, 'r> Walker<'c, 'r> {
     fn comprehension(&mut self, generators: &[Comprehension], elements: &[&Expr]) {
         let before = self.scopes.enter(Kind::Block);
         for generator in generators {
+            self.follow_each(&generator.target, &generator.iter);
             self.visit_expr(&generator.iter);
             self.bind_each(&generator.target, &generator.iter);
             self.visit_expr(&generator.target);
@@ -234,8 +258,13 @@ impl<'c, 'r> Walker<'c, 'r> {
             Expr::Name(name) if name.ctx == ExprContext::Load => {
                 let values = self.value(expression);
                 self.check_calls(&values, expression.range());
-                if self.scopes.look_up(&name.id).1 {
+                let (bound, builtin_too) = self.scopes.look_up(&name.id);
+                if builtin_too {
                     self.check_attribute(&name.id, expression.range());
+                }
+                // Of a module that gave all its names.
+                if builtin_too && self.scopes.starred && !bound.is_thing(&name.id) {
+                    self.check_thing(expression, &Values::unknown());
                 }
             }
             Expr::Attribute(attribute) => {
@@ -258,11 +287,21 @@ impl<'c, 'r> Walker<'c, 'r> {
             Expr::Call(call) => self.check_call(expression, call),
             _ => {}
         }
+        self.follow_in(expression);
+        if self.reports && self.collector.lists.dynamic_imports {
+            if self.hands_on(expression) {
+                let why = "hands on what can import any module";
+                self.report(Rule::DynamicImport, expression.range(), why);
+            } else if self.gets_anything(expression) {
+                let why = "gets by a name that only the running program knows what can import or run anything";
+                self.report(Rule::DynamicImport, expression.range(), why);
+            }
+        }
     }
 
     fn check_call(&mut self, expression: &Expr, call: &ExprCall) {
-        for (argument, name) in self.attributes_got(call) {
-            self.check_attribute(&name, argument.range());
+        for (range, name) in self.attributes_got(call) {
+            self.check_attribute(&name, range);
         }
         match self.imported(call) {
             Imported::Nothing => {}
@@ -344,6 +383,10 @@ impl<'c, 'r> Walker<'c, 'r> {
         let (level, nested) = (self.level + 1, self.nested + 1);
         let scopes = self.scopes.seen_from_here();
         let code = text.trim_start_matches([' ', '\t']);
+        if other(code).is_some() {
+            self.collector.truncate();
+            return;
+        }
         let mut deep = false;
         self.collector.nested(code, span, taker, |collector| match parse(code, None) {
             Ok(module) => deep = !read(&module, collector, scopes, level, nested),
@@ -415,9 +458,18 @@ impl Walker<'_, '_> {
         match statement {
             Stmt::Import(import) => self.import(import),
             Stmt::ImportFrom(import) => self.import_from(import),
+            Stmt::Expr(alone) => {
+                self.follow(&alone.value);
+                self.visit_expr(&alone.value);
+            }
             Stmt::Global(global) => global.names.iter().for_each(|name| self.scopes.declare_global(name)),
             Stmt::Nonlocal(outer) => outer.names.iter().for_each(|name| self.scopes.declare_nonlocal(name)),
             Stmt::Assign(assign) => {
+                if let [target] = &*assign.targets {
+                    self.follow_to(target, &assign.value);
+                } else if assign.targets.iter().all(Expr::is_name_expr) && !self.scopes.in_class() {
+                    self.follow(&assign.value);
+                }
                 self.visit_expr(&assign.value);
                 let values = self.value(&assign.value);
                 for target in &assign.targets {
@@ -426,6 +478,9 @@ impl Walker<'_, '_> {
                 }
             }
             Stmt::AnnAssign(assign) => {
+                if let Some(value) = &assign.value {
+                    self.follow_to(&assign.target, value);
+                }
                 walk_stmt(self, statement);
                 if let Some(value) = &assign.value {
                     let values = self.value(value);
@@ -451,13 +506,21 @@ impl Walker<'_, '_> {
             Stmt::FunctionDef(function) => self.function_definition(function),
             Stmt::ClassDef(class) => self.class_definition(class),
             Stmt::For(each) => self.conditional(|walker| {
+                walker.follow_each(&each.target, &each.iter);
                 walker.visit_expr(&each.iter);
                 walker.visit_expr(&each.target);
                 walker.bind_each(&each.target, &each.iter);
                 walker.visit_body(&each.body);
                 walker.visit_body(&each.orelse);
             }),
-            Stmt::If(_) | Stmt::While(_) | Stmt::Match(_) => self.conditional(|walker| walk_stmt(walker, statement)),
+            Stmt::Match(matched) => {
+                if self.collector.lists.dynamic_imports && self.is_taken_apart(&matched.subject) {
+                    let why = "takes apart what can import or run anything";
+                    self.report(Rule::DynamicImport, matched.subject.range(), why);
+                }
+                self.conditional(|walker| walk_stmt(walker, statement));
+            }
+            Stmt::If(_) | Stmt::While(_) => self.conditional(|walker| walk_stmt(walker, statement)),
             Stmt::Try(attempt) => self.conditional(|walker| {
                 for handler in &attempt.handlers {
                     let ExceptHandler::ExceptHandler(handler) = handler;

@@ -167,6 +167,74 @@ const SEEN: &[(&str, &str)] = &[
     ("m = __import__\nexec('m(\"os\")')", "1:5 call:__import__, 2:1 call:__import__, 2:1 call:exec, 2:1 import:os"),
     ("import timeit\ntimeit.timeit('import os')", "2:1 import:os"),
     ("exec(b'import os')", "1:1 call:exec, 1:1 import:os"),
+    // All names of a module.
+    ("from importlib import *\nimport_module('subprocess')", "2:1 import:subprocess"),
+    ("from sys import *\nmodules['os'].name", "2:1 import:os"),
+    ("from builtins import *\neval(x)", "2:1 call:eval"),
+    ("from operator import *\nattrgetter('a.__globals__')(f)", "2:12 attribute:__globals__"),
+    ("def f():\n    return os.name\nfrom mine import *", "2:12 import:os"),
+    ("from .mine import *\nos.system('x')", "2:1 import:os"),
+    ("from mine import *\neval(x)", "2:1 call:eval"),
+    // What imports is handed on.
+    ("import importlib\nlist(map(importlib.import_module, ['os']))", "2:10 dynamic-import"),
+    ("import functools, importlib\nfunctools.partial(importlib.import_module, 'os')()", "2:19 dynamic-import"),
+    ("from importlib import import_module as m\nx = [m]\nx[0]('os')", "2:6 dynamic-import, 3:1 import:os"),
+    ("from importlib import import_module as m\nx = {'f': m}", "2:11 dynamic-import"),
+    ("from importlib import import_module as m\nself.f = m", "2:10 dynamic-import"),
+    ("from importlib import import_module as m\nclass A:\n    f = m", "3:9 dynamic-import"),
+    ("from importlib import import_module as m\ndef f():\n    return m", "3:12 dynamic-import"),
+    ("from importlib import import_module as m\nf = lambda: m", "2:13 dynamic-import"),
+    ("from importlib import import_module as m\n(lambda f: f('os'))(m)", "2:21 dynamic-import"),
+    ("from importlib import import_module as m\nx, *y = 1, m", "2:12 dynamic-import"),
+    ("from importlib import import_module as m\nmatch m:\n    case f:\n        f('os')", "2:7 dynamic-import"),
+    ("from importlib import import_module as m\n@m\ndef f(): pass", "2:2 dynamic-import"),
+    ("from importlib import import_module as m\nm.__get__('os')()", "2:1 dynamic-import"),
+    ("import importlib\nimportlib.import_module.__call__('os')", "2:1 import:os"),
+    ("from importlib import import_module as m\nf, g = m, 1\nf('os')", "3:1 import:os"),
+    ("from importlib import import_module as m\ndef g(f=m):\n    f('os')", "3:5 import:os"),
+    ("from importlib import import_module as m\nfor f in [m]:\n    f('os')", "3:5 import:os"),
+    ("from importlib import import_module as m\n[f('os') for f in (m,)]", "2:2 import:os"),
+    ("from importlib import import_module as m\n(f := m)('os')", "2:1 import:os"),
+    ("from importlib import import_module as m\nimport __main__\n__main__.m('os')", "3:1 import:os"),
+    ("import_module('os')", "1:1 import:os"),
+    ("map(x.load_module, ['os'])", "1:5 dynamic-import"),
+    ("import sys\nx = [sys.modules]", "2:6 dynamic-import"),
+    ("import sys\n{**sys.modules}['os']", "2:4 dynamic-import"),
+    ("import sys\nsys.modules.copy()['os']", "2:1 dynamic-import"),
+    ("import sys\nfor n, m in sys.modules.items(): pass", "2:13 dynamic-import"),
+    // By functions that get.
+    ("import operator, builtins\noperator.attrgetter('eval')(builtins)", "2:1 call:eval"),
+    ("import operator, sys\noperator.attrgetter('path', 'modules')(sys)[1]['os']", "2:1 import:os"),
+    ("import operator as o, builtins\ng = o.attrgetter('eval')\ng(builtins)('1')", "3:1 call:eval"),
+    ("import _operator, builtins\n_operator.attrgetter('eval')(builtins)", "2:1 call:eval"),
+    ("import operator, sys\noperator.itemgetter('os')(sys.modules)", "2:1 import:os, 2:27 dynamic-import"),
+    ("import operator, sys\noperator.getitem(sys.modules, 'os')", "2:1 import:os, 2:18 dynamic-import"),
+    ("import operator as o\no.methodcaller('import_module', 'os')(importlib)", "2:1 dynamic-import"),
+    ("import builtins\ngetattr(*(builtins, 'eval'))", "2:1 call:eval"),
+    ("import builtins\nx = [builtins, 'eval']\ngetattr(*x)(y)", "3:1 call:eval"),
+    ("import importlib\nimportlib.import_module(*['os'])", "2:1 import:os"),
+    ("import importlib\nimportlib.import_module(**x)", "2:1 dynamic-import"),
+    ("import builtins\nobject.__getattribute__(builtins, 'eval')", "2:1 call:eval"),
+    ("import builtins\nmap(getattr, [builtins], ['eval'])", "2:1 dynamic-import"),
+    ("import builtins, functools\nfunctools.partial(getattr, builtins)", "2:1 dynamic-import"),
+    ("print.__self__.eval(x)", "1:1 call:eval"),
+    ("len.__self__.__dict__['eval'](x)", "1:1 call:eval"),
+    ("import importlib\nf = importlib.__dict__.get('import_module')\nf('os')", "3:1 import:os"),
+    ("f = (lambda: importlib)().import_module", "1:5 dynamic-import"),
+    ("import sys\ng = sys.modules.get\ng('os')", "2:5 dynamic-import"),
+    ("import builtins\nmap(builtins.__dict__.get, ['eval'])", "2:5 dynamic-import"),
+    ("import sys\nmatch sys:\n    case object(modules=m): m['os']", "2:7 dynamic-import"),
+    ("import operator, builtins\nlist(map(operator.attrgetter('eval'), [builtins]))", "2:6 dynamic-import"),
+    ("import inspect, builtins\ndict(inspect.getmembers(builtins))['eval']", "2:6 dynamic-import"),
+    ("import ｏｓ\nｅｖａｌ(x)", "1:8 import:os, 2:1 call:eval"),
+    // Of what leads anywhere, by a name that nobody knows.
+    ("import builtins\nfor n in dir(builtins):\n    getattr(builtins, n)('x')", "3:5 dynamic-import"),
+    ("import builtins\nbuiltins.__dict__[n]", "2:1 dynamic-import"),
+    ("import builtins\nfor f in vars(builtins).values(): pass", "2:10 dynamic-import"),
+    ("import builtins, operator\noperator.attrgetter(n)(builtins)", "2:1 dynamic-import"),
+    ("import importlib as i\ngetattr(i, n)", "2:1 dynamic-import"),
+    ("import sys\nsys.modules[n]", "2:1 dynamic-import"),
+    ("import sys\nsys.modules.get(n)", "2:1 dynamic-import"),
 ];
 
 const NOT_SEEN: &[&str] = &[
@@ -245,6 +313,36 @@ const NOT_SEEN: &[&str] = &[
     "@property\ndef os(self): pass",
     "global_os = lambda: 1",
     "eval.__doc__ if False else 1\ndef eval(): pass",
+    "from mine import *\nfrom tkinter import *\nRoot()",
+    "from importlib import *\nimport_module('json')",
+    "from sys import *\nprint(argv)",
+    "from math import *\nsin(1)",
+    "import sys\nsys.modules[__name__].x",
+    "import sys\nsys.modules[cls.__module__]",
+    "import sys\n'json' in sys.modules",
+    "import sys\nlen(sys.modules), sorted(sys.modules)",
+    "import sys\nfor name in sys.modules: print(name)",
+    "import sys\nwith patch.dict(sys.modules, {'x': None}): pass",
+    "import sys\nsys.modules.keys()",
+    "import operator\ngetattr(operator, name)(1, 2)",
+    "from operator import attrgetter, itemgetter\nsorted(x, key=attrgetter('a', 'b')); max(y, key=itemgetter(1))",
+    "import operator\nmap(operator.methodcaller('strip'), x)",
+    "from functools import reduce\nreduce(getattr, 'a.b'.split('.'), x)",
+    "getattr(self, name)()",
+    "import builtins\nmonkeypatch.setattr(builtins, 'open', f); mock.patch.object(builtins, 'print')",
+    "import sys\nsetattr(sys, 'x', 1); isinstance(sys, T)",
+    "import sys\nmatch sys.platform:\n    case 'linux': pass",
+    "match x:\n    case A(modules=m): m['os']",
+    "getattr(*x)",
+    "print(*map(str, x), **y)",
+    "x.__self__.eval(y)",
+    "f.__call__(1)",
+    "import builtins\nhasattr(builtins, name); dir(builtins)",
+    "from importlib import import_module\nif import_module is None: import_module = f",
+    "from importlib import import_module\nprint(import_module.__doc__)",
+    "class A:\n    os = 1\n    def f(self): return self.os",
+    "import sys\nsys.stdout.write('x'); sys.exit(main(sys.argv))",
+    "vars(self).items(), x.__dict__.values(), globals()[name]",
 ];
 
 /// What is harmless and found all the same, as the documentation says.
@@ -363,4 +461,39 @@ fn findings_are_shown_as_they_stand_in_the_code() {
     );
     let nested = screen().check(Language::Python, "exec('import os')").unwrap();
     assert_eq!(nested.findings[0].why, "imports os, in the code that is given to exec");
+}
+
+#[test]
+fn code_in_an_encoding_that_is_another_program_is_not_screened() {
+    for (code, line, name) in [
+        ("# coding: utf-7\n#+AAo-import os\n", 1, "utf-7"),
+        ("#!/usr/bin/python3\n# -*- coding: unicode_escape -*-\n#\\nimport os", 2, "unicode_escape"),
+        ("\u{FEFF}# coding: raw_unicode_escape\n", 1, "raw_unicode_escape"),
+        // It is no syntax error, whatever the parser would say.
+        ("# coding: utf-16\n= =", 1, "utf-16"),
+    ] {
+        let refused = screen().check(Language::Python, code);
+        assert_eq!(refused, Err(ScreenError::Encoding { line, name: name.to_owned() }), "{code:?}");
+    }
+    assert_eq!(screen().check(Language::Python, "x = 1\ny = '\0'"), Err(ScreenError::NullByte { line: 2 }));
+    assert!(screen().check(Language::Python, "# coding: utf-8\nx = 'ö'").unwrap().findings.is_empty());
+    // Bytes that are run are decoded in the same way, and what is in them is not known then.
+    assert!(screen().check(Language::Python, "exec(b'# coding: utf-7\\n#+AAo-import os')").unwrap().truncated);
+}
+
+/// A machine without the interpreter says so.
+#[test]
+fn the_interpreter_reads_the_encodings_that_are_refused() {
+    let folder = std::env::temp_dir().join(format!("cofferdam-screen-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("encoded.py");
+    for code in ["# coding: utf-7\n#+AAo-print(1)\n", "# coding: unicode_escape\n#\\nprint(1)\n"] {
+        std::fs::write(&file, code).unwrap();
+        match std::process::Command::new("python3").arg("-I").arg(&file).output() {
+            Ok(done) => assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "1", "{code}"),
+            Err(error) => eprintln!("skipped: there is no python3 on this machine ({error})"),
+        }
+        assert!(matches!(screen().check(Language::Python, code), Err(ScreenError::Encoding { .. })));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 
 use cofferdam_contract::Result;
+use cofferdam_linux::process::Life;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::firecracker::InstanceId;
@@ -66,16 +67,15 @@ impl Owner {
         let (true, Some(number)) = (self.namespace == here.namespace, number) else { return false };
         match test_kill_process(number) {
             Err(rustix::io::Errno::SRCH) => true,
-            // There is somebody with this number. Where the time of its start is hidden, it must be taken for the owner.
-            _ => start_of(self.process).is_some_and(|start| start != self.start),
+            // There is somebody with this number, or what is left of somebody until its parent asks how it ended. Where its
+            // life is hidden, it must be taken for the owner's.
+            _ => Life::of(self.process).is_some_and(|life| life.over || life.start != self.start),
         }
     }
 }
 
 fn start_of(process: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name stands in parentheses, and may hold anything.
-    text.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    Life::of(process).map(|life| life.start)
 }
 
 #[cfg(test)]
@@ -104,6 +104,11 @@ mod tests {
         assert!(!Owner { namespace: here.namespace + 1, process: 1, ..here.clone() }.is_dead(&here));
         let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
         let gone = Owner { process: child.id(), start: start_of(child.id()).unwrap(), ..here.clone() };
+        let begun = std::time::Instant::now();
+        while !gone.is_dead(&here) {
+            assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+            std::thread::yield_now();
+        }
         child.wait().unwrap();
         assert!(gone.is_dead(&here));
     }

@@ -63,7 +63,7 @@ fn parts(path: &Path) -> Result<Vec<OsString>> {
 }
 
 /// Looks up a directory as if `root` were the root.
-fn inside(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn inside(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

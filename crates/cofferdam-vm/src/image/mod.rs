@@ -11,6 +11,7 @@ mod cpio;
 pub(crate) mod ext4;
 mod headers;
 mod initramfs;
+mod inventory;
 mod kernel;
 mod layers;
 mod names;
@@ -29,13 +30,14 @@ use cofferdam_debian::{Cache, Plan, Recipe, resolve};
 
 use crate::config::MakePolicy;
 use crate::error::{Result, VmError, io};
+pub use inventory::{Inventory, Listed, Unnamed};
 use kernel::Kernel;
 use names::Named;
 pub use names::is_name;
 use store::{Entry, Lock, Store};
 
 /// Changes when other bytes are made of the same inputs.
-const FORMAT: &[u8] = b"2";
+const FORMAT: &[u8] = b"3";
 const KERNEL: &str = "vmlinuz";
 const INITRAMFS: &str = "initramfs";
 const ROOT: &str = "root.ext4";
@@ -137,30 +139,6 @@ pub struct Image {
     pub release: String,
     /// Names the content of all three.
     pub key: String,
-}
-
-/// An image that has a name, as far as its manifest tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub name: String,
-    /// What it was made from.
-    pub about: String,
-    /// The key of its content.
-    pub key: String,
-    /// What `uname -r` says in such a machine; empty where nobody knows.
-    pub release: String,
-    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing, or its agent speaks another version's protocol.
-    pub bytes: Option<u64>,
-}
-
-/// What is in a cache.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Inventory {
-    /// Images with names.
-    pub named: Vec<Listed>,
-    /// Kinds, keys and bytes of what no name stands for: kernels, and disks with root file systems.
-    pub nameless: Vec<(String, String, u64)>,
 }
 
 /// A step of making an image.
@@ -281,31 +259,6 @@ impl Images {
         match parts {
             (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),
             _ => Err(VmError::NoSuchImage { name: name.to_owned() }),
-        }
-    }
-
-    /// What is there, by manifests alone: nothing is read or compared.
-    pub fn inventory(&self) -> Inventory {
-        let named: Vec<_> = names::all(&self.store);
-        let used: Vec<&String> = named.iter().flat_map(|(_, named)| [&named.kernel, &named.root]).collect();
-        let nameless = self.store.entries().into_iter().filter(|(_, key)| !used.contains(&key));
-        let size = |kind: &str, key: &str| self.store.glance(kind, key).map_or(0, |(bytes, _)| bytes);
-        Inventory {
-            nameless: nameless.map(|(kind, key)| (kind.clone(), key.clone(), size(&kind, &key))).collect(),
-            named: named.into_iter().map(|(name, named)| self.listed(name, named)).collect(),
-        }
-    }
-
-    fn listed(&self, name: String, named: Named) -> Listed {
-        let understood = named.is_understood();
-        let Named { kernel, root, about, protocol: _ } = named;
-        let (kernel_found, root_found) = (self.store.glance("kernel", &kernel), self.store.glance("root", &root));
-        Listed {
-            name,
-            about,
-            key: store::key(&[kernel.as_bytes(), root.as_bytes()]),
-            release: kernel_found.as_ref().map(|(_, note)| note.clone()).unwrap_or_default(),
-            bytes: kernel_found.zip(root_found).filter(|_| understood).map(|((kernel, _), (root, _))| kernel + root),
         }
     }
 
@@ -471,8 +424,13 @@ fn image(kernel: &Entry, root: &Entry) -> Image {
         initramfs: kernel.directory.join(INITRAMFS),
         root: root.directory.join(ROOT),
         release: kernel.note.clone(),
-        key: store::key(&[kernel.key.as_bytes(), root.key.as_bytes()]),
+        key: joint(&kernel.key, &root.key),
     }
+}
+
+/// The key of an image with this kernel and this root file system.
+fn joint(kernel: &str, root: &str) -> String {
+    store::key(&[kernel.as_bytes(), root.as_bytes()])
 }
 
 /// Names where a kernel comes from, and the programs that go with it.

@@ -6,19 +6,25 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use super::ext4::{self, Needs};
 use super::headers::Archive;
-use super::layers::DEEPEST;
+use super::layers::{DEEPEST, inside};
 use crate::error::{Result, VmError, io as io_error};
 
 /// Directories on which a machine mounts something, with their modes.
 const PLACES: &[(&str, u32)] =
     &[("dev", 0o755), ("proc", 0o755), ("sys", 0o755), ("tmp", 0o1777), ("workspace", 0o755)];
+const MACHINE_ID: &str = "machine-id";
+/// Where D-Bus has the machine's id.
+const BUS: &str = "var/lib/dbus";
 /// The most entries that a root file system may have.
 pub(crate) const MOST_ENTRIES: u64 = 4 << 20;
 
@@ -131,12 +137,13 @@ pub(crate) fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<P
     add_machine_id(into, needs, closed)
 }
 
-/// Makes an empty `/etc/machine-id` where there is none: what nobody can write to needs a place for an id of its own.
+/// Makes `/etc/machine-id` an empty file where there is no plain one: what nobody can write to needs a place for an id of
+/// its own. D-Bus's id, which it may have been a link to, becomes a link to it: else that would be the same everywhere.
 fn add_machine_id(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
     let etc = into.join("etc");
     match fs::symlink_metadata(&etc) {
         Ok(found) if found.is_dir() => {}
-        // Something of the owner's, which is left as it is.
+        // Something of the owner's, which is left as it is: no machine of it can be copied, which is told then.
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fs::create_dir(&etc).map_err(io_error("make", &etc))?;
@@ -145,15 +152,46 @@ fn add_machine_id(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf,
         }
         Err(error) => return Err(io_error("look at", &etc)(error)),
     }
-    let path = etc.join("machine-id");
-    match File::create_new(&path) {
-        Ok(_) => {
-            needs.add(0);
-            set_mode(&path, 0o444)
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(io_error("make", &path)(error)),
+    let path = etc.join(MACHINE_ID);
+    let plain = match fs::symlink_metadata(&path) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(found) if found.is_file() => true,
+        Ok(_) => fs::remove_file(&path).map(|()| false).map_err(io_error("remove", &path))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(io_error("look at", &path)(error)),
+    };
+    if !plain {
+        File::create_new(&path).map_err(io_error("make", &path))?;
+        needs.add(0);
+        set_mode(&path, 0o444)?;
     }
+    link_bus_id(into, needs)
+}
+
+/// Makes what D-Bus has as the machine's id, where it has something, a link to the one.
+fn link_bus_id(into: &Path, needs: &mut Needs) -> Result<()> {
+    let wrong = |error: Errno| io_error("link D-Bus's id below", into)(error.into());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(into, flags, Mode::empty()).map_err(wrong)?;
+    // Links on the way are followed as a guest would, and lead nowhere else.
+    let Ok(bus) = inside(root.as_fd(), Path::new(BUS)) else { return Ok(()) };
+    match rustix::fs::statat(&bus, MACHINE_ID, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => return Ok(()),
+        // That may be the same file, by a link of the directory.
+        Ok(_) if is_same(into, &bus) => return Ok(()),
+        Ok(_) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(wrong(error)),
+    }
+    rustix::fs::unlinkat(&bus, MACHINE_ID, AtFlags::empty()).map_err(wrong)?;
+    needs.add(0);
+    rustix::fs::symlinkat("/etc/machine-id", &bus, MACHINE_ID).map_err(wrong)
+}
+
+/// Whether this directory is `/etc` itself.
+fn is_same(into: &Path, directory: &OwnedFd) -> bool {
+    let both = (rustix::fs::stat(into.join("etc")), rustix::fs::fstat(directory));
+    matches!(both, (Ok(etc), Ok(found)) if (etc.st_dev, etc.st_ino) == (found.st_dev, found.st_ino))
 }
 
 /// Writes a directory as a tar, sorted, so that the same contents give the same bytes.
@@ -248,6 +286,50 @@ mod tests {
         assert_eq!(needs.inodes, 3 + PLACES.len() as u64 + 2);
         assert_eq!((mode("etc"), mode("etc/machine-id")), (0o755, 0o444));
         fs::set_permissions(place.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn the_machines_id_has_a_place_of_its_own_whatever_was_there() {
+        let link = |tar: &mut tar::Builder<Vec<u8>>, path, to| entry(tar, EntryType::Symlink, path, to, 0o777, b"");
+        let file = |tar: &mut tar::Builder<Vec<u8>>, path| entry(tar, EntryType::Regular, path, "", 0o444, b"0123\n");
+        type Build = fn(&mut tar::Builder<Vec<u8>>);
+        let unpacked = |bytes: &[u8]| {
+            let place = tempfile::tempdir().unwrap();
+            unpack(bytes, place.path(), MOST).unwrap();
+            let bus = fs::read_link(place.path().join("var/lib/dbus/machine-id")).ok();
+            let etc = place.path().join("etc/machine-id");
+            (fs::symlink_metadata(&etc).is_ok_and(|found| found.is_file()), fs::read(&etc).unwrap_or_default(), bus)
+        };
+        let to_etc = || Some(PathBuf::from("/etc/machine-id"));
+        let usual = tar(|tar| {
+            file(tar, "var/lib/dbus/machine-id");
+            link(tar, "etc/machine-id", "/var/lib/dbus/machine-id");
+        });
+        assert_eq!(unpacked(&usual), (true, Vec::new(), to_etc()));
+        let both = tar(|tar| {
+            file(tar, "var/lib/dbus/machine-id");
+            file(tar, "etc/machine-id");
+        });
+        assert_eq!(unpacked(&both), (true, b"0123\n".to_vec(), to_etc()));
+        let circle = tar(|tar| {
+            link(tar, "var/lib/dbus/machine-id", "/etc/machine-id");
+            link(tar, "etc/machine-id", "../var/lib/dbus/machine-id");
+        });
+        assert_eq!(unpacked(&circle), (true, Vec::new(), to_etc()));
+        // Directories that are links: nothing is changed outside, and what is inside is found.
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("machine-id"), "own").unwrap();
+        let away = tar(|tar| link(tar, "var/lib/dbus", outside.path().to_str().unwrap()));
+        assert_eq!(unpacked(&away), (true, Vec::new(), None));
+        assert_eq!(fs::read(outside.path().join("machine-id")).unwrap(), b"own");
+        let same = tar(|tar| {
+            link(tar, "var/lib/dbus", "/etc");
+            file(tar, "etc/machine-id");
+        });
+        assert_eq!(unpacked(&same), (true, b"0123\n".to_vec(), None));
+        // What is not ours to change is left.
+        let linked: Build = |tar| entry(tar, EntryType::Symlink, "etc", "usr/etc", 0o777, b"");
+        assert_eq!(unpacked(&tar(linked)), (false, Vec::new(), None));
     }
 
     #[test]

@@ -47,6 +47,27 @@ fn what_another_version_made_is_told_and_not_started() {
 }
 
 #[test]
+fn what_has_no_name_is_found_by_its_key() {
+    let place = tempfile::tempdir().unwrap();
+    let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+    let (kernel, root, other) = (put(&images, "kernel", "k"), put(&images, "root", "r"), put(&images, "root", "other"));
+    name(&images, "one", &kernel, &root);
+    assert_eq!(images.key_of("one"), Some(joint(&kernel, &root)));
+    let before = images.key_of("one").unwrap();
+    name(&images, "one", &kernel, &other);
+    assert_eq!(images.key_of("one"), Some(joint(&kernel, &other)));
+    assert_eq!(images.kept(&before).unwrap().map(|image| image.key), Some(before.clone()));
+    let unnamed = images.inventory().unnamed;
+    assert_eq!(unnamed.iter().map(|found| &found.key).collect::<Vec<_>>(), [&before]);
+    assert_eq!((unnamed[0].bytes, &unnamed[0].root), (14, &root));
+    assert_eq!(images.kept(&joint(&root, &kernel)).unwrap(), None);
+    // What is damaged is none.
+    fs::write(images.store.root().join(format!("root-{root}/manifest.json")), "{}").unwrap();
+    assert_eq!(images.kept(&before).unwrap(), None);
+    assert_eq!(images.key_of("two"), None);
+}
+
+#[test]
 fn what_loses_its_only_name_goes_with_the_next_pruning() {
     let place = tempfile::tempdir().unwrap();
     let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));

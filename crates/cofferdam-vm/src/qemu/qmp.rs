@@ -105,7 +105,11 @@ impl Qmp {
         let line = format!("{}\n", json!({ "execute": name, "arguments": arguments, "id": id }));
         let asked = async {
             let mut writer = self.writer.lock().await;
-            let takes_none = |_| broken(format!("it takes no command {name}"));
+            // Whatever it has of the line, the next one cannot follow: nobody else is to wait for an answer.
+            let takes_none = |_| {
+                *self.shared.waiting() = None;
+                broken(format!("it takes no command {name}"))
+            };
             let rest = match descriptor {
                 // It comes with the first bytes.
                 Some(descriptor) => {
@@ -231,6 +235,17 @@ mod tests {
         qmp.command("cont").await.unwrap();
         let silent = qmp.command("stop").await.unwrap_err().to_string();
         assert!(silent.contains("no answer"), "{silent}");
+    }
+
+    #[tokio::test]
+    async fn one_that_takes_nothing_is_over_at_once() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // What comes from it is never seen to end, as when its process goes one descriptor after another.
+        theirs.into_std().unwrap().shutdown(std::net::Shutdown::Read).unwrap();
+        let qmp = Qmp::begin(ours, Duration::from_secs(60));
+        let error = qmp.command("cont").await.unwrap_err().to_string();
+        assert!(error.contains("takes no command cont"), "{error}");
+        assert!(qmp.is_over());
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, Backend, ByteSize, ErrorKind, Limits, Protection, Sandbox, Spec};
+use cofferdam_contract::{Access, Backend, ByteSize, ErrorKind, ExecRequest, Limits, Protection, Sandbox, Spec};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, Machine, Vmm};
 use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
@@ -262,4 +262,17 @@ fn without_its_walls_no_monitor_is_started() {
     let output = command.output();
     holder.kill().and_then(|()| holder.wait()).expect("it ends");
     was_refused(&output.expect("it starts"), "namespaces");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn directories_in_memory_are_full_before_the_memory_is() {
+    let Some(backend) = support::backend("directories_in_memory_are_full_before_the_memory_is") else { return };
+    for disk in [Limits::default().disk, None] {
+        let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), disk, ..Limits::default() };
+        let sandbox = backend.create(Spec::builder().limits(limits).build().unwrap()).await.unwrap();
+        let line = "for at in /tmp /dev/shm; do head -c 100000000 /dev/zero > $at/x || echo full; done; ls / > /dev/null && echo after";
+        let done = sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&done.stdout), "full\nfull\nafter\n", "{done:?}");
+        sandbox.close().await.unwrap();
+    }
 }

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use cofferdam_contract::{Backend, ByteSize, ExecRequest, Spec};
+use cofferdam_contract::{Backend, ByteSize, ErrorKind, ExecRequest, Spec};
 use cofferdam_debian::Cache;
 use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
 use cofferdam_vm::{MakePolicy, VmBackend, VmError};
@@ -224,5 +224,58 @@ async fn a_machine_starts_from_a_containers_image() {
     let line = "cat /etc/made-by; test -e /etc/debian_version || echo gone; python3 -c 'print(6 * 7)'";
     let done = sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&done.stdout), "a layergone\n42\n", "{done:?}");
+    sandbox.close().await.unwrap();
+}
+
+/// A backend whose machines start from a directory.
+fn of_directory(place: &Path, root: &Path) -> VmBackend {
+    let mut config = support::config();
+    config.images = place.join("images");
+    config.make = MakePolicy::Missing;
+    config.source.root = RootSource::Directory(root.to_owned());
+    VmBackend::new(config).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
+    if support::image("copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused").is_none() {
+        return;
+    }
+    const BUS: &str = "/var/lib/dbus/machine-id";
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path().join("root");
+    fs::create_dir_all(&root).unwrap();
+    support::root(&root).expect("packages were had before");
+    fs::create_dir_all(root.join("var/lib/dbus")).unwrap();
+    fs::write(root.join(&BUS[1..]), "0123456789abcdef0123456789abcdef\n").unwrap();
+    // Some roots have none, others have a file or a link.
+    let _ = fs::remove_file(root.join("etc/machine-id"));
+    std::os::unix::fs::symlink(BUS, root.join("etc/machine-id")).unwrap();
+    let backend = of_directory(place.path(), &root);
+    let sandbox = backend.create(Spec::default()).await.unwrap();
+    let snapshot = sandbox.snapshot().await.unwrap();
+    sandbox.close().await.unwrap();
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let copy = backend.restore(snapshot.clone(), Spec::default()).await.unwrap();
+        let line = format!("cat /etc/machine-id {BUS}");
+        let done = copy.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].len() == 32, "{done:?}");
+        ids.push(lines[0].to_owned());
+        copy.close().await.unwrap();
+    }
+    assert_ne!(ids[0], ids[1]);
+
+    // Where the directory itself is a link there is no place for an id: that is told.
+    fs::rename(root.join("etc"), root.join("usr/etc")).unwrap();
+    std::os::unix::fs::symlink("usr/etc", root.join("etc")).unwrap();
+    let backend = of_directory(place.path(), &root);
+    let sandbox = backend.create(Spec::default()).await.unwrap();
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let error = backend.restore(snapshot, Spec::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("/etc/machine-id") && error.remedy().is_some(), "{error}");
     sandbox.close().await.unwrap();
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use cofferdam_contract::ByteSize;
-use cofferdam_guest::{Guest, Settings};
+use cofferdam_guest::{Guest, PROTOCOL, Settings};
 use cofferdam_vm::image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::sparse;
@@ -16,8 +16,6 @@ use crate::boot::{WORDS, machine, promptly};
 use crate::support::{self, NO_HANG};
 
 const MOST: ByteSize = ByteSize::from_mebibytes(1024);
-/// The version of what is said to agents.
-const VERSION: u8 = 2;
 /// A frame that the agent answers, and the answer: length, kind, id.
 const PING: [u8; 13] = [9, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0, 0];
 const PONG: [u8; 13] = [9, 0, 0, 0, 14, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -40,7 +38,7 @@ async fn answers(started: &mut Started) -> bool {
 /// A machine whose agent was greeted and then left alone.
 async fn booted(image: &Image) -> Started {
     let mut started = qemu().start(machine(image, WORDS)).await.expect("a machine");
-    let hello = [&[17, 0, 0, 0, 1, 1][..], &[0; 7], b"DGFC", &[VERSION, 0, 0, 0]].concat();
+    let hello = [&[17, 0, 0, 0, 1, 1][..], &[0; 7], b"DGFC", &PROTOCOL.to_le_bytes()].concat();
     started.writer.write_all(&hello).await.unwrap();
     let mut greeting = [0; 25];
     promptly(started.reader.read_exact(&mut greeting)).await.expect("a greeting");

@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 
 const AUDIT_HELP: &str = "\
 Examples:
-  cofferdam audit verify               whether every line is as it was written; exit status 1 if not
+  cofferdam audit verify               whether every line is as it was written; exit status 1 if not,
+                                       3 if lines are known to be lost
   cofferdam audit query --tenant acme --last 20
   cofferdam audit verify /var/log/cofferdam --head 04b5d868…
 
@@ -41,7 +42,7 @@ pub struct VerifyArgs {
     /// Hash of a line that was once the last, kept elsewhere
     #[arg(long, value_name = "HASH")]
     pub head: Option<String>,
-    /// Read the artifacts, too, and compare them with their hashes
+    /// Read the artifacts, too, compare them with their hashes, and find those that no line names
     #[arg(long)]
     pub artifacts: bool,
     /// Print a JSON document

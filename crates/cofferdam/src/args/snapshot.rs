@@ -88,6 +88,10 @@ pub struct SaveArgs {
     #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
     pub code: Option<String>,
 
+    /// Backend of machines: vm, vm:qemu or vm:firecracker [default: vm]
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+
     #[command(flatten)]
     pub limits: LimitArgs,
 
@@ -134,7 +138,7 @@ impl SaveArgs {
     pub fn take_run(&mut self) -> RunArgs {
         RunArgs {
             words: std::mem::take(&mut self.words),
-            backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
+            backend: self.backend.take().or_else(|| Some(cofferdam::registry::MACHINE_BACKEND.to_owned())),
             lang: self.lang.take(),
             code: self.code.take(),
             limits: std::mem::take(&mut self.limits),

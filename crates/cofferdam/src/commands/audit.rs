@@ -15,7 +15,7 @@ use crate::terminal::safe_json;
 /// The most lines that are kept for the last ones.
 const MOST_LAST: usize = 100_000;
 
-/// Verifies, or finds; the exit status of `verify` is 1 for a log that is broken.
+/// Verifies, or finds; the exit status of `verify` is 1 for a log that is broken, 3 for one that is incomplete.
 pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
     let form = match &args.command {
         AuditCommand::Verify(VerifyArgs { json: true, .. }) => Form::Json,

@@ -92,6 +92,17 @@ fn table(all: &MachineImages) -> String {
             one_line(&image.about)
         );
     }
+    for image in &all.unnamed {
+        let kernel = if image.kernel.is_empty() { "own kernel" } else { &image.kernel };
+        let key = image.key.get(..12).unwrap_or(&image.key);
+        let _ = writeln!(
+            out,
+            "{:<16} {key} {:>10} {}",
+            "(no name)",
+            ByteSize::from_bytes(image.size).to_string(),
+            one_line(kernel)
+        );
+    }
     let bytes = all.nameless.iter().map(|part| part.size).sum();
     if !all.nameless.is_empty() {
         let count = all.nameless.len();
@@ -103,7 +114,7 @@ fn table(all: &MachineImages) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam::registry::machines::NamelessPart;
+    use cofferdam::registry::machines::{NamelessPart, UnnamedImage};
 
     #[test]
     fn the_table_shows_what_is_there() {
@@ -116,12 +127,16 @@ mod tests {
         };
         let nameless = vec![NamelessPart { kind: "root".to_owned(), key: "x".to_owned(), size: 5 << 20 }];
         let images = vec![image("default", Some(200 << 20)), image("mine", None)];
-        insta::assert_snapshot!(table(&MachineImages { directory: "/x".into(), images, nameless }), @r"
+        let unnamed =
+            vec![UnnamedImage { key: "fedcba98765432".to_owned(), kernel: "6.1.0-x".to_owned(), size: 20 << 20 }];
+        insta::assert_snapshot!(table(&MachineImages { directory: "/x".into(), images, unnamed, nameless }), @r"
         default          0123456789ab    200 MiB 6.1.0-x Debian packages (tiny)
         mine             0123456789ab   unusable 6.1.0-x Debian packages (tiny)
+        (no name)        fedcba987654     20 MiB 6.1.0-x
         and 1 without a name, 5 MiB; see cofferdam vm prune
         ");
-        let none = MachineImages { directory: "/x".into(), images: Vec::new(), nameless: Vec::new() };
+        let none =
+            MachineImages { directory: "/x".into(), images: Vec::new(), unnamed: Vec::new(), nameless: Vec::new() };
         assert!(table(&none).contains("build-image"));
     }
 }

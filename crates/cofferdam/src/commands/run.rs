@@ -45,9 +45,9 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
             report::remark("run without a daemon: the whole result of code needs the sandbox itself", Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
-        let code = wants_code(&plan, form, watched).then_some(code);
+        let called = wants_code(&plan, form, watched);
         let about = Value::Null;
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, versioned };
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -73,21 +73,35 @@ pub(super) struct Run<'a> {
     daemon: Option<Arc<dyn Backend>>,
     /// What else is to be said of the sandbox, as members of an object.
     about: Value,
-    /// How code runs, where there is to be a whole result, or it is screened or logged.
-    code: Option<CodeConfig>,
-    /// How the version of a language is asked for that needs one, and its name.
-    versioned: Option<(CodeConfig, String)>,
+    /// How code runs.
+    code: CodeConfig,
+    /// Whether it is a call: there is to be a whole result, or it is screened, logged or bounded.
+    called: bool,
+    /// The language, where its version is asked for.
+    versioned: Option<String>,
 }
 
-/// What asks for a version where any will not do: an older interpreter would complain of what nobody wrote.
-fn versioned(plan: &Plan, config: &CodeConfig) -> Option<(CodeConfig, String)> {
+/// The language where not any version will do: an older interpreter would complain of what nobody wrote.
+fn versioned(plan: &Plan, config: &CodeConfig) -> Option<String> {
     let name = &plan.code.as_ref()?.request.language;
     let known = config.languages.by_name(name).ok()?;
-    known.least_version.as_ref()?;
-    Some((CodeConfig { audit: None, ..config.clone() }, name.clone()))
+    known.least_version.as_ref().map(|_| name.clone())
 }
 
-/// Whether a run is a call with code, or has to be screened or logged.
+/// What knows languages, and logs nothing.
+fn unlogged(config: &CodeConfig) -> Result<Executor> {
+    Executor::new(CodeConfig { audit: None, ..config.clone() })
+}
+
+/// Tells of a syntax error before anything is started, where no call does.
+pub(super) async fn look_at(config: &CodeConfig, plan: &Plan) -> Result<()> {
+    match &plan.code {
+        Some(code) => unlogged(config)?.look_at(&code.request.language, &code.request.code).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+/// Whether a run is a call with code, or has to be screened, logged or bounded as one.
 fn wants_code(plan: &Plan, form: Form, watched: bool) -> bool {
     watched || (form == Form::Json && plan.code.is_some())
 }
@@ -105,7 +119,7 @@ impl<'a> Run<'a> {
     /// A run in a sandbox that is there already.
     #[cfg(feature = "vm")]
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
-        let Settings { backend, setup, cancel_grace: grace, .. } = settings;
+        let Settings { backend, setup, cancel_grace: grace, code, .. } = settings;
         Self {
             args,
             form,
@@ -116,7 +130,8 @@ impl<'a> Run<'a> {
             launcher: None,
             daemon: None,
             about,
-            code: None,
+            code,
+            called: false,
             versioned: None,
         }
     }
@@ -156,12 +171,15 @@ impl<'a> Run<'a> {
 
     /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
     async fn begin(&self, backend: &dyn Backend) -> Result<Option<(Call, ExecRequest)>> {
-        let Some(config) = &self.code else { return Ok(None) };
+        if !self.called {
+            look_at(&self.code, &self.plan).await?;
+            return Ok(None);
+        }
         let json = self.form == Form::Json;
         let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
         let files = if json { Want::Yes } else { Want::No };
         let results = if json && !in_place { Want::Yes } else { Want::No };
-        admit(config, backend, &self.plan, files, results).await.map(Some)
+        admit(&self.code, backend, &self.plan, files, results).await.map(Some)
     }
 
     async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
@@ -182,10 +200,10 @@ impl<'a> Run<'a> {
     }
 
     async fn start_plain(&self, backend: &dyn Backend, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
-        let Some((config, name)) = &self.versioned else {
+        let Some(name) = &self.versioned else {
             return backend.start_one(self.plan.spec.clone(), request).await;
         };
-        let executor = Executor::new(config.clone())?;
+        let executor = unlogged(&self.code)?;
         let sandbox = backend.create(self.plan.spec.clone()).await?;
         let started = match executor.detect(&Place::of(backend), &*sandbox, name).await {
             Ok(_) => sandbox.start(request).await,
@@ -389,7 +407,10 @@ pub(super) async fn admit(
     let executor = Executor::new(config.clone())?;
     let place = Place::of(backend);
     let call = match &plan.code {
-        None => executor.begin_command(&place, &plan.spec, plan.request.clone()).await?,
+        None => {
+            let secrets = plan.secrets.clone();
+            executor.begin_command(&place, &plan.spec, plan.request.clone(), secrets).await?
+        }
         Some(code) => {
             let mut request = code.request.clone();
             (request.files, request.results) = (files, results);

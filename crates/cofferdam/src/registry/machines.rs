@@ -163,6 +163,15 @@ impl Machines {
         format!("{sizes} {driver:?} {firecracker:?} {jailer:?} {qemu:?} {accelerator:?} {processor:?}")
     }
 
+    /// The key of the image that machines start from where none is named, as it is now. Only its name is looked up, as each run
+    /// does that a daemon may make.
+    pub(super) fn image_key(&self) -> Option<String> {
+        #[cfg(feature = "vm")]
+        return Images::usual_key(self);
+        #[cfg(not(feature = "vm"))]
+        return None;
+    }
+
     /// The same with a driver, if one is named.
     pub(super) fn with_driver(&self, driver: Option<Driver>) -> Self {
         Self { driver: driver.unwrap_or(self.driver), ..self.clone() }

@@ -121,24 +121,43 @@ impl Supervisor {
         }
     }
 
-    /// Kills it, waits for all that it started, and gives its number and what it says in between.
-    fn kill(mut self, after: Duration) -> u32 {
+    /// Kills it, waits for all that it started, and gives its number.
+    fn kill(self, after: Duration) -> u32 {
+        self.kill_unasked(after).asked_about()
+    }
+
+    /// The same, and does not ask how it ended: what is left of it stays in the table of processes.
+    fn kill_unasked(mut self, after: Duration) -> Unasked {
         std::thread::sleep(after);
         let pid = self.child.id();
         let had = census::session(pid).len();
         self.child.kill().expect("it can be killed");
-        let status = self.child.wait().expect("it ends");
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "it had ended before: {status}");
         let begun = Instant::now();
         loop {
             let left = census::session(pid);
             if left.is_empty() {
                 println!("   of {had} processes none is left after {:?}", begun.elapsed());
-                return pid;
+                return Unasked(self.child);
             }
             assert!(begun.elapsed() < NO_HANG, "of a killed supervisor is left: {left:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+}
+
+/// A supervisor that was killed, and whose parent does not know it yet.
+struct Unasked(Child);
+
+impl Unasked {
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Asks how it ended, and gives its number.
+    fn asked_about(mut self) -> u32 {
+        let status = self.0.wait().expect("it ends");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "it had ended before: {status}");
+        self.0.id()
     }
 }
 

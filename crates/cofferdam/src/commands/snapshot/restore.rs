@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::{RestoreArgs, RunArgs};
 use crate::commands::block_on;
-use crate::commands::run::{Run, Started, admit, give_up, identity, no_signals, signal_status, start};
+use crate::commands::run::{Run, Started, admit, give_up, identity, look_at, no_signals, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -77,6 +77,9 @@ async fn begin(
     settings: &Settings,
 ) -> Result<(Option<Restoring>, Option<Call>, Option<Plan>)> {
     if !settings.watched {
+        if let Some(plan) = &plan {
+            look_at(&settings.code, plan).await?;
+        }
         return Ok((None, None, plan));
     }
     let executor = Executor::new(settings.code.clone())?;

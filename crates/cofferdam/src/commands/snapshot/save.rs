@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cofferdam::code::{Call, Want};
 use cofferdam::registry::machines::{ArchiveKey, MachineSnapshots, SavedArchive, SnapshotInfo};
+use cofferdam::registry::{self, MACHINE_BACKEND};
 use cofferdam::{
     Backend, ByteSize, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputEvent, Result, Sandbox,
     Snapshot,
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::SaveArgs;
 use crate::commands::block_on;
-use crate::commands::run::{Started, admit, give_up, no_signals, prepare, signal_status, start};
+use crate::commands::run::{Started, admit, give_up, look_at, no_signals, prepare, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
@@ -47,6 +48,7 @@ enum Waited {
 
 pub(super) fn carry_out(mut args: SaveArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let run = args.take_run();
+    run.backend.as_deref().map_or(Ok(()), check_backend)?;
     let (plan, settings) = prepare(&run, config)?;
     let moment = moment(&args)?;
     let key = key(args.key_file.as_deref())?;
@@ -54,6 +56,16 @@ pub(super) fn carry_out(mut args: SaveArgs, config: Option<PathBuf>, form: Form)
     let out = OutFile::begin(&args.out, existing)?;
     let save = Save { args, form, key, out };
     block_on(save.session(&plan, settings, moment))
+}
+
+/// Refuses a backend whose sandboxes are no machines.
+fn check_backend(name: &str) -> Result<()> {
+    let info = registry::find(name)?;
+    if info.name == MACHINE_BACKEND {
+        return Ok(());
+    }
+    let what = format!("only machines can be frozen to a file, and the backend {} makes none", info.name);
+    Err(Error::unsupported("save", what).with_remedy("leave --backend out, or name vm, vm:qemu or vm:firecracker"))
 }
 
 fn moment(args: &SaveArgs) -> Result<Moment> {
@@ -150,6 +162,7 @@ impl Save {
 /// What comes before the machine: screening and the line in the audit log, where the configuration wants them.
 async fn begin(backend: &dyn Backend, plan: &Plan, settings: &Settings) -> Result<(Option<Call>, ExecRequest)> {
     if !settings.watched {
+        look_at(&settings.code, plan).await?;
         return Ok((None, plan.request.clone()));
     }
     let (call, request) = admit(&settings.code, backend, plan, Want::No, Want::No).await?;

@@ -199,6 +199,17 @@ pub struct NamelessPart {
     pub size: u64,
 }
 
+/// A kernel and a disk that no name stands for together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UnnamedImage {
+    /// The SHA-256 of all that both were made from: what an archive of a snapshot names.
+    pub key: String,
+    /// What `uname -r` says in its machines; empty where nobody knows.
+    pub kernel: String,
+    /// Bytes of kernel, initramfs and disk.
+    pub size: u64,
+}
+
 /// All that is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MachineImages {
@@ -206,6 +217,9 @@ pub struct MachineImages {
     pub directory: PathBuf,
     /// Images with names.
     pub images: Vec<MachineImage>,
+    /// Images that can be put together of what is there, of which some part has no name. Machines that were frozen go on with
+    /// them.
+    pub unnamed: Vec<UnnamedImage>,
     /// What else is there: made for a root that was named in a run, or replaced by something newer.
     pub nameless: Vec<NamelessPart>,
 }
@@ -226,7 +240,12 @@ impl Images {
 
     /// All that is there, as far as is told without reading it.
     pub fn list(&self) -> MachineImages {
-        let Inventory { named, nameless } = self.store.inventory();
+        let Inventory { named, unnamed, nameless } = self.store.inventory();
+        let other = |found: cofferdam_vm::image::Unnamed| UnnamedImage {
+            key: found.key,
+            kernel: found.release,
+            size: found.bytes,
+        };
         let image = |listed: cofferdam_vm::image::Listed| MachineImage {
             name: listed.name,
             about: listed.about,
@@ -237,8 +256,15 @@ impl Images {
         MachineImages {
             directory: self.directory.clone(),
             images: named.into_iter().map(image).collect(),
+            unnamed: unnamed.into_iter().map(other).collect(),
             nameless: nameless.into_iter().map(|(kind, key, size)| NamelessPart { kind, key, size }).collect(),
         }
+    }
+
+    /// The key of what machines start from now where a spec names nothing, if that has a name.
+    pub(in crate::registry) fn usual_key(machines: &Machines) -> Option<String> {
+        let name = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
+        Self::new(machines).ok()?.store.key_of(name)
     }
 
     /// Makes one, and gives it a name.
@@ -283,6 +309,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> +
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::{MACHINE_BACKEND, Setup};
 
     #[test]
     fn settings_reach_the_backend() {
@@ -312,6 +339,36 @@ mod tests {
         let on = Machines { jailer: Jailer::On, ..machines.clone() };
         assert_eq!(on.config().unwrap().firecracker.jailer, Jail::Beside);
         assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
+    }
+
+    #[test]
+    fn an_image_that_was_made_anew_makes_other_machines() {
+        let place = tempfile::tempdir().unwrap();
+        let setup = |image: Option<&str>| Setup {
+            machines: Machines {
+                images: Some(place.path().to_owned()),
+                image: image.map(str::to_owned),
+                ..Machines::default()
+            },
+            ..Setup::default()
+        };
+        let print = |image| setup(image).fingerprint(MACHINE_BACKEND).unwrap();
+        let name = |name: &str, root: char| {
+            let (kernel, root) = ("0".repeat(64), root.to_string().repeat(64));
+            let text = format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#);
+            std::fs::write(place.path().join(format!("name-{name}")), text).unwrap();
+        };
+        let none = print(None);
+        name(DEFAULT_IMAGE, '1');
+        let (first, mine) = (print(None), print(Some("mine")));
+        assert!(first != none && first == print(None));
+        name(DEFAULT_IMAGE, '2');
+        assert_ne!(print(None), first);
+        assert_eq!(print(Some("mine")), mine, "it is of no matter there");
+        name("mine", '1');
+        assert_ne!(print(Some("mine")), mine);
+        name(DEFAULT_IMAGE, '1');
+        assert_eq!(print(None), first);
     }
 
     #[test]

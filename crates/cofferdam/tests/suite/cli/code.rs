@@ -1,7 +1,7 @@
 //! Code with its whole result, an interpreter to talk to, and the log of what ran.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -180,6 +180,16 @@ fn runs_are_logged_and_the_log_is_verified() {
     let text = std::fs::read_to_string(&segment).expect("readable");
     std::fs::write(&segment, text.replacen("\"code\":4", "\"code\":0", 1)).expect("written");
     assert_eq!(audit(&["verify"]).0, 1, "a line was changed");
+    std::fs::write(&segment, &text).expect("written");
+    let head = home.path().join("log/head");
+    std::fs::write(&head, "garbage").expect("written");
+    assert_eq!(audit(&["verify"]).0, 1, "nothing says where the log ends");
+    assert_eq!(outcome(run(["--config", &config]).args(["--", "true"])).0, 0);
+    assert_eq!(audit(&["verify"]).0, 3, "the log says that its end had not been known");
+    // What is left of the first line alone is no log that was only begun.
+    std::fs::write(&segment, text.split_inclusive('\n').next().expect("a line")).expect("written");
+    std::fs::remove_file(&head).expect("removed");
+    assert_eq!(audit(&["verify"]).0, 1, "all but the first line is gone");
     // Where nothing can be logged, nothing runs.
     std::fs::rename(home.path().join("log"), home.path().join("old")).expect("moved");
     std::fs::write(home.path().join("log"), "in the way").expect("written");
@@ -205,6 +215,125 @@ fn the_bounds_that_the_log_states_hold_without_a_document() {
         (&json("2000000"), &json("2048"))
     );
     assert_eq!(records[1]["exit"]["timed_out"], true, "{records:?}");
+}
+
+#[test]
+fn bounds_that_are_configured_hold_for_plain_runs() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = home.path().join("config.toml");
+    std::fs::write(&config, "[code]\nmax_code = \"8K\"\nmax_output = \"2K\"\n").expect("written");
+    let config = config.to_str().expect("a name");
+    let (status, stdout, stderr) =
+        outcome(&mut run(["--config", config, "--lang", "python", "--code", "print('x' * 100000)"]));
+    assert_eq!((status, stdout.len()), (0, 2048), "{stderr}");
+    let long = format!("# {}", "x".repeat(9000));
+    let (status, _, stderr) = outcome(&mut run(["--config", config, "--lang", "python", "--code", &long]));
+    assert!(status == 125 && stderr.contains("longer than the 8 KiB"), "{stderr}");
+    let (status, stdout, _) = outcome(&mut run(["--lang", "python", "--code", &format!("{long}\nprint(1)")]));
+    assert_eq!((status, stdout.as_str()), (0, "1\n"));
+}
+
+#[test]
+fn a_syntax_error_is_told_before_anything_is_started() {
+    let home = tempfile::tempdir().expect("a directory");
+    let (config, file) = (home.path().join("config.toml"), home.path().join("a.mine"));
+    let table = |more: &str| {
+        format!(
+            "[languages.mine]\nextensions = [\"mine\"]\ninterpreter = [\"echo\", \"started\"]\nresults = \"python\"\n{more}"
+        )
+    };
+    std::fs::write(&config, table("")).expect("written");
+    std::fs::write(&file, "fine = 1\nx =\n").expect("written");
+    let (config, file) = (config.to_str().expect("a name"), file.to_str().expect("a name"));
+    let code = ["--lang", "mine", "--code", "fine = 1\nx =\n"];
+    for (form, words) in [(&[][..], &code[..]), (&["--events"], &code), (&[], &[file]), (&["--json"], &[file])] {
+        let (status, stdout, stderr) = outcome(run(["--config", config]).args(form).args(words));
+        assert_eq!(status, 125, "{stderr}");
+        assert!(!stdout.contains("started"), "{stdout}");
+        let told = stderr.lines().next().unwrap_or_default();
+        assert!(told.contains("syntax error in line 2") && !told.contains("correct the code"), "{stderr}");
+        assert!(form == ["--json"] || stderr.contains("try: correct the code"), "{stderr}");
+    }
+    std::fs::write(config, table("[screening]\nsyntax = \"warn\"\n")).expect("written");
+    let (status, stdout, stderr) = outcome(run(["--config", config]).arg(file));
+    assert!(status == 0 && stdout.starts_with("started"), "{stderr}");
+}
+
+#[test]
+fn contents_of_files_come_with_the_document() {
+    let code = ["--lang", "python", "--code", "open('a.txt', 'w').write('hi')"];
+    for (words, contents) in [(&["--file-contents"][..], json("{\"text\": \"hi\"}")), (&[], json("null"))] {
+        let (status, stdout, stderr) = outcome(run(["--json"]).args(words).args(code));
+        assert_eq!(status, 0, "{stderr}");
+        assert_eq!(json(&stdout)["files"]["changes"][0]["contents"], contents, "{stdout}");
+    }
+    for words in
+        [&["--file-contents", "--lang", "sh", "--code", "true"][..], &["--json", "--file-contents", "--", "true"]]
+    {
+        let (status, _, stderr) = outcome(run::<&str>([]).args(words));
+        assert!(status == 125 && stderr.contains("--json") | stderr.contains("for code in a language"), "{stderr}");
+    }
+}
+
+#[test]
+fn secrets_reach_the_code_and_stand_nowhere_else() {
+    const VALUE: &str = "hunter2-4711";
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured_with(home.path(), "artifact_bytes = 65536\n");
+    let secret =
+        |words: &[&str]| outcome(run(["--config", &config, "--secret", "TOKEN"]).args(words).env("TOKEN", VALUE));
+    let code = "import os; print(os.environ['TOKEN']); open(os.environ['TOKEN'], 'w')";
+    let (status, stdout, stderr) = secret(&["--json", "--lang", "python", "--code", code]);
+    assert_eq!(status, 0, "{stderr}");
+    assert_eq!(json(&stdout)["stdout"]["text"], format!("{VALUE}\n"));
+    for words in [&["--lang", "sh", "--code", "echo $TOKEN"][..], &["--", "sh", "-c", "echo $TOKEN"]] {
+        let (status, stdout, stderr) = secret(words);
+        assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
+    }
+    // Somebody wrote it down, so that it is part of what is logged.
+    let line = format!("echo {VALUE}");
+    assert_eq!(secret(&["--", "sh", "-c", &line]).0, 0);
+    let mut seen = 0;
+    for entry in walkdir(&home.path().join("log")) {
+        let text = String::from_utf8_lossy(&std::fs::read(&entry).expect("readable")).into_owned();
+        assert!(!text.contains(VALUE), "{}: {text}", entry.display());
+        seen += text.matches("[redacted:TOKEN]").count();
+    }
+    assert!(seen > 0, "nothing was taken out");
+    for (words, why) in [
+        (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "name only"),
+        (&["--secret", "NO_SUCH_VARIABLE", "--", "true"], "is not in the environment"),
+        (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "--env, too"),
+    ] {
+        let (status, _, stderr) = outcome(run::<&str>([]).args(words).env("TOKEN", VALUE));
+        assert!(status == 125 && stderr.contains(why), "{words:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
+    const VALUE: &str = "hunter2-4712";
+    let home = tempfile::tempdir().expect("a directory");
+    let (status, stdout, stderr) = outcome(
+        run(["--daemon", "start", "--secret", "TOKEN", "--", "sh", "-c", "echo $TOKEN"])
+            .env("TOKEN", VALUE)
+            .env("XDG_RUNTIME_DIR", home.path()),
+    );
+    let daemon =
+        |word: &str| outcome(cofferdam().args(["daemon", word, "--json"]).env("XDG_RUNTIME_DIR", home.path())).1;
+    let told = daemon("status");
+    let pid = json(&told)["pid"].as_u64();
+    let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
+    outcome(cofferdam().args(["daemon", "stop"]).env("XDG_RUNTIME_DIR", home.path()));
+    assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
+    let kept = kept.unwrap_or_else(|| panic!("no daemon: {told}"));
+    assert!(!kept.windows(VALUE.len()).any(|part| part == VALUE.as_bytes()), "it is in the daemon's environment");
+}
+
+/// The files under a directory.
+fn walkdir(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { walkdir(&path) } else { vec![path] }).collect()
 }
 
 #[test]

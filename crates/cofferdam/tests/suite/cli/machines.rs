@@ -166,6 +166,16 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     let names: Vec<_> = all["images"].as_array().expect("a list").iter().map(|image| image["name"].clone()).collect();
     assert_eq!(names, ["one", "two"]);
     assert!(all["images"][0]["about"].as_str().is_some_and(|about| about.contains("the directory")), "{all}");
+    assert_eq!(all["unnamed"].as_array().map(Vec::len), Some(0), "{all}");
+    // What lost its name is shown by the key that archives call it by.
+    std::fs::write(root.join("etc/hostname"), "and again\n").expect("a file");
+    build("two");
+    let (_, stdout, _) = vm(&["images", "--json"]);
+    assert_eq!(json(&stdout)["unnamed"][0]["key"], json(&changed)["key"], "{stdout}");
+    let (_, stdout, _) = vm(&["images"]);
+    let key = json(&changed)["key"].as_str().expect("a text")[..12].to_owned();
+    assert!(stdout.contains("(no name)") && stdout.contains(&key), "{stdout}");
+    vm(&["prune", "--unused", "0s"]);
     // What has a name stays, however long nobody asked for it.
     let (code, stdout, _) = vm(&["prune", "--unused", "0s", "--json"]);
     assert_eq!((code, json(&stdout)["freed"].as_u64()), (0, Some(0)));

@@ -239,8 +239,12 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
         (&["--out", "m", "--after", "1s", "--when-done"], "cannot be used with"),
         (&["--out", "m", "--compression", "20"], "1..=19"),
         (&["--out", "m", "--net", "example.org"], "no network"),
+        (&["--out", "m", "--backend", "process"], "only machines can be frozen"),
+        (&["--out", "m", "--backend", "no-such"], "no-such"),
         // There is no image.
         (&["--out", "m"], "cofferdam vm build-image"),
+        (&["--out", "m", "--backend", "vm"], "cofferdam vm build-image"),
+        (&["--out", "m", "--backend", "vm:qemu"], "cofferdam vm build-image"),
     ];
     for (words, says) in cases {
         let words = ["save"].iter().chain(words).chain(&["--", "true"]);

@@ -1,0 +1,176 @@
+//! Whose CPU time it was that the sandbox's control group counted. What the agent says of that is no more than a claim;
+//! how little it can gain by it is [`Shares`]' to see to.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cofferdam_contract::shares::Shares;
+
+use crate::record::RunningExec;
+use crate::slots::Reply;
+use crate::wire::Counts;
+
+/// Whose CPU time it was, of one sandbox.
+#[derive(Default)]
+pub struct Ledger(Mutex<Account>);
+
+#[derive(Default)]
+struct Account {
+    shares: Shares,
+    /// The most that was counted. What came to be known since an earlier count may be of what was used after that.
+    counted: u64,
+}
+
+impl Account {
+    fn charged(&self, exec: u64) -> Option<u64> {
+        self.shares.base(exec).map(|_| self.shares.charged(exec, self.counted))
+    }
+}
+
+impl Ledger {
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what a former host wrote down, when so much is counted, if it is.
+    pub fn resume(&self, counted: Option<u64>, execs: &[RunningExec]) {
+        let Some(counted) = counted else { return };
+        let charged = execs.iter().map(|exec| (exec.id, counted.saturating_sub(exec.cpu_base.unwrap_or(0))));
+        let charged: Vec<(u64, u64)> = charged.collect();
+        let mut account = self.account();
+        account.counted = counted;
+        account.shares.resume(counted, &charged);
+    }
+
+    /// Whether several execs run.
+    pub fn is_shared(&self) -> bool {
+        self.account().shares.are_several()
+    }
+
+    /// What was counted when an exec began, and with it what is known to have been others' since then.
+    pub fn base(&self, exec: u64) -> Option<u64> {
+        self.account().shares.base(exec)
+    }
+
+    /// Takes in who used what. With an exec that has ended comes what was reaped of it.
+    pub fn take_in(&self, reply: &Reply, ended: Option<(u64, u64)>) {
+        let Reply::Shares { counts: Counts { cpu_micros: Some(counted), .. }, used } = reply else { return };
+        let mut account = self.account();
+        account.counted = account.counted.max(*counted);
+        let counted = account.counted;
+        let reaped = ended.map(|(exec, reaped)| {
+            // What was reaped is in no process that is left.
+            let left = used.iter().find(|(mark, _)| *mark == exec).map_or(0, |(_, micros)| *micros);
+            (exec, left.saturating_add(reaped))
+        });
+        account.shares.saw(counted, used.iter().copied().chain(reaped));
+    }
+}
+
+/// An exec's part in it, until it is dropped.
+pub struct Share {
+    ledger: Arc<Ledger>,
+    exec: u64,
+}
+
+impl Share {
+    /// Of an exec that has not begun, or that was taken over.
+    pub fn new(ledger: &Arc<Ledger>, exec: u64) -> Self {
+        Self { ledger: Arc::clone(ledger), exec }
+    }
+
+    /// It begins, where somebody counts. To be told in the order in which execs began.
+    pub fn begin(&self, counts: &Counts) {
+        if let Some(counted) = counts.cpu_micros {
+            let mut account = self.ledger.account();
+            account.counted = account.counted.max(counted);
+            account.shares.begin(self.exec, counted);
+        }
+    }
+
+    /// Whether others run beside it.
+    pub fn has_company(&self) -> bool {
+        self.ledger.account().shares.has_company(self.exec)
+    }
+
+    /// What is charged to it, when at least so much is counted; `None` where nothing was counted as it began.
+    pub fn charged(&self, counted: u64) -> Option<u64> {
+        let mut account = self.ledger.account();
+        account.counted = account.counted.max(counted);
+        account.charged(self.exec)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.ledger.account().shares.end(self.exec);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(micros: u64) -> Counts {
+        Counts { cpu_micros: Some(micros), ..Counts::default() }
+    }
+
+    fn begun(ledger: &Arc<Ledger>, exec: u64, counted: u64) -> Share {
+        let share = Share::new(ledger, exec);
+        share.begin(&counts(counted));
+        share
+    }
+
+    fn used(counted: u64, used: &[(u64, u64)]) -> Reply {
+        Reply::Shares { counts: counts(counted), used: used.to_vec() }
+    }
+
+    #[test]
+    fn an_exec_is_charged_with_its_own_and_with_what_nobody_knows() {
+        let ledger = Arc::new(Ledger::default());
+        let one = begun(&ledger, 1, 100);
+        assert!(!ledger.is_shared() && !one.has_company());
+        let other = begun(&ledger, 2, 110);
+        assert!(ledger.is_shared() && one.has_company());
+        ledger.take_in(&used(200, &[(2, 60), (77, 9)]), None);
+        assert_eq!((one.charged(200), other.charged(200)), (Some(40), Some(90)));
+        // It has ended: 15 were reaped of it, and of the 60 it left 5 running.
+        ledger.take_in(&used(205, &[(2, 55)]), Some((2, 15)));
+        drop(other);
+        assert_eq!(one.charged(205), Some(35));
+        assert!(!one.has_company());
+        assert_eq!(one.charged(150), Some(35), "an answer that was on its way for long");
+    }
+
+    #[test]
+    fn where_nobody_counts_nobody_is_charged() {
+        let ledger = Arc::new(Ledger::default());
+        let share = Share::new(&ledger, 1);
+        share.begin(&Counts::default());
+        assert_eq!((share.charged(50), ledger.base(1)), (None, None));
+        ledger.take_in(&Reply::Shares { counts: Counts::default(), used: vec![(1, 9)] }, None);
+        assert_eq!(share.charged(50), None);
+    }
+
+    #[test]
+    fn what_was_others_is_not_charged_after_it_was_taken_over() {
+        let ledger = Arc::new(Ledger::default());
+        let (waiting, busy) = (begun(&ledger, 1, 0), begun(&ledger, 2, 10));
+        let call = begun(&ledger, 3, 20);
+        ledger.take_in(&used(60, &[(1, 10), (2, 8), (3, 32)]), None);
+        drop(call);
+        assert_eq!((waiting.charged(60), busy.charged(60)), (Some(20), Some(18)));
+        let written =
+            |id, base| RunningExec { id, elapsed: 0, wall: 1, cpu: None, cpu_base: base, script: false, kill_in: None };
+        let record = [1, 2].map(|id| written(id, ledger.base(id)));
+        let later = Arc::new(Ledger::default());
+        let [waiting, busy] = [1, 2].map(|id| Share::new(&later, id));
+        later.resume(Some(62), &record);
+        assert_eq!((waiting.charged(62), busy.charged(62)), (Some(22), Some(20)));
+        later.take_in(&used(162, &[(1, 10), (2, 108)]), None);
+        assert_eq!((waiting.charged(162), busy.charged(162)), (Some(34), Some(120)));
+        // Who began after that is beside them.
+        let next = begun(&later, 5, 162);
+        later.take_in(&used(262, &[(1, 10), (2, 108), (5, 100)]), None);
+        assert_eq!([waiting.charged(262), busy.charged(262), next.charged(262)], [Some(34), Some(120), Some(100)]);
+    }
+}

@@ -1,0 +1,118 @@
+//! What is in a cache: images with names, and what no name stands for.
+
+use super::names::{self, Named};
+use super::{Image, Images, image, joint};
+use crate::error::Result;
+
+/// The most kernels with root file systems that are looked through for an image without a name.
+const MOST_PAIRS: usize = 10_000;
+
+/// An image that has a name, as far as its manifest tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// What it was made from.
+    pub about: String,
+    /// The key of its content.
+    pub key: String,
+    /// What `uname -r` says in such a machine; empty where nobody knows.
+    pub release: String,
+    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing, or its agent speaks another version's protocol.
+    pub bytes: Option<u64>,
+}
+
+/// A kernel and a root file system that are kept and that no name stands for together: what an archive of a snapshot may
+/// need all the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unnamed {
+    /// The key of both, as archives name it.
+    pub key: String,
+    /// The kernel's own key.
+    pub kernel: String,
+    /// The root file system's own key.
+    pub root: String,
+    /// What `uname -r` says in such a machine; empty where nobody knows.
+    pub release: String,
+    /// Bytes of both.
+    pub bytes: u64,
+}
+
+/// What is in a cache.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inventory {
+    /// Images with names.
+    pub named: Vec<Listed>,
+    /// Images that can be put together of what is there, of which some part has no name.
+    pub unnamed: Vec<Unnamed>,
+    /// Kinds, keys and bytes of what no name stands for: kernels, and disks with root file systems.
+    pub nameless: Vec<(String, String, u64)>,
+}
+
+impl Images {
+    /// The image with this key, whether it has a name or not: of what is kept, any kernel with any root file system.
+    ///
+    /// # Errors
+    ///
+    /// Those of the cache.
+    pub fn kept(&self, key: &str) -> Result<Option<Image>> {
+        self.store.tidy();
+        for (kernel, root) in self.pairs() {
+            if joint(&kernel, &root) == key
+                && let (Some(kernel), Some(root)) =
+                    (self.store.open("kernel", &kernel)?, self.store.open("root", &root)?)
+            {
+                return Ok(Some(image(&kernel, &root)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The key of what has this name now: nothing but the name is read.
+    pub fn key_of(&self, name: &str) -> Option<String> {
+        names::read(&self.store, name).ok().map(|named| joint(&named.kernel, &named.root))
+    }
+
+    /// Keys of all kernels that are kept, each with those of all root file systems; at most [`MOST_PAIRS`].
+    fn pairs(&self) -> Vec<(String, String)> {
+        let (kernels, roots): (Vec<_>, Vec<_>) =
+            self.store.entries().into_iter().partition(|(kind, _)| kind == "kernel");
+        let roots: Vec<String> = roots.into_iter().filter(|(kind, _)| kind == "root").map(|(_, key)| key).collect();
+        let with_all = |(_, kernel): (String, String)| roots.iter().map(move |root| (kernel.clone(), root.clone()));
+        kernels.into_iter().flat_map(with_all).take(MOST_PAIRS).collect()
+    }
+
+    /// What is there, by manifests alone: nothing is read or compared.
+    pub fn inventory(&self) -> Inventory {
+        let named: Vec<_> = names::all(&self.store);
+        let used: Vec<&String> = named.iter().flat_map(|(_, named)| [&named.kernel, &named.root]).collect();
+        let nameless = self.store.entries().into_iter().filter(|(_, key)| !used.contains(&key));
+        let size = |kind: &str, key: &str| self.store.glance(kind, key).map_or(0, |(bytes, _)| bytes);
+        let is_nameless = |(kernel, root): &(String, String)| !used.contains(&kernel) || !used.contains(&root);
+        let pairs = self.pairs().into_iter().filter(is_nameless);
+        Inventory {
+            unnamed: pairs.filter_map(|(kernel, root)| self.unnamed(kernel, root)).collect(),
+            nameless: nameless.map(|(kind, key)| (kind.clone(), key.clone(), size(&kind, &key))).collect(),
+            named: named.into_iter().map(|(name, named)| self.listed(name, named)).collect(),
+        }
+    }
+
+    fn unnamed(&self, kernel: String, root: String) -> Option<Unnamed> {
+        let ((kernel_bytes, release), (root_bytes, _)) =
+            self.store.glance("kernel", &kernel).zip(self.store.glance("root", &root))?;
+        Some(Unnamed { key: joint(&kernel, &root), release, bytes: kernel_bytes + root_bytes, kernel, root })
+    }
+
+    fn listed(&self, name: String, named: Named) -> Listed {
+        let understood = named.is_understood();
+        let Named { kernel, root, about, protocol: _ } = named;
+        let (kernel_found, root_found) = (self.store.glance("kernel", &kernel), self.store.glance("root", &root));
+        Listed {
+            name,
+            about,
+            key: joint(&kernel, &root),
+            release: kernel_found.as_ref().map(|(_, note)| note.clone()).unwrap_or_default(),
+            bytes: kernel_found.zip(root_found).filter(|_| understood).map(|((kernel, _), (root, _))| kernel + root),
+        }
+    }
+}
