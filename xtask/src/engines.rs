@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,8 +20,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command::{exists, is_root, step};
-use crate::packages;
 use crate::test::user;
+use crate::{packages, place};
 
 /// How long an engine may take to answer for the first time.
 const START: Duration = Duration::from_secs(60);
@@ -84,8 +84,7 @@ struct Running {
 impl Engines {
     /// Starts every engine that is installed, for this user and a group. Needs root; says what is left out otherwise.
     pub fn start(group: u32) -> Result<Self> {
-        let place = Path::new(PLACES).join(format!("{PREFIX}{}", std::process::id()));
-        let mut engines = Self { place, running: Vec::new(), groups: groups() };
+        let mut engines = Self { place: PathBuf::new(), running: Vec::new(), groups: groups() };
         if !is_root() {
             println!(
                 "SKIP container engines: only root can start them; name sockets in COFFERDAM_TEST_DOCKER and \
@@ -93,9 +92,8 @@ impl Engines {
             );
             return Ok(engines);
         }
-        remove_left();
-        let place = engines.place.clone();
-        fs::DirBuilder::new().mode(0o755).create(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        let place = place::make(Path::new(PLACES), PREFIX, 0o755, &[0])?;
+        engines.place = place.clone();
         for (name, start) in [("docker", docker as fn(&Path, u32) -> Result<Command>), ("podman", podman)] {
             let program = if name == "docker" { "dockerd" } else { name };
             if !exists(program) {
@@ -292,19 +290,6 @@ fn ask(socket: &Path, path: &str) -> Result<Value> {
         bail!("{}", head.lines().next().unwrap_or_default());
     }
     Ok(serde_json::from_str(body).unwrap_or_default())
-}
-
-/// Removes what runs of this program left that were killed; their engines ended with them.
-fn remove_left() {
-    for entry in fs::read_dir(PLACES).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
-        let own = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0);
-        if own && owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // What cannot be removed is in nobody's way.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }
 
 /// Control groups that engines make at the top, which outlive them.

@@ -12,6 +12,7 @@ mod engines;
 mod fuzz;
 mod nodes;
 mod packages;
+mod place;
 mod repository;
 mod test;
 mod tidy;

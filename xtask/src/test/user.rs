@@ -2,12 +2,14 @@
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+
+use crate::place;
 
 /// The ordinary user's number: no distribution gives it to anybody.
 pub const ORDINARY: u32 = 65_533;
@@ -29,8 +31,7 @@ impl User {
     /// A user without any rights. Requires root.
     pub fn ordinary() -> Result<Self> {
         // Not named after us: tests look for directories that are, to see what was left behind.
-        let home = Path::new("/tmp").join(format!("xtask-user-{}", std::process::id()));
-        std::fs::create_dir(&home).with_context(|| format!("cannot make {}", home.display()))?;
+        let home = place::make(Path::new("/tmp"), "xtask-user-", 0o700, &[0, ORDINARY])?;
         let user = Self { home: Some(home.clone()) };
         for directory in [home.clone(), home.join("tmp")] {
             if directory != home {
@@ -73,10 +74,10 @@ impl User {
 
     /// A file for output, without a name.
     pub fn log(&self) -> Result<Log> {
-        let path = std::env::temp_dir().join(format!("xtask-log-{}", std::process::id()));
-        let options = File::options().read(true).write(true).create_new(true).open(&path);
-        let file = options.with_context(|| format!("cannot make {}", path.display()))?;
-        std::fs::remove_file(&path)?;
+        let me = Path::new("/proc/self").metadata()?.uid();
+        let place = place::make(&std::env::temp_dir(), "xtask-log-", 0o700, &[me])?;
+        let file = File::options().read(true).write(true).create_new(true).open(place.join("log"))?;
+        std::fs::remove_dir_all(&place)?;
         Ok(Log(file))
     }
 }

@@ -1,0 +1,65 @@
+//! Directories of one run of this program, named after its process.
+//!
+//! A killed run leaves its directory, and its number goes round: what nobody owns any more is removed before a new one is
+//! made, also what has this process's own number.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Makes `parent/prefixPID`. `owners` are the users whose directories of such names are ours.
+pub fn make(parent: &Path, prefix: &str, mode: u32, owners: &[u32]) -> Result<PathBuf> {
+    remove_left(parent, prefix, owners);
+    let place = parent.join(format!("{prefix}{}", std::process::id()));
+    fs::DirBuilder::new().mode(mode).create(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    Ok(place)
+}
+
+/// Removes what runs that were killed have left.
+fn remove_left(parent: &Path, prefix: &str, owners: &[u32]) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let run = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+        let ours = entry.metadata().is_ok_and(|meta| meta.is_dir() && owners.contains(&meta.uid()));
+        let ended = |run| run == std::process::id() || !Path::new(&format!("/proc/{run}")).exists();
+        if ours && run.is_some_and(ended) {
+            // What cannot be removed is in nobody's way, or making the new one says so.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_ended_runs_left_is_removed_and_what_others_own_is_not() {
+        let me = Path::new("/proc/self").metadata().unwrap().uid();
+        let parent = make(&std::env::temp_dir(), "xtask-place-", 0o700, &[me]).unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let mut runs = Command::new("sleep").arg("60").spawn().unwrap();
+        let own = std::process::id();
+        for name in [format!("x-{own}"), format!("x-{}", ended.id()), format!("x-{}", runs.id()), "x-other".to_owned()]
+        {
+            fs::create_dir_all(parent.join(name).join("tmp")).unwrap();
+        }
+        assert!(make(&parent, "x-", 0o755, &[]).is_err(), "somebody else's directory was taken");
+        let made = make(&parent, "x-", 0o755, &[me]).unwrap();
+        assert_eq!(fs::read_dir(&made).unwrap().count(), 0, "it is not new");
+        let mut left: Vec<_> =
+            fs::read_dir(&parent).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        let mut expected = vec![format!("x-{own}"), format!("x-{}", runs.id()), "x-other".to_owned()];
+        expected.sort();
+        runs.kill().unwrap();
+        runs.wait().unwrap();
+        fs::remove_dir_all(&parent).unwrap();
+        assert_eq!(left, expected);
+    }
+}
