@@ -5,6 +5,7 @@ pub mod groups;
 pub mod kernel;
 pub mod machine;
 pub mod mounts;
+pub mod together;
 pub mod tree;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

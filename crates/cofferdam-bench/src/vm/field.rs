@@ -152,7 +152,7 @@ impl Field {
                 begun.elapsed()
             }
             Figure::Snapshot | Figure::SnapshotBeside => return self.snapshot_turn().await,
-            Figure::Fork => self.fork_turn().await?,
+            Figure::Fork | Figure::ForkThere => return self.fork_turn().await,
         };
         Ok(vec![(figure, took)])
     }
@@ -180,7 +180,7 @@ impl Field {
         Ok(vec![(Figure::Snapshot, whole), (Figure::SnapshotBeside, whole.saturating_sub(copied))])
     }
 
-    async fn fork_turn(&self) -> Result<Duration> {
+    async fn fork_turn(&self) -> Result<Vec<(Figure, Duration)>> {
         let begun = Instant::now();
         let taken = self.source.snapshot().await?;
         let making: Vec<_> = (0..FORKS)
@@ -188,19 +188,22 @@ impl Field {
                 let (backend, taken, spec) = (self.backend.clone(), taken.clone(), self.spec.clone());
                 tokio::spawn(async move {
                     let fork = backend.restore(taken, spec).await?;
-                    answered(&fork).await.map(|()| fork)
+                    let made = begun.elapsed();
+                    answered(&fork).await.map(|()| (made, fork))
                 })
             })
             .collect();
-        let mut forks = Vec::new();
+        let (mut forks, mut there) = (Vec::new(), Duration::ZERO);
         for fork in making {
-            forks.push(fork.await??);
+            let (made, fork) = fork.await??;
+            there = there.max(made);
+            forks.push(fork);
         }
         let took = begun.elapsed();
         for fork in forks {
             fork.close().await?;
         }
-        Ok(took)
+        Ok(vec![(Figure::Fork, took), (Figure::ForkThere, there)])
     }
 
     /// One more clone of the snapshot, whose agent has answered.

@@ -29,11 +29,13 @@ pub enum Figure {
     SnapshotBeside,
     /// A snapshot is taken, and ten machines are made from it.
     Fork,
+    /// Of that, until the last of the ten is there.
+    ForkThere,
 }
 
 impl Figure {
     /// All, in the order of the table.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Plain,
         Self::PlainMicrovm,
         Self::Docker,
@@ -47,6 +49,7 @@ impl Figure {
         Self::Snapshot,
         Self::SnapshotBeside,
         Self::Fork,
+        Self::ForkThere,
     ];
 
     /// For people.
@@ -65,6 +68,7 @@ impl Figure {
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot beside the copy of RAM",
             Self::Fork => "fork of 10, all have answered",
+            Self::ForkThere => "  of which until all are there",
         }
     }
 
@@ -84,6 +88,7 @@ impl Figure {
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot-beside-copy",
             Self::Fork => "fork-10",
+            Self::ForkThere => "fork-10-there",
         }
     }
 
@@ -94,6 +99,9 @@ impl Figure {
 
     /// Whether turns are taken for it; another one's turn gives the rest.
     pub fn has_turns(self) -> bool {
-        !matches!(self, Self::RestoreAlone | Self::RestoreSecond | Self::ClaimAlone | Self::SnapshotBeside)
+        !matches!(
+            self,
+            Self::RestoreAlone | Self::RestoreSecond | Self::ClaimAlone | Self::SnapshotBeside | Self::ForkThere
+        )
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::host::machine;
+use crate::host::{machine, together};
 use crate::options::VmOptions;
 use crate::program;
 use crate::results::{self, File};
@@ -71,8 +71,9 @@ async fn measure(options: &VmOptions) -> Result<Report> {
 }
 
 async fn measured(field: &Field, effort: Effort) -> Result<Report> {
+    let together = tokio::task::spawn_blocking(together::two_at_once).await?;
     let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
     let clones = clones::measure(field, effort.clones).await?;
     let rest = field.rest()?;
-    Ok(Report { about: field.about.clone(), results, absent, clones, rest, left: Vec::new() })
+    Ok(Report { about: field.about.clone(), results, absent, clones, rest, together, left: Vec::new() })
 }

@@ -24,6 +24,8 @@ pub struct Report {
     pub clones: Found,
     /// What a machine is while it does not run.
     pub rest: Rest,
+    /// How much two threads do at once, in the work of one.
+    pub together: Option<f64>,
     /// What is still there that was not before.
     pub left: Vec<String>,
 }
@@ -60,6 +62,9 @@ impl Report {
         );
         if !engine.is_empty() {
             let _ = writeln!(text, "container engine {engine}");
+        }
+        if let Some(together) = self.together {
+            let _ = writeln!(text, "two threads at once do {together:.2} times as much as one");
         }
         let _ = writeln!(text, "\n{:36} {:>5} {:>12} {:>12} {:>9}", "", "n", "median ms", "p99 ms", "/ cold");
         for (figure, sample) in &self.results {
@@ -137,6 +142,7 @@ impl Report {
             "clones": self.clones.idle.iter().map(Held::json).collect::<Vec<_>>(),
             "clones_after_exec": self.clones.after_exec.as_ref().map(Held::json),
             "stopped": self.clones.stopped,
+            "two_threads_at_once": self.together.map(hundredths),
             "left": self.left,
             "targets": json_of(&self.targets()),
         })
@@ -209,6 +215,7 @@ mod tests {
                 archive: 12 << 20,
                 packing: Duration::from_millis(90),
             },
+            together: Some(1.25),
             left: Vec::new(),
         }
     }
@@ -229,6 +236,7 @@ mod tests {
             "qemu 7.2.22, accelerator tcg, machines of 128 MiB",
             "not measured: docker run --rm, true: no engine runs",
             "51200 KiB of memory, 40 KiB of devices, 0 KiB on disk; its archive 12288 KiB",
+            "two threads at once do 1.25 times as much as one",
             "left behind: nothing",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
@@ -243,6 +251,7 @@ mod tests {
         assert_eq!(json["clones"][1]["pss_kib"], 8192.0);
         assert_eq!(json["clones_after_exec"]["pss_kib"], 30720.0);
         assert_eq!(json["targets"][1]["met"], false);
+        assert_eq!(json["two_threads_at_once"], 1.25);
         assert_eq!(json["left"][0], "processes: 4 instead of 1");
         assert!(report.table(&machine::facts()).contains("left behind: processes: 4 instead of 1"));
     }
