@@ -233,6 +233,16 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
     assert_eq!((status, stdout.as_str()), (0, "1\n"));
 }
 
+/// It passes its output on as that comes, and holds none of it in memory.
+#[test]
+fn the_output_of_a_plain_run_may_have_any_bound() {
+    let code = ["--max-output", "1G", "--lang", "python", "--code", "print(1)"];
+    assert_eq!(outcome(&mut run(code)), (0, "1\n".to_owned(), String::new()));
+    // A result is held, and so bounded.
+    let (status, _, stderr) = outcome(run(["--json"]).args(code));
+    assert!(status == 125 && stderr.contains("or by --max-output"), "{stderr}");
+}
+
 #[test]
 fn a_syntax_error_is_told_before_anything_is_started() {
     let home = tempfile::tempdir().expect("a directory");
