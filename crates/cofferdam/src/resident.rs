@@ -118,8 +118,7 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
     }
 }
 
-/// What a daemon reads of the environment, and those who start it: the loader, and the runtime when it panics. Besides there is
-/// all that says how machines are made.
+/// What a daemon for any backend reads of the environment; the last two are read by its loader, and where it panics.
 const READ: [&str; 10] = [
     "PATH",
     "HOME",

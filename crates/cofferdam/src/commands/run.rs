@@ -88,7 +88,7 @@ fn versioned(plan: &Plan, config: &CodeConfig) -> Option<String> {
     known.least_version.as_ref().map(|_| name.clone())
 }
 
-/// What knows languages, and logs and bounds nothing. The bounds of a run are no call's, which would have to be held in memory.
+/// What knows languages, and logs and bounds nothing: the output of a run may be more than a call could hold in memory.
 fn unlogged(config: &CodeConfig) -> Result<Executor> {
     Executor::new(CodeConfig { audit: None, bounds: Bounds::default(), ..config.clone() })
 }
