@@ -366,7 +366,10 @@ impl<'a> Walk<'a> {
         // Only names that this crate gives are looked at.
         match self.hash_of(self.directory, &names::torn(torn.segment, torn.offset))? {
             Some((hash, _)) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
-            None => self.note("what was set aside is gone"),
+            None => {
+                self.retained()?;
+                self.note("what was set aside is gone");
+            }
             _ => {}
         }
         Ok(())
@@ -379,9 +382,19 @@ impl<'a> Walk<'a> {
         match found {
             Some(hash) if hash == *sha256 => {}
             Some(_) => self.breach("its artifact is not what it was"),
-            None => self.breach("its artifact is gone"),
+            None => {
+                self.retained()?;
+                self.breach("its artifact is gone");
+            }
         }
         Ok(())
+    }
+
+    /// Fails with `NotFound` where the segment that is read has no name any more: retention removes it before what it names,
+    /// and its lines can still be read. Nothing that is missing tells of anything then, and the caller begins again.
+    fn retained(&self) -> Result<()> {
+        let segment = names::segment(self.segment);
+        statat(self.directory, &segment, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(failed("look at", &segment))
     }
 
     /// Says whether the execution that an artifact has its name from may have come to make it without a line.
@@ -504,4 +517,44 @@ impl<'a> Walk<'a> {
 
 fn artifact_name(id: &ExecutionId) -> String {
     format!("{}{}", id.as_str(), artifact::ENDING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As retention does while the segment is read.
+    #[test]
+    fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place::any_directory(place.path()).unwrap();
+        std::fs::write(place.path().join(names::segment(3)), "").unwrap();
+        let expect = Expect { artifacts: true, ..Expect::default() };
+        let snapshot = Snapshot::take(&directory, &expect).unwrap();
+        let artifact = Artifact::Stored {
+            file: "a.jsonl".to_owned(),
+            sha256: Digest::ZERO,
+            bytes: 1,
+            redacted: 0,
+            truncated: false,
+        };
+        let torn = Torn {
+            file: names::torn(3, 7),
+            segment: 3,
+            offset: 7,
+            bytes: 1,
+            sha256: Digest::ZERO,
+            time: Timestamp::now(),
+        };
+        let mut walk = Walk::new(&directory, &expect, &snapshot);
+        walk.segment = 3;
+        walk.artifact(&artifact).unwrap();
+        walk.torn(&torn).unwrap();
+        assert_eq!((walk.report.breaches, walk.report.notes), (1, 1), "{}", walk.report);
+        std::fs::remove_file(place.path().join(names::segment(3))).unwrap();
+        for gone in [walk.artifact(&artifact), walk.torn(&torn)] {
+            assert!(matches!(gone, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound));
+        }
+        assert_eq!((walk.report.breaches, walk.report.notes), (1, 1), "{}", walk.report);
+    }
 }

@@ -59,7 +59,7 @@ impl Bounds {
                 "configure",
                 format!("bounds of code are too high: at most {MOST_OUTPUT} of output, results and contents, 8 MiB of code, 100000 files"),
             )
-            .with_remedy("lower them in the table [code] of the configuration"));
+            .with_remedy("lower them in the table [code] of the configuration, or by --max-output"));
         }
         Ok(())
     }

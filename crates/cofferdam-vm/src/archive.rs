@@ -29,7 +29,7 @@ use crate::error::{Result, VmError, io};
 use crate::make::{Host, blocking};
 use crate::plan::Plan;
 use crate::qemu::MOST_DEVICES;
-use crate::snapshot::{SnapshotManifest, VmSnapshot, check_format};
+use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
 use crate::vmm::MachineState;
 
@@ -71,15 +71,27 @@ pub struct Travelled {
     root: String,
 }
 
-/// What every version of the document has.
+/// A part of the document.
 #[derive(Deserialize)]
-struct Versioned {
-    manifest: Format,
+struct Of<T> {
+    manifest: T,
 }
 
+/// What every version of the document has.
 #[derive(Deserialize)]
 struct Format {
     format: u64,
+}
+
+/// What every version of the agent's record has.
+#[derive(Deserialize)]
+struct Guest {
+    guest: Agent,
+}
+
+#[derive(Deserialize)]
+struct Agent {
+    version: u64,
 }
 
 impl Travelled {
@@ -87,7 +99,8 @@ impl Travelled {
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSnapshot`] for other documents than one of a machine, and for one of another version.
+    /// [`VmError::BadSnapshot`] for other documents than one of a machine, and for one of another version; `Unsupported` for a
+    /// machine whose agent is of another version.
     pub fn read(documents: &[Document]) -> Result<Self> {
         let bad = |what: String| VmError::BadSnapshot { what };
         let [document] = documents else {
@@ -98,8 +111,10 @@ impl Travelled {
         }
         let odd = |error| bad(format!("what its archive says of the machine is not understood: {error}"));
         // First alone: one of another format may have other fields, which would be told as if something were wrong with it.
-        let Versioned { manifest } = serde_json::from_slice(&document.bytes).map_err(odd)?;
-        check_format(manifest.format)?;
+        let Of { manifest: Format { format } } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        check_format(format)?;
+        let Of { manifest: Guest { guest } } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        check_agent(guest.version)?;
         serde_json::from_slice(&document.bytes).map_err(odd)
     }
 
@@ -141,7 +156,7 @@ impl Travelled {
     fn check_plan(&self, host: &Host) -> Result<()> {
         let odd = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
         let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(odd)?;
-        let plan = Plan::of_taken(&spec, &host.config, self.manifest.plan()).map_err(odd)?;
+        let plan = Plan::of(&spec, &host.config).map_err(odd)?;
         self.manifest.check_spec(&plan, &spec)
     }
 }
@@ -204,11 +219,13 @@ impl VmBackend {
     ///
     /// # Behavior
     /// - What it was taken with is looked at first, and nothing more is read where it cannot go on here: another monitor,
-    ///   version, machine, processor or accelerator, an image that is not here, sizes that do not fit each other.
+    ///   version, machine, processor or accelerator, an agent of another version, an image that is not here, sizes that do not fit
+    ///   each other.
     /// - All of it is verified before any of it is used. It lies in files without names, of which nothing is left when this
     ///   fails.
     /// - Fails with `InvalidInput` for what is no archive, is damaged, was tampered with or does not fit the key, with
-    ///   `NotFound` for a missing image, with `ResourceExhausted` where there is no room.
+    ///   `NotFound` for a missing image, with `Unsupported` for an agent of another version, with `ResourceExhausted` where there
+    ///   is no room.
     pub async fn load(
         &self,
         input: impl Read + Send + 'static,
@@ -310,6 +327,7 @@ fn blank_disk(directory: &Path) -> std::io::Result<File> {
 mod tests {
     use super::*;
     use cofferdam_archive::Name;
+    use cofferdam_guest::PROTOCOL;
 
     fn travelled(disk: Option<u64>) -> Travelled {
         let text = serde_json::json!({
@@ -326,7 +344,7 @@ mod tests {
                     "bound": null, "tasks": null, "quota": null
                 },
                 "access": "read-write", "limits": {},
-                "guest": { "version": 1, "last": 0, "execs": [] }
+                "guest": { "version": PROTOCOL, "last": 0, "execs": [] }
             },
             "root": "x"
         });
@@ -395,6 +413,24 @@ mod tests {
         let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "somebody" });
         let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
+    }
+
+    /// Nobody can go on with it, and its record may have other fields.
+    #[test]
+    fn one_whose_agent_is_of_another_version_is_refused_by_its_document() {
+        for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
+            let mut document_of = serde_json::to_value(travelled(None)).unwrap();
+            document_of["manifest"]["guest"] = serde_json::json!({ "version": found, "more": "of it" });
+            let error = Travelled::read(&[document(MACHINE, document_of.to_string().into_bytes())]).unwrap_err();
+            let error = error.into_contract("restore");
+            let (text, remedy) = (error.to_string(), error.remedy().unwrap_or_default().to_owned());
+            assert!(
+                text.contains(&format!("version {found} ")) && text.contains(&format!("speaks {PROTOCOL}")),
+                "{text}"
+            );
+            assert!(remedy.contains("the release that"), "{remedy}");
+            assert_eq!(error.kind(), cofferdam_contract::ErrorKind::Unsupported);
+        }
     }
 
     #[test]

@@ -220,7 +220,7 @@ impl Raw {
 
     /// Has one go on where a snapshot was taken, as another machine, in a task of its own.
     pub(crate) async fn restore(host: &Arc<Host>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
-        let plan = Plan::of_taken(spec, &host.config, snapshot.manifest().plan())?;
+        let plan = Plan::of(spec, &host.config)?;
         let (host, spec, snapshot) = (Arc::clone(host), spec.clone(), snapshot.clone());
         apart(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
     }

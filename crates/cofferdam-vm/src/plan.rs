@@ -62,23 +62,6 @@ impl Shares {
             }
         }
     }
-
-    /// How it was shared out before what is in memory was bounded by it: machines of archives have it so for as long as they
-    /// live.
-    fn former(disk: Option<ByteSize>, machine: u64) -> Self {
-        match disk {
-            Some(disk) => {
-                let pages = disk.as_bytes() / PAGE;
-                let (tmp, shm) = (pages / 4, pages / 16);
-                let workspace = (pages - tmp - shm) * PAGE;
-                Self { disk: Some(workspace), workspace, tmp: tmp * PAGE, shm: shm * PAGE }
-            }
-            None => {
-                let half = machine / 2 / PAGE * PAGE;
-                Self { disk: None, workspace: half, tmp: half, shm: half }
-            }
-        }
-    }
 }
 
 /// Files that fit: each takes some room, however small it is.
@@ -136,15 +119,6 @@ impl Plan {
                 .with_remedy("remove it: this backend takes no attributes"));
         }
         Self::of_limits(limits, config)
-    }
-
-    /// As [`Self::of`], for a machine that is made from a snapshot: its directories are as they are, if they are such as this
-    /// program or an earlier one makes them for that spec.
-    pub(crate) fn of_taken(spec: &Spec, config: &VmConfig, taken: &Self) -> Result<Self> {
-        let plan = Self::of(spec, config)?;
-        let memory = spec.limits().memory.unwrap_or(config.memory).as_bytes();
-        let former = Shares::former(spec.limits().disk, memory);
-        Ok(if taken.shares == former { Self { shares: former, ..plan } } else { plan })
     }
 
     fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
@@ -306,25 +280,6 @@ mod tests {
         assert!(with(|limits| limits.memory = Some(ByteSize::from_mebibytes(1))).is_err());
         assert!(with(|limits| limits.disk = Some(ByteSize::from_bytes(4096))).is_err());
         assert!(with(|limits| limits.memory = Some(ByteSize::from_bytes(u64::MAX))).is_err());
-    }
-
-    #[test]
-    fn machines_of_an_earlier_version_keep_their_directories() {
-        let spec = |disk| {
-            let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), disk, ..Limits::default() };
-            Spec::builder().limits(limits).build().unwrap()
-        };
-        for disk in [None, Some(ByteSize::from_mebibytes(1024))] {
-            let (spec, memory) = (spec(disk), 64 * MEBIBYTE);
-            let now = Plan::of(&spec, &config()).unwrap();
-            let then = Plan { shares: Shares::former(disk, memory), ..now };
-            assert_ne!(now, then);
-            assert_eq!(Plan::of_taken(&spec, &config(), &then).unwrap(), then);
-            assert_eq!(Plan::of_taken(&spec, &config(), &now).unwrap(), now);
-            // Nobody has others.
-            let odd = Plan { shares: Shares { tmp: then.shares.tmp * 2, ..then.shares }, ..now };
-            assert_eq!(Plan::of_taken(&spec, &config(), &odd).unwrap(), now);
-        }
     }
 
     proptest! {

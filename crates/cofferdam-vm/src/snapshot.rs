@@ -11,8 +11,8 @@ use std::fmt;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cofferdam_contract::{Access, ByteSize, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
-use cofferdam_guest::{Evidence, Record};
+use cofferdam_contract::{Access, ByteSize, Error, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
+use cofferdam_guest::{Evidence, PROTOCOL, Record};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
@@ -48,6 +48,17 @@ pub(crate) fn check_format(found: u64) -> Result<()> {
     }
     let what = format!("its format is {found}, and this program knows {FORMAT}");
     Err(VmError::BadSnapshot { what })
+}
+
+/// Refuses a guest whose agent nobody here can speak with.
+pub(crate) fn check_agent(found: u64) -> Result<()> {
+    if found == u64::from(PROTOCOL) {
+        return Ok(());
+    }
+    let what = format!("its agent speaks version {found} of the protocol, and this program speaks {PROTOCOL}");
+    Err(Error::unsupported("restore", what)
+        .with_remedy("restore it with the release that saved it, or save it anew")
+        .into())
 }
 
 impl SnapshotManifest {
@@ -91,14 +102,10 @@ impl SnapshotManifest {
         Spec::builder().limits(self.limits.clone()).root(root).workspace(Workspace::Private { access: self.access })
     }
 
-    /// Refuses one whose fields mean something else than they say here.
-    pub(crate) fn check_format(&self) -> Result<()> {
-        check_format(self.format.into())
-    }
-
-    /// The size of its machine.
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    /// Refuses one whose fields mean something else than they say here, and one whose agent nobody here can speak with.
+    pub(crate) fn check_versions(&self) -> Result<()> {
+        check_format(self.format.into())?;
+        check_agent(self.guest.version().into())
     }
 
     pub(crate) fn guest(&self) -> &Record {
@@ -193,7 +200,7 @@ impl VmSnapshot {
     ) -> Result<Self> {
         let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", "a snapshot"));
         let bad = |what: &str| Err(VmError::BadSnapshot { what: what.to_owned() });
-        manifest.check_format()?;
+        manifest.check_versions()?;
         if length(state.memory())? != manifest.plan.memory.as_bytes() {
             return bad("its memory is not as large as its manifest says");
         }
@@ -318,7 +325,8 @@ mod tests {
 
     fn manifest(spec: &Spec) -> SnapshotManifest {
         let plan = Plan::of(spec, &VmConfig::new("/x")).unwrap();
-        let record = serde_json::from_str(r#"{"version":1,"last":0,"execs":[]}"#).unwrap();
+        let record = serde_json::json!({ "version": PROTOCOL, "last": 0, "execs": [] });
+        let record = serde_json::from_value(record).unwrap();
         let spec = (spec.workspace().access(), spec.limits().clone());
         SnapshotManifest::new(origin(), "key".to_owned(), plan, spec, record)
     }

@@ -165,7 +165,8 @@ impl WasmSandbox {
     fn own_workspace(&self, operation: &'static str) -> Result<()> {
         match self.0.spec.workspace() {
             Workspace::Private { .. } => Ok(()),
-            Workspace::HostDir { .. } => Err(Error::unsupported(
+            Workspace::HostDir { .. } => Err(Error::new(
+                ErrorKind::Denied,
                 operation,
                 "the workspace is a copy of a directory of the host, to be read only",
             )

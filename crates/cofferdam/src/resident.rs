@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
-use cofferdam::registry::MACHINE_BACKEND;
 use cofferdam::registry::machines::Driver;
+use cofferdam::registry::{CONTAINER_BACKEND, MACHINE_BACKEND};
 use cofferdam::{Backend, Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -118,7 +118,34 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
     }
 }
 
-/// Starts a daemon and waits until it listens; gives what it said. It outlives this run, and so has none of its secrets.
+/// What a daemon for any backend reads of the environment; the last two are read by its loader, and where it panics.
+const READ: [&str; 10] = [
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "COFFERDAM_CONFIG",
+    "SANDBOX_TIMEOUT_SEC",
+    "LD_LIBRARY_PATH",
+    "RUST_BACKTRACE",
+];
+/// What begins the names of those that say how machines are made.
+const READ_FOR_MACHINES: &str = "COFFERDAM_VM_";
+/// What apt reads, which fetches what images of machines are made of.
+const READ_BY_APT: [&str; 5] = ["APT_CONFIG", "http_proxy", "https_proxy", "all_proxy", "no_proxy"];
+
+/// Whether a daemon for this backend that a run starts has this variable of the run's.
+fn is_for_daemon(variable: &str, backend: &str) -> bool {
+    let machines = || variable.starts_with(READ_FOR_MACHINES) || READ_BY_APT.contains(&variable);
+    READ.contains(&variable)
+        || (backend == CONTAINER_BACKEND && variable == "DOCKER_HOST")
+        || (backend == MACHINE_BACKEND && machines())
+}
+
+/// Starts a daemon and waits until it listens; gives what it said. It outlives this run, and so has nothing of the caller's
+/// environment but what it reads, and none of the run's secrets.
 fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<String> {
     let (name, driver) = (settings.backend.name, settings.setup.machines.driver);
     let backend = match &settings.setup.containers.runtime {
@@ -132,11 +159,37 @@ fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<Stri
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }
-    for name in &args.start.secret {
-        command.env_remove(name);
-    }
+    let kept = std::env::vars_os().filter(|(variable, _)| {
+        let text = variable.to_str();
+        text.is_some_and(|text| is_for_daemon(text, name) && args.start.secret.iter().all(|secret| secret != text))
+    });
+    command.env_clear().envs(kept);
     match command.stdin(Stdio::null()).output() {
         Ok(output) => String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect(),
         Err(error) => vec![format!("cannot start a daemon: {error}")],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_has_what_it_reads_and_nothing_else() {
+        for (variable, process, docker, vm) in [
+            ("PATH", true, true, true),
+            ("XDG_RUNTIME_DIR", true, true, true),
+            ("SANDBOX_TIMEOUT_SEC", true, true, true),
+            ("DOCKER_HOST", false, true, false),
+            ("COFFERDAM_VM_IMAGES", false, false, true),
+            ("http_proxy", false, false, true),
+            ("COFFERDAM_MCP_TOKEN", false, false, false),
+            ("TOKEN", false, false, false),
+            ("path", false, false, false),
+            ("", false, false, false),
+        ] {
+            let kept = ["process", CONTAINER_BACKEND, MACHINE_BACKEND].map(|backend| is_for_daemon(variable, backend));
+            assert_eq!(kept, [process, docker, vm], "{variable}");
+        }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine};
 
+use super::SHORTEST;
+
 /// A line of a longer secret is looked for alone if it has so many bytes.
 const LINE: usize = 16;
 /// Shorter pieces of base64 stand for too little to be found only where they belong.
@@ -12,13 +14,39 @@ const LEAST_ENCODED: usize = 4;
 /// All forms of a secret, itself included.
 pub(super) fn of(secret: &[u8]) -> BTreeSet<Vec<u8>> {
     let mut forms = BTreeSet::new();
-    add(secret, &mut forms);
+    let core = stripped(secret);
+    if core.len() < secret.len() && core.len() >= SHORTEST {
+        // Each byte or character has a form of its own: those of the whole value have these within. Not so base64.
+        add(core, &mut forms);
+        forms.insert(secret.to_vec());
+        forms.extend(base64(secret));
+    } else {
+        add(secret, &mut forms);
+    }
     for line in secret.split(|byte| matches!(byte, b'\n' | b'\r')).filter(|line| line.len() >= LINE) {
         if line.len() < secret.len() {
             add(line, &mut forms);
         }
     }
     forms
+}
+
+/// What programs leave of a value that they strip, whatever they take for white space: Python also the separators of ASCII,
+/// JavaScript also the byte order mark.
+fn stripped(secret: &[u8]) -> &[u8] {
+    match std::str::from_utf8(secret) {
+        Ok(text) => text.trim_matches(is_space).as_bytes(),
+        Err(_) => {
+            let is_space = |byte: &u8| byte.is_ascii() && is_space(char::from(*byte));
+            let Some(first) = secret.iter().position(|byte| !is_space(byte)) else { return &[] };
+            let last = secret.iter().rposition(|byte| !is_space(byte)).unwrap_or(first);
+            &secret[first..=last]
+        }
+    }
+}
+
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\x1c'..='\x1f' | '\u{feff}')
 }
 
 fn add(secret: &[u8], forms: &mut BTreeSet<Vec<u8>>) {
@@ -243,6 +271,40 @@ mod tests {
         let redactor = Redactor::new([("A", "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nshort\n")]).unwrap();
         is_taken_out(&redactor, "x MIIEvQIBADANBgkq y", "MIIEvQIBADANBgkq");
         assert_eq!(redactor.redact(b"short"), b"short");
+    }
+
+    /// As a variable that was read from a file, of which programs strip what they do not want.
+    #[test]
+    fn a_value_without_the_white_space_at_its_ends_is_found() {
+        for (secret, core) in [
+            ("hunter2-4711\n", "hunter2-4711"),
+            (" \thunter2-4711 \r\n", "hunter2-4711"),
+            ("\u{a0}hunter\u{3000}4711\u{2003}\x0b", "hunter\u{3000}4711"),
+            ("\x1chunter2-4711\x1f", "hunter2-4711"),
+            ("\u{feff}hunter2-4711\u{feff}", "hunter2-4711"),
+        ] {
+            let redactor = Redactor::new([("A", secret)]).unwrap();
+            is_taken_out(&redactor, &format!("Bearer {core} x"), core);
+            assert_eq!(redactor.redact(format!("<{secret}>").as_bytes()), b"<[redacted:A]>");
+            for shown in [core, secret.trim_start(), secret.trim_end(), secret] {
+                let encoded = [BASE64_STANDARD.encode(shown), percent(shown.as_bytes(), b"", true, true)];
+                for (text, form) in
+                    encoded.iter().zip([&BASE64_STANDARD.encode(core), &percent(core.as_bytes(), b"", true, true)])
+                {
+                    is_taken_out(&redactor, text, form);
+                }
+                is_taken_out(&redactor, &json(shown, true, true), core);
+            }
+        }
+        let bytes = b" \xff\xfehunter2\xff\n";
+        let left = Redactor::new([("A", bytes)]).unwrap().redact(b"<\xff\xfehunter2\xff>");
+        assert_eq!(left, b"<[redacted:A]>");
+        // What is left of one must be as long as any secret.
+        for (secret, core) in [("abc\n", "abc"), ("    \n", "")] {
+            let redactor = Redactor::new([("A", secret)]).unwrap();
+            let left = redactor.redact(format!("<{secret}><{core}>").as_bytes());
+            assert_eq!(left, format!("<[redacted:A]><{core}>").as_bytes());
+        }
     }
 
     proptest! {

@@ -34,7 +34,8 @@ struct Known {
 impl Redactor {
     /// Takes names and values. Each value becomes `[redacted:NAME]`, as it is and in base64 (also within a longer text,
     /// standard and for URLs), percent-encoded, JSON-escaped, with the escapes of Python (of a text and of its bytes) and
-    /// of JavaScript, and in hexadecimal digits; of a value of many lines, also each line of 16 bytes and more.
+    /// of JavaScript, and in hexadecimal digits; so, too, without the white space at its ends, where 4 bytes are left; of a
+    /// value of many lines, also each line of 16 bytes and more.
     ///
     /// A name has 1 to 64 letters, digits, `_`, `-` and `.`; a value has 4 bytes to 16 KiB. What cannot be looked for is
     /// an error and not left out: keep no artifact then.

@@ -20,13 +20,13 @@ impl Writer {
             let tail = self.tail()?;
             self.group.note(tail.file.sync_data()).map_err(failed("synchronise", &names::segment(tail.segment)))?;
         }
+        for segment in self.segments()?.into_iter().filter(|segment| *segment <= through) {
+            self.remove_segment(segment)?;
+        }
         for name in place::names(&*self.directory)? {
             if names::torn_place(&name).is_some_and(|(segment, _)| segment <= through) {
                 place::remove(&*self.directory, &name)?;
             }
-        }
-        for segment in self.segments()?.into_iter().filter(|segment| *segment <= through) {
-            self.remove_segment(segment)?;
         }
         let oldest = self.start(through + 1)?.0;
         self.artifacts.as_ref().map_or(Ok(()), |artifacts| artifact::remove_strays(artifacts, oldest))
@@ -60,7 +60,8 @@ impl Writer {
         Ok((start.time, prev))
     }
 
-    /// The segment goes first: an artifact without a line is a stray, a line without its artifact would look like theft.
+    /// The segment goes first: an artifact without a line is a stray, a line without its artifact would look like theft. Who
+    /// reads the segment meanwhile knows by its name whether what is missing was removed with it.
     fn remove_segment(&self, segment: u32) -> Result<()> {
         let name = names::segment(segment);
         let file = place::open_regular(&*self.directory, &name, &name)?;

@@ -46,6 +46,43 @@ fn threads_write_whole_lines_while_segments_come_and_go() {
     assert!(report.head.unwrap().seq > 1600);
 }
 
+/// Whatever it removes while they are read, and however often: what is gone with its segment was not taken away.
+#[test]
+fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        segment_bytes: 16 * 1024,
+        keep_segments: Some(1),
+        artifact_bytes: Some(100_000),
+        ..config(directory.path())
+    };
+    let log = Log::open(config).unwrap();
+    let path = directory.path().join("audit");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in 0..300 {
+                let mut reservation = log.reserve(subject(&format!("e{number}"))).unwrap();
+                let mut artifact = reservation.artifact(&Redactor::none()).unwrap().unwrap();
+                artifact.section("code").unwrap();
+                artifact.add(&[b'x'; 50_000]).unwrap();
+                let artifact = Some(artifact.finish().unwrap());
+                reservation.commit(Outcome { artifact, ..outcome() }).unwrap();
+            }
+        });
+        while !writer.is_finished() {
+            match verify(&path, &Expect { artifacts: true, ..Expect::default() }) {
+                Ok(report) => assert_eq!(report.verdict, Verdict::Whole, "{report}"),
+                // It began again as often as it may, and says so.
+                Err(Error::Io { source, .. }) => assert_eq!(source.kind(), std::io::ErrorKind::NotFound),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    assert_eq!(log.notices(), []);
+    let report = verify(&path, &Expect { artifacts: true, ..Expect::default() }).unwrap();
+    assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
+}
+
 #[test]
 fn killed_processes_lose_nothing_that_they_had_written() {
     let directory = tempfile::tempdir().unwrap();

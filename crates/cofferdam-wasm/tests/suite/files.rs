@@ -96,6 +96,26 @@ async fn a_script_is_private_to_its_exec() {
 }
 
 #[tokio::test]
+async fn a_directory_that_was_lent_to_be_read_is_not_changed_by_the_file_api() {
+    let lent = tempfile::tempdir().unwrap();
+    std::fs::create_dir(lent.path().join("sub")).unwrap();
+    std::fs::write(lent.path().join("sub/given"), "by the host").unwrap();
+    let workspace = Workspace::HostDir { path: lent.path().to_owned(), access: Access::ReadOnly };
+    let sandbox = sandbox(Spec::builder().workspace(workspace).build().unwrap()).await;
+    for name in ["sub/given", "sub/made", "made", "new/made"] {
+        let refused = sandbox.write_bytes(&path(name), "changed").await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Denied, "writing {name}: {refused}");
+    }
+    for name in ["sub/given", "sub", "missing"] {
+        let refused = sandbox.remove(&path(name)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Denied, "removing {name}: {refused}");
+    }
+    assert_eq!(sandbox.list_dir(&path("")).await.unwrap().len(), 1);
+    assert_eq!(std::fs::read_to_string(lent.path().join("sub/given")).unwrap(), "by the host");
+    assert_eq!(std::fs::read_dir(lent.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
 async fn a_read_only_workspace_leaves_the_temporary_directory_writable() {
     let spec = Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap();
     let sandbox = sandbox(spec).await;

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, CodeConfig, CodeResult, Executor, Place, Want};
+use cofferdam::code::{Bounds, Call, CodeConfig, CodeResult, Executor, Place, Want};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
@@ -88,9 +88,9 @@ fn versioned(plan: &Plan, config: &CodeConfig) -> Option<String> {
     known.least_version.as_ref().map(|_| name.clone())
 }
 
-/// What knows languages, and logs nothing.
+/// What knows languages, and logs and bounds nothing: the output of a run may be more than a call could hold in memory.
 fn unlogged(config: &CodeConfig) -> Result<Executor> {
-    Executor::new(CodeConfig { audit: None, ..config.clone() })
+    Executor::new(CodeConfig { audit: None, bounds: Bounds::default(), ..config.clone() })
 }
 
 /// Tells of a syntax error before anything is started, where no call does.

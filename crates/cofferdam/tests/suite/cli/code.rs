@@ -233,6 +233,16 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
     assert_eq!((status, stdout.as_str()), (0, "1\n"));
 }
 
+/// It passes its output on as that comes, and holds none of it in memory.
+#[test]
+fn the_output_of_a_plain_run_may_have_any_bound() {
+    let code = ["--max-output", "1G", "--lang", "python", "--code", "print(1)"];
+    assert_eq!(outcome(&mut run(code)), (0, "1\n".to_owned(), String::new()));
+    // A result is held, and so bounded.
+    let (status, _, stderr) = outcome(run(["--json"]).args(code));
+    assert!(status == 125 && stderr.contains("or by --max-output"), "{stderr}");
+}
+
 #[test]
 fn a_syntax_error_is_told_before_anything_is_started() {
     let home = tempfile::tempdir().expect("a directory");
@@ -314,20 +324,30 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
 fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
     const VALUE: &str = "hunter2-4712";
     let home = tempfile::tempdir().expect("a directory");
-    let (status, stdout, stderr) = outcome(
-        run(["--daemon", "start", "--secret", "TOKEN", "--", "sh", "-c", "echo $TOKEN"])
-            .env("TOKEN", VALUE)
-            .env("XDG_RUNTIME_DIR", home.path()),
-    );
+    let others = ["LATER", "COFFERDAM_MCP_TOKEN", "AWS_SECRET_ACCESS_KEY", "http_proxy"];
+    let secret = |how: &str, name: &str| {
+        let line = format!("echo ${name}");
+        let mut run = run(["--daemon", how, "--secret", name, "--", "sh", "-c", &line]);
+        run.env(name, VALUE).envs(others.map(|name| (name, VALUE)));
+        outcome(run.env("XDG_RUNTIME_DIR", home.path()).env("SANDBOX_TIMEOUT_SEC", "77"))
+    };
+    let (status, stdout, stderr) = secret("start", "TOKEN");
     let daemon =
         |word: &str| outcome(cofferdam().args(["daemon", word, "--json"]).env("XDG_RUNTIME_DIR", home.path())).1;
     let told = daemon("status");
     let pid = json(&told)["pid"].as_u64();
     let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
+    // What the daemon does not have comes from the client.
+    let later = secret("require", "LATER");
     outcome(cofferdam().args(["daemon", "stop"]).env("XDG_RUNTIME_DIR", home.path()));
     assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
+    assert_eq!((later.0, later.1.trim_end()), (0, VALUE), "{}", later.2);
     let kept = kept.unwrap_or_else(|| panic!("no daemon: {told}"));
-    assert!(!kept.windows(VALUE.len()).any(|part| part == VALUE.as_bytes()), "it is in the daemon's environment");
+    let kept = String::from_utf8(kept).expect("text");
+    assert!(!kept.contains(VALUE), "it is in the daemon's environment: {kept:?}");
+    for name in ["PATH=", "XDG_RUNTIME_DIR=", "SANDBOX_TIMEOUT_SEC=77"] {
+        assert!(kept.split('\0').any(|variable| variable.starts_with(name)), "{name} is missing: {kept:?}");
+    }
 }
 
 /// The files under a directory.

@@ -63,7 +63,7 @@ impl Parts {
                 },
                 "access": "read-write",
                 "limits": { "wall_time": 9.0 },
-                "guest": { "version": 1, "last": 0, "execs": [] }
+                "guest": { "version": 3, "last": 0, "execs": [] }
             },
             "root": "00".repeat(32)
         });
@@ -143,6 +143,11 @@ fn an_archive_is_shown_without_a_machine() {
     odd.write(&place.path().join("odd"), None);
     let (code, text, _) = outcome(&mut snapshot(["inspect", "odd"], place.path()));
     assert!(code == 0 && text.contains("its format is 2"), "{text}");
+    let mut old = Parts::sample();
+    old.machine["manifest"]["guest"]["version"] = 2.into();
+    old.write(&place.path().join("old"), None);
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "old"], place.path()));
+    assert!(code == 0 && text.contains("its agent speaks version 2"), "{text}");
 }
 
 #[test]
@@ -175,8 +180,9 @@ fn damaged_archives_are_refused_before_anything_is_made() {
         refused(&mut restore, says);
     }
     // What its parts are is held against what it says of the machine, without asking for a monitor.
-    let lies: [(&str, Change<Parts>); 4] = [
+    let lies: [(&str, Change<Parts>); 5] = [
         ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
+        ("its agent speaks version 2", |parts| parts.machine["manifest"]["guest"]["version"] = 2.into()),
         ("not understood", |parts| parts.machine["more"] = 1.into()),
         ("'memory' has 4096 bytes", |parts| parts.memory = vec![1; 4096]),
         ("has 4 parts", |parts| parts.workspace = Some(vec![1; 4096])),
