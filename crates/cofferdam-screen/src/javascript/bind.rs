@@ -3,7 +3,7 @@
 use oxc_ast::ast::{BindingPattern, VariableDeclarationKind};
 use oxc_span::GetSpan;
 
-use super::object::property;
+use super::fold::item;
 use super::walk::Walker;
 use crate::scope::{Hides, Kind};
 use crate::value::Values;
@@ -35,11 +35,11 @@ impl Walker<'_, '_> {
                         Some(name) => Values::text(&*name),
                         None => each.key.as_expression().map(|key| self.value(key)).unwrap_or_default(),
                     };
-                    let mut taken = Values::unknown();
                     for name in key.texts() {
-                        taken.add(&property(values, name));
                         self.check_attribute(name, each.key.span());
                     }
+                    let taken = item(values, &key);
+                    self.check_key(values, &key, each.key.span());
                     self.check_thing(&taken, values, each.span);
                     self.bind_pattern(&each.value, &taken);
                 }
@@ -50,7 +50,7 @@ impl Walker<'_, '_> {
             BindingPattern::ArrayPattern(inner) => {
                 for (index, each) in inner.elements.iter().enumerate() {
                     let at = Values::number(i64::try_from(index).unwrap_or(i64::MAX));
-                    let taken = super::fold::item(values, &at);
+                    let taken = item(values, &at);
                     if let Some(each) = each {
                         self.bind_pattern(each, &taken);
                     }

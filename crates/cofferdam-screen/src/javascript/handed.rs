@@ -6,6 +6,7 @@ use oxc_ast::ast::{
 };
 use oxc_span::{GetSpan, Span};
 
+use super::call::Use;
 use super::fold::item;
 use super::object::{LOADED, MODULE, called, property};
 use super::walk::Walker;
@@ -72,6 +73,22 @@ impl Walker<'_, '_> {
         }
     }
 
+    /// The same of `Reflect.get`, however it is called, and where it is bound to what has such names.
+    pub(super) fn check_got(&mut self, used: &Use, span: Span) {
+        let first = used.arguments.first().cloned().unwrap_or_default();
+        match used.path.as_str() {
+            "Reflect.get" => {
+                let key = used.arguments.get(1).cloned().unwrap_or_default();
+                self.check_key(&first, &key, span);
+            }
+            "Reflect.get.bind" => {
+                let bound = used.arguments.get(1).cloned().unwrap_or_default();
+                self.check_key(&bound, &Values::unknown(), span);
+            }
+            _ => {}
+        }
+    }
+
     /// The object that a call takes something from, if it is a module, or what it imports by itself.
     pub(super) fn first_module(&mut self, call: &CallExpression<'_>) -> Values {
         // What `require` gives was reported as an import.
@@ -89,6 +106,9 @@ impl Walker<'_, '_> {
             AssignmentTarget::ObjectAssignmentTarget(object) => {
                 for each in &object.properties {
                     self.assign_property(each, values);
+                }
+                if let Some(rest) = &object.rest {
+                    self.assign(&rest.target, values);
                 }
             }
             AssignmentTarget::ArrayAssignmentTarget(array) => {
@@ -114,7 +134,9 @@ impl Walker<'_, '_> {
                 self.scopes.assign(&each.binding.name, &taken);
             }
             AssignmentTargetProperty::AssignmentTargetPropertyProperty(each) => {
-                let taken = item(values, &self.key(&each.name));
+                let key = self.key(&each.name);
+                let taken = item(values, &key);
+                self.check_key(values, &key, each.name.span());
                 self.check_thing(&taken, values, each.span);
                 self.assign_or_default(&each.binding, &taken);
             }

@@ -183,6 +183,7 @@ impl<'c, 'r> Walker<'c, 'r> {
         if let Some(source) = used.imported() {
             self.import_of(&source, span);
         }
+        self.check_got(used, span);
         if self.reports
             && self.nested < MOST_NESTED
             && let Some((taker, code)) = used.run()
