@@ -2,7 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::collect::Collector;
 use crate::value::Values;
+
+/// Scopes that a name is looked for in without a charge: more are around few programs that mean well.
+const FREE: usize = 16;
 
 /// What opens a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub(crate) enum Kind {
 struct Scope {
     kind: Kind,
     parent: usize,
+    /// How many scopes are around.
+    depth: usize,
     names: HashMap<String, Binding>,
     /// Declared `global`.
     globals: HashSet<String>,
@@ -75,13 +81,13 @@ pub(crate) struct Scopes {
 
 impl Default for Scopes {
     fn default() -> Self {
-        Self { all: vec![Scope::new(Kind::Module, 0)], current: 0, entered: 1, starred: false }
+        Self { all: vec![Scope::new(Kind::Module, 0, 0)], current: 0, entered: 1, starred: false }
     }
 }
 
 impl Scope {
-    fn new(kind: Kind, parent: usize) -> Self {
-        Self { kind, parent, names: HashMap::new(), globals: HashSet::new(), nonlocals: HashSet::new() }
+    fn new(kind: Kind, parent: usize, depth: usize) -> Self {
+        Self { kind, parent, depth, names: HashMap::new(), globals: HashSet::new(), nonlocals: HashSet::new() }
     }
 }
 
@@ -92,6 +98,11 @@ impl Scopes {
         for binding in self.all.iter_mut().flat_map(|scope| scope.names.values_mut()) {
             binding.from_here = false;
         }
+    }
+
+    /// The steps that it takes at most to find a name from here.
+    pub fn steps(&self) -> usize {
+        1 + self.all[self.current].depth.saturating_sub(FREE)
     }
 
     /// How many names there are from here outwards.
@@ -137,7 +148,8 @@ impl Scopes {
     pub fn enter(&mut self, kind: Kind) -> usize {
         let before = self.current;
         if self.entered == self.all.len() {
-            self.all.push(Scope::new(kind, before));
+            let depth = self.all[before].depth + 1;
+            self.all.push(Scope::new(kind, before, depth));
         }
         self.current = self.entered;
         self.entered += 1;
@@ -246,9 +258,13 @@ impl Scopes {
         self.all[at].kind != Kind::Class || at == self.current
     }
 
-    /// What the name stands for here.
-    pub fn look_up(&self, name: &str) -> Seen {
+    /// What the name stands for here: anything, where there are no steps left to look for it.
+    pub fn look_up(&self, name: &str, collector: &mut Collector<'_>) -> Seen {
         let mut seen = Seen::default();
+        if !collector.step(self.steps()) {
+            seen.builtin_too = true;
+            return seen;
+        }
         let mut at = self.current;
         while at != 0 {
             let scope = &self.all[at];

@@ -10,6 +10,9 @@ use crate::value::Values;
 
 impl Walker<'_, '_> {
     fn bind(&mut self, name: &str, values: &Values) {
+        if !self.collector.step(self.scopes.steps()) {
+            return;
+        }
         match self.declares {
             // Gone when the program runs.
             _ if self.ambient => self.scopes.bind(name, values, Hides::Nowhere),

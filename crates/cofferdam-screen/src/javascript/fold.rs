@@ -125,8 +125,8 @@ impl Walker<'_, '_> {
     }
 
     /// What a name stands for here.
-    pub(super) fn name(&self, name: &str) -> Values {
-        let Seen { values, bound, builtin_too } = self.scopes.look_up(name);
+    pub(super) fn name(&mut self, name: &str) -> Values {
+        let Seen { values, bound, builtin_too } = self.scopes.look_up(name, self.collector);
         let mut all = values;
         if builtin_too && name == "arguments" && self.functions == 0 {
             all.add(&Values::thing(ARGUMENTS));

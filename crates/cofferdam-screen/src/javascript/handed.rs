@@ -102,7 +102,7 @@ impl Walker<'_, '_> {
     /// Binds the names in what is given a value, as `({ eval: x, y = require } = globalThis)`.
     pub(super) fn assign(&mut self, target: &AssignmentTarget<'_>, values: &Values) {
         match target {
-            AssignmentTarget::AssignmentTargetIdentifier(name) => self.scopes.assign(&name.name, values),
+            AssignmentTarget::AssignmentTargetIdentifier(name) => self.assign_name(&name.name, values),
             AssignmentTarget::ObjectAssignmentTarget(object) => {
                 for each in &object.properties {
                     self.assign_property(each, values);
@@ -123,6 +123,13 @@ impl Walker<'_, '_> {
         }
     }
 
+    /// Gives a name another value.
+    pub(super) fn assign_name(&mut self, name: &str, values: &Values) {
+        if self.collector.step(self.scopes.steps()) {
+            self.scopes.assign(name, values);
+        }
+    }
+
     fn assign_property(&mut self, each: &AssignmentTargetProperty<'_>, values: &Values) {
         match each {
             AssignmentTargetProperty::AssignmentTargetPropertyIdentifier(each) => {
@@ -131,7 +138,7 @@ impl Walker<'_, '_> {
                 if let Some(default) = &each.init {
                     taken = self.value(default).or(&taken);
                 }
-                self.scopes.assign(&each.binding.name, &taken);
+                self.assign_name(&each.binding.name, &taken);
             }
             AssignmentTargetProperty::AssignmentTargetPropertyProperty(each) => {
                 let key = self.key(&each.name);

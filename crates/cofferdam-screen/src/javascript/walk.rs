@@ -455,7 +455,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
             AssignmentTarget::AssignmentTargetIdentifier(name) if it.operator == AssignmentOperator::Addition => {
                 let before = self.name(&name.name);
                 let values = self.collector.append(&before, &added);
-                self.scopes.assign(&name.name, &values);
+                self.assign_name(&name.name, &values);
             }
             target => self.assign(target, &added),
         }

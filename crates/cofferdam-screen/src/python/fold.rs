@@ -201,7 +201,7 @@ impl Walker<'_, '_> {
         if let Some((_, values)) = self.temporary.iter().rev().find(|(temporary, _)| temporary == name) {
             return values.clone();
         }
-        let Seen { values, bound, builtin_too } = self.scopes.look_up(name);
+        let Seen { values, bound, builtin_too } = self.scopes.look_up(name, self.collector);
         let mut all = values;
         if builtin_too {
             if !bound || self.is_built_in(name) {

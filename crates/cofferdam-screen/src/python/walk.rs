@@ -169,7 +169,10 @@ impl<'c, 'r> Walker<'c, 'r> {
 
     fn bind(&mut self, name: &str, values: &Values) {
         let sure = self.sure();
-        self.scopes.bind_in_order(name, values, sure);
+        // A name may belong to a scope far outside.
+        if self.collector.step(self.scopes.steps()) {
+            self.scopes.bind_in_order(name, values, sure);
+        }
     }
 
     fn bind_target(&mut self, target: &Expr, values: &Values) {
@@ -272,7 +275,7 @@ impl<'c, 'r> Walker<'c, 'r> {
             Expr::Name(name) if name.ctx == ExprContext::Load => {
                 let values = self.value(expression);
                 self.check_calls(&values, expression.range());
-                let seen = self.scopes.look_up(&name.id);
+                let seen = self.scopes.look_up(&name.id, self.collector);
                 if seen.builtin_too {
                     self.check_attribute(&name.id, expression.range());
                 }
