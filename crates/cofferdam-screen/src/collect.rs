@@ -75,6 +75,11 @@ impl<'r> Collector<'r> {
         (span.0.saturating_sub(self.before), span.1.saturating_sub(self.before))
     }
 
+    /// Whether it begins before the code.
+    pub fn is_before(&self, span: Span) -> bool {
+        span.0 < self.before
+    }
+
     pub fn report(&mut self, rule: Rule, span: Span, why: impl Into<String>) {
         let (span, why) = match &self.outer {
             Some((span, taker)) => (*span, format!("{}, in the code that is given to {taker}", why.into())),

@@ -2,7 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::collect::Collector;
 use crate::value::Values;
+
+/// Scopes that a name is looked for in without a charge: more are around few programs that mean well.
+const FREE: usize = 16;
 
 /// What opens a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,18 +23,50 @@ pub(crate) enum Kind {
 struct Scope {
     kind: Kind,
     parent: usize,
+    /// How many scopes are around.
+    depth: usize,
     names: HashMap<String, Binding>,
     /// Declared `global`.
     globals: HashSet<String>,
     nonlocals: HashSet<String>,
 }
 
+/// From where on a binding hides what the scopes around have by its name, and what is built in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hides {
+    /// In all of its scope, also before it.
+    Everywhere,
+    /// From its place on, in the order of the code.
+    FromHere,
+    /// It may never be made, or not by the time the name is used.
+    Nowhere,
+}
+
 /// All that a name was ever bound to in a scope: which of it is there at a time only the running program knows.
 #[derive(Debug, Clone, Default)]
 struct Binding {
     values: Values,
-    /// The built-in one can be seen: the name was deleted, or is bound only on some condition.
-    builtin_too: bool,
+    everywhere: bool,
+    /// The walk has come by a binding that hides from there on.
+    from_here: bool,
+    /// What is around can be seen again, at a time that only the running program knows.
+    deleted: bool,
+}
+
+impl Binding {
+    fn hides(&self) -> bool {
+        (self.everywhere || self.from_here) && !self.deleted
+    }
+}
+
+/// What a name stands for at a place.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub values: Values,
+    /// The program binds the name somewhere.
+    pub bound: bool,
+    /// What is built in by this name may be meant.
+    pub builtin_too: bool,
 }
 
 /// All scopes of a program, in the order in which a walk enters them, so that a second walk finds those of the first.
@@ -45,13 +81,13 @@ pub(crate) struct Scopes {
 
 impl Default for Scopes {
     fn default() -> Self {
-        Self { all: vec![Scope::new(Kind::Module, 0)], current: 0, entered: 1, starred: false }
+        Self { all: vec![Scope::new(Kind::Module, 0, 0)], current: 0, entered: 1, starred: false }
     }
 }
 
 impl Scope {
-    fn new(kind: Kind, parent: usize) -> Self {
-        Self { kind, parent, names: HashMap::new(), globals: HashSet::new(), nonlocals: HashSet::new() }
+    fn new(kind: Kind, parent: usize, depth: usize) -> Self {
+        Self { kind, parent, depth, names: HashMap::new(), globals: HashSet::new(), nonlocals: HashSet::new() }
     }
 }
 
@@ -59,6 +95,14 @@ impl Scopes {
     /// Back to the beginning, with what the names stand for.
     pub fn rewind(&mut self) {
         (self.current, self.entered) = (0, 1);
+        for binding in self.all.iter_mut().flat_map(|scope| scope.names.values_mut()) {
+            binding.from_here = false;
+        }
+    }
+
+    /// The steps that it takes at most to find a name from here.
+    pub fn steps(&self) -> usize {
+        1 + self.all[self.current].depth.saturating_sub(FREE)
     }
 
     /// How many names there are from here outwards.
@@ -80,8 +124,20 @@ impl Scopes {
             own.push(at);
             at = self.all[at].parent;
         }
+        own.retain(|at| self.is_seen(*at));
         for at in own.into_iter().rev() {
-            names.extend(self.all[at].names.iter().map(|(name, binding)| (name.clone(), binding.clone())));
+            for (name, binding) in &self.all[at].names {
+                let outer = names.entry(name.clone()).or_default();
+                if binding.hides() {
+                    *outer = binding.clone();
+                } else {
+                    outer.values.add(&binding.values);
+                }
+            }
+        }
+        // The text is read from its own beginning.
+        for binding in names.values_mut() {
+            binding.everywhere |= std::mem::take(&mut binding.from_here);
         }
         let mut only = Self::default();
         only.all[0].names = names;
@@ -92,7 +148,8 @@ impl Scopes {
     pub fn enter(&mut self, kind: Kind) -> usize {
         let before = self.current;
         if self.entered == self.all.len() {
-            self.all.push(Scope::new(kind, before));
+            let depth = self.all[before].depth + 1;
+            self.all.push(Scope::new(kind, before, depth));
         }
         self.current = self.entered;
         self.entered += 1;
@@ -116,41 +173,68 @@ impl Scopes {
         self.all[self.current].nonlocals.insert(name.to_owned());
     }
 
-    /// Binds a name here; `sure` if nothing else can stand for it, as where no condition is around.
-    pub fn bind(&mut self, name: &str, values: &Values, sure: bool) {
+    /// Binds a name here.
+    pub fn bind(&mut self, name: &str, values: &Values, hides: Hides) {
         let at = self.owner(self.current, name);
-        let in_module = at == 0;
-        let binding = self.all[at].names.entry(name.to_owned()).or_insert_with(|| Binding {
-            values: Values::unknown(),
-            // A local name never falls back to a built-in one.
-            builtin_too: in_module && !sure,
-        });
-        binding.values.add(values);
+        // By `global`, from a function that may run late or never.
+        let hides = if at == 0 && self.current != 0 { Hides::Nowhere } else { hides };
+        self.bind_in(at, name, values, hides);
     }
 
-    /// Binds around the blocks, as `:=` and `var` do.
-    pub fn bind_outside(&mut self, name: &str, values: &Values, sure: bool) {
+    /// Binds a name as statements of Python do; `sure` where no condition is around.
+    pub fn bind_in_order(&mut self, name: &str, values: &Values, sure: bool) {
+        let hides = match self.all[self.current].kind {
+            // A local name never falls back to another.
+            Kind::Function | Kind::Block => Hides::Everywhere,
+            Kind::Module | Kind::Class if sure => Hides::FromHere,
+            Kind::Module | Kind::Class => Hides::Nowhere,
+        };
+        self.bind(name, values, hides);
+    }
+
+    fn bind_in(&mut self, at: usize, name: &str, values: &Values, hides: Hides) {
+        let new = || Binding { values: Values::unknown(), ..Binding::default() };
+        let binding = self.all[at].names.entry(name.to_owned()).or_insert_with(new);
+        binding.values.add(values);
+        binding.everywhere |= hides == Hides::Everywhere;
+        binding.from_here |= hides == Hides::FromHere;
+    }
+
+    /// Lets names be bound around the blocks, as `:=` and `var` do.
+    pub fn outside<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.current;
         while self.all[self.current].kind == Kind::Block {
             self.current = self.all[self.current].parent;
         }
-        self.bind(name, values, sure);
+        let done = work(self);
         self.current = before;
+        done
     }
 
-    /// Gives a name another value where it is bound, and in the module if it is bound nowhere.
+    /// What the scope is that names are bound in here.
+    pub fn kind(&self) -> Kind {
+        self.all[self.current].kind
+    }
+
+    /// Gives a name another value wherever it may be bound, and in the module if it is bound nowhere for sure.
     pub fn assign(&mut self, name: &str, values: &Values) {
-        let before = self.current;
-        while self.current != 0 && !self.all[self.current].names.contains_key(name) {
-            self.current = self.all[self.current].parent;
+        let mut at = self.current;
+        loop {
+            let binding = self.all[at].names.get(name);
+            let hides = binding.is_some_and(Binding::hides);
+            if at == 0 || binding.is_some() {
+                self.bind_in(at, name, values, Hides::Nowhere);
+            }
+            if at == 0 || hides {
+                return;
+            }
+            at = self.all[at].parent;
         }
-        self.bind(name, values, false);
-        self.current = before;
     }
 
     pub fn delete(&mut self, name: &str) {
         let at = self.owner(self.current, name);
-        self.all[at].names.entry(name.to_owned()).or_default().builtin_too = true;
+        self.all[at].names.entry(name.to_owned()).or_default().deleted = true;
     }
 
     /// The scope that a name belongs to which is bound here.
@@ -169,29 +253,50 @@ impl Scopes {
         from
     }
 
-    /// What the name stands for here, and whether the built-in one may be meant.
-    pub fn look_up(&self, name: &str) -> (Values, bool) {
-        let mut at = self.current;
-        if self.all[at].globals.contains(name) {
-            return self.of_module(name);
+    /// Whether names of a scope around are seen here: those of a class are in it alone.
+    fn is_seen(&self, at: usize) -> bool {
+        self.all[at].kind != Kind::Class || at == self.current
+    }
+
+    /// What the name stands for here: anything, where there are no steps left to look for it.
+    pub fn look_up(&self, name: &str, collector: &mut Collector<'_>) -> Seen {
+        let mut seen = Seen::default();
+        if !collector.step(self.steps()) {
+            seen.builtin_too = true;
+            return seen;
         }
-        loop {
+        let mut at = self.current;
+        while at != 0 {
             let scope = &self.all[at];
-            // Names of a class are seen in it alone.
-            let seen = scope.kind != Kind::Class || at == self.current;
-            if let Some(Binding { values, builtin_too }) = scope.names.get(name).filter(|_| seen) {
-                return (values.clone(), *builtin_too);
-            }
-            if at == 0 {
-                return (Values::unknown(), true);
+            if self.is_seen(at) {
+                if scope.globals.contains(name) {
+                    break;
+                }
+                if seen.take(scope.names.get(name)) {
+                    return seen;
+                }
             }
             at = scope.parent;
         }
+        seen.builtin_too = !seen.take(self.all[0].names.get(name));
+        seen
     }
 
     /// The same in the module.
-    pub fn of_module(&self, name: &str) -> (Values, bool) {
-        let binding = self.all[0].names.get(name);
-        binding.map_or((Values::unknown(), true), |Binding { values, builtin_too }| (values.clone(), *builtin_too))
+    pub fn of_module(&self, name: &str) -> Values {
+        self.all[0].names.get(name).map(|binding| binding.values.clone()).unwrap_or_default()
+    }
+}
+
+impl Seen {
+    /// Adds a binding, and says whether it hides all others.
+    fn take(&mut self, binding: Option<&Binding>) -> bool {
+        let Some(binding) = binding else { return false };
+        if std::mem::replace(&mut self.bound, true) {
+            self.values.add(&binding.values);
+        } else {
+            self.values = binding.values.clone();
+        }
+        binding.hides()
     }
 }

@@ -6,8 +6,9 @@ use oxc_ast::ast::{
 };
 
 use super::MOST_LEVELS;
-use super::object::{LOADED, global, module, property};
+use super::object::{ARGUMENTS, LOADED, given, global, is_known, module, property};
 use super::walk::Walker;
+use crate::scope::Seen;
 use crate::value::{Value, Values, joined};
 
 /// Items of a list that are told apart.
@@ -124,13 +125,21 @@ impl Walker<'_, '_> {
     }
 
     /// What a name stands for here.
-    pub(super) fn name(&self, name: &str) -> Values {
-        let (values, global_too) = self.scopes.look_up(name);
+    pub(super) fn name(&mut self, name: &str) -> Values {
+        let Seen { values, bound, builtin_too } = self.scopes.look_up(name, self.collector);
         let mut all = values;
-        if global_too {
+        if builtin_too && name == "arguments" && self.functions == 0 {
+            all.add(&Values::thing(ARGUMENTS));
+        } else if builtin_too && (!bound || self.is_global(name)) {
             all.add(&global(name));
         }
         all
+    }
+
+    /// Whether Node has something by this name that leads anywhere, or is followed.
+    fn is_global(&self, name: &str) -> bool {
+        let calls = self.collector.lists.calls;
+        is_known(name) || calls.iter().any(|call| call.split('.').next() == Some(name))
     }
 
     pub(super) fn template(&mut self, template: &TemplateLiteral<'_>) -> Values {
@@ -189,6 +198,11 @@ pub(super) fn item(object: &Values, key: &Values) -> Values {
     }
     for name in key.texts() {
         found.add(&property(object, name));
+    }
+    if object.is_thing(ARGUMENTS) {
+        for number in key.numbers() {
+            found.add(&given(number));
+        }
     }
     for number in key.numbers().filter(|number| *number >= 0) {
         for list in object.lists() {

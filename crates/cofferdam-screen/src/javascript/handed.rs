@@ -6,6 +6,7 @@ use oxc_ast::ast::{
 };
 use oxc_span::{GetSpan, Span};
 
+use super::call::Use;
 use super::fold::item;
 use super::object::{LOADED, MODULE, called, property};
 use super::walk::Walker;
@@ -72,6 +73,22 @@ impl Walker<'_, '_> {
         }
     }
 
+    /// The same of `Reflect.get`, however it is called, and where it is bound to what has such names.
+    pub(super) fn check_got(&mut self, used: &Use, span: Span) {
+        let first = used.arguments.first().cloned().unwrap_or_default();
+        match used.path.as_str() {
+            "Reflect.get" => {
+                let key = used.arguments.get(1).cloned().unwrap_or_default();
+                self.check_key(&first, &key, span);
+            }
+            "Reflect.get.bind" => {
+                let bound = used.arguments.get(1).cloned().unwrap_or_default();
+                self.check_key(&bound, &Values::unknown(), span);
+            }
+            _ => {}
+        }
+    }
+
     /// The object that a call takes something from, if it is a module, or what it imports by itself.
     pub(super) fn first_module(&mut self, call: &CallExpression<'_>) -> Values {
         // What `require` gives was reported as an import.
@@ -85,10 +102,13 @@ impl Walker<'_, '_> {
     /// Binds the names in what is given a value, as `({ eval: x, y = require } = globalThis)`.
     pub(super) fn assign(&mut self, target: &AssignmentTarget<'_>, values: &Values) {
         match target {
-            AssignmentTarget::AssignmentTargetIdentifier(name) => self.scopes.assign(&name.name, values),
+            AssignmentTarget::AssignmentTargetIdentifier(name) => self.assign_name(&name.name, values),
             AssignmentTarget::ObjectAssignmentTarget(object) => {
                 for each in &object.properties {
                     self.assign_property(each, values);
+                }
+                if let Some(rest) = &object.rest {
+                    self.assign(&rest.target, values);
                 }
             }
             AssignmentTarget::ArrayAssignmentTarget(array) => {
@@ -103,6 +123,13 @@ impl Walker<'_, '_> {
         }
     }
 
+    /// Gives a name another value.
+    pub(super) fn assign_name(&mut self, name: &str, values: &Values) {
+        if self.collector.step(self.scopes.steps()) {
+            self.scopes.assign(name, values);
+        }
+    }
+
     fn assign_property(&mut self, each: &AssignmentTargetProperty<'_>, values: &Values) {
         match each {
             AssignmentTargetProperty::AssignmentTargetPropertyIdentifier(each) => {
@@ -111,10 +138,12 @@ impl Walker<'_, '_> {
                 if let Some(default) = &each.init {
                     taken = self.value(default).or(&taken);
                 }
-                self.scopes.assign(&each.binding.name, &taken);
+                self.assign_name(&each.binding.name, &taken);
             }
             AssignmentTargetProperty::AssignmentTargetPropertyProperty(each) => {
-                let taken = item(values, &self.key(&each.name));
+                let key = self.key(&each.name);
+                let taken = item(values, &key);
+                self.check_key(values, &key, each.name.span());
                 self.check_thing(&taken, values, each.span);
                 self.assign_or_default(&each.binding, &taken);
             }

@@ -1,6 +1,7 @@
 //! JavaScript and TypeScript: read by Oxc's parser, walked twice, once for what names stand for and once for what is not
 //! wanted.
 
+mod bind;
 mod call;
 mod depth;
 mod fold;

@@ -4,6 +4,8 @@ use std::rc::Rc;
 
 use crate::value::{Thing, Value, Values};
 
+/// What Node gives to the function that it makes of a script.
+pub(super) const ARGUMENTS: &str = "?.arguments";
 /// How the path of a module begins.
 pub(super) const MODULE: &str = "module:";
 /// The constructor of nobody knows what.
@@ -41,6 +43,25 @@ pub(super) fn global(name: &str) -> Values {
         "undefined" | "NaN" | "Infinity" => Values::unknown(),
         _ => Values::thing(name),
     }
+}
+
+/// Whether a global of this name leads anywhere, or is followed.
+pub(super) fn is_known(name: &str) -> bool {
+    const OBJECTS: &[&str] = &["Reflect", "exports", "global", "globalThis", "module", "process", "self", "window"];
+    FUNCTIONS.contains(&name) || OBJECTS.contains(&name)
+}
+
+/// What Node gives to a script in this place: `exports`, `require` and `module`; to one that awaits, without the first.
+pub(super) fn given(place: i64) -> Values {
+    let each: &[&str] = match place {
+        0 => &["require"],
+        1 => &["require", "module"],
+        2 => &["module"],
+        _ => &[],
+    };
+    let mut values = Values::unknown();
+    each.iter().for_each(|name| values.add(&Values::thing(*name)));
+    values
 }
 
 /// The module of this name, as `require` and `import` understand it.

@@ -7,11 +7,11 @@ use oxc_ast::ast::{
     ArrayExpression, ArrowFunctionBody, AssignmentExpression, AssignmentTarget, BinaryExpression, BindingPattern,
     CallExpression, CatchParameter, Class, ComputedMemberExpression, ExportAllDeclaration, ExportDefaultDeclaration,
     ExportFromDeclaration, Expression, ForInStatement, ForOfStatement, ForStatementLeft, FormalParameter, Function,
-    IdentifierReference, ImportDeclaration, ImportDeclarationSpecifier, ImportExpression, ImportOrExportKind,
-    NewExpression, ObjectProperty, Program, PropertyDefinition, ReturnStatement, SimpleAssignmentTarget, SpreadElement,
-    Statement, StaticMemberExpression, TSImportEqualsDeclaration, TSModuleReference, TSType, TSTypeAnnotation,
-    TSTypeParameterDeclaration, TSTypeParameterInstantiation, ThrowStatement, VariableDeclaration,
-    VariableDeclarationKind, VariableDeclarator, YieldExpression,
+    FunctionType, IdentifierReference, IfStatement, ImportDeclaration, ImportDeclarationSpecifier, ImportExpression,
+    ImportOrExportKind, NewExpression, ObjectProperty, Program, PropertyDefinition, ReturnStatement,
+    SimpleAssignmentTarget, SpreadElement, Statement, StaticMemberExpression, TSImportEqualsDeclaration,
+    TSModuleReference, TSType, TSTypeAnnotation, TSTypeParameterDeclaration, TSTypeParameterInstantiation,
+    ThrowStatement, VariableDeclaration, VariableDeclarationKind, VariableDeclarator, YieldExpression,
 };
 use oxc_ast_visit::{Visit, walk};
 use oxc_span::{GetSpan, Span};
@@ -19,11 +19,11 @@ use oxc_syntax::operator::{AssignmentOperator, BinaryOperator};
 use oxc_syntax::scope::{ScopeFlags, ScopeId};
 
 use super::call::Use;
-use super::object::{self, MODULE, module, names, plain, property};
+use super::object::{self, ARGUMENTS, MODULE, module, names, plain, property};
 use super::{MOST_LEVELS, MOST_NESTED, depth, each_reading, read};
 use crate::collect::Collector;
 use crate::report::Rule;
-use crate::scope::{Kind, Scopes};
+use crate::scope::{Hides, Kind, Scopes};
 use crate::value::Values;
 
 /// One walk through one tree.
@@ -40,17 +40,19 @@ pub(super) struct Walker<'c, 'r> {
     nested: usize,
     outer_scopes: Vec<usize>,
     /// What is declared now.
-    declares: VariableDeclarationKind,
+    pub declares: VariableDeclarationKind,
     /// What the loop around the next declaration runs through.
     looped: Option<Values>,
     /// Only the type of what is declared is told, by TypeScript's `declare`.
-    ambient: bool,
+    pub ambient: bool,
     /// A name that is looked at, not used: its place.
     looked_at: Option<u32>,
     /// What is given a value now.
     pub written: Option<Span>,
     /// Classes around, whose `this` is an object of their own.
     pub classes: usize,
+    /// Functions around that have `arguments` of their own.
+    pub functions: usize,
 }
 
 impl<'c, 'r> Walker<'c, 'r> {
@@ -78,6 +80,7 @@ impl<'c, 'r> Walker<'c, 'r> {
             looked_at: None,
             written: None,
             classes: 0,
+            functions: 0,
         }
     }
 
@@ -144,64 +147,9 @@ impl<'c, 'r> Walker<'c, 'r> {
         }
     }
 
-    // Names.
-
-    fn bind(&mut self, name: &str, values: &Values) {
-        match self.declares {
-            VariableDeclarationKind::Var => self.scopes.bind_outside(name, values, true),
-            _ => self.scopes.bind(name, values, true),
-        }
-    }
-
-    fn bind_pattern(&mut self, pattern: &BindingPattern<'_>, values: &Values) {
-        match pattern {
-            BindingPattern::BindingIdentifier(name) => self.bind(&name.name, values),
-            BindingPattern::AssignmentPattern(inner) => {
-                let values = self.value(&inner.right).or(values);
-                self.bind_pattern(&inner.left, &values);
-            }
-            BindingPattern::ObjectPattern(inner) => {
-                for each in &inner.properties {
-                    let key = match each.key.static_name() {
-                        Some(name) => Values::text(&*name),
-                        None => each.key.as_expression().map(|key| self.value(key)).unwrap_or_default(),
-                    };
-                    let mut taken = Values::unknown();
-                    for name in key.texts() {
-                        taken.add(&property(values, name));
-                        self.check_attribute(name, each.key.span());
-                    }
-                    self.check_thing(&taken, values, each.span);
-                    self.bind_pattern(&each.value, &taken);
-                }
-                if let Some(rest) = &inner.rest {
-                    self.bind_pattern(&rest.argument, values);
-                }
-            }
-            BindingPattern::ArrayPattern(inner) => {
-                for (index, each) in inner.elements.iter().enumerate() {
-                    let at = Values::number(i64::try_from(index).unwrap_or(i64::MAX));
-                    let taken = super::fold::item(values, &at);
-                    if let Some(each) = each {
-                        self.bind_pattern(each, &taken);
-                    }
-                }
-                if let Some(rest) = &inner.rest {
-                    self.bind_pattern(&rest.argument, &Values::unknown());
-                }
-            }
-        }
-    }
-
-    fn bind_local(&mut self, pattern: &BindingPattern<'_>, values: &Values) {
-        let before = std::mem::replace(&mut self.declares, VariableDeclarationKind::Let);
-        self.bind_pattern(pattern, values);
-        self.declares = before;
-    }
-
     // What is not wanted.
 
-    fn check_attribute(&mut self, name: &str, span: Span) {
+    pub(super) fn check_attribute(&mut self, name: &str, span: Span) {
         if let Some(attribute) = self.collector.lists.unwanted_attribute(name) {
             self.report(Rule::Attribute(attribute.to_owned()), span, format!("uses the attribute {attribute}"));
         }
@@ -235,6 +183,7 @@ impl<'c, 'r> Walker<'c, 'r> {
         if let Some(source) = used.imported() {
             self.import_of(&source, span);
         }
+        self.check_got(used, span);
         if self.reports
             && self.nested < MOST_NESTED
             && let Some((taker, code)) = used.run()
@@ -321,6 +270,10 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         self.import(&it.source.value, it.span);
         let from = module(&it.source.value);
         for specifier in it.specifiers.iter().flatten() {
+            if matches!(specifier, ImportDeclarationSpecifier::ImportSpecifier(each) if each.import_kind == ImportOrExportKind::Type)
+            {
+                continue;
+            }
             let (local, values) = match specifier {
                 ImportDeclarationSpecifier::ImportSpecifier(each) => {
                     let values = property(&from, &each.imported.name());
@@ -331,7 +284,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
                 ImportDeclarationSpecifier::ImportDefaultSpecifier(each) => (&each.local, from.clone()),
                 ImportDeclarationSpecifier::ImportNamespaceSpecifier(each) => (&each.local, from.clone()),
             };
-            self.scopes.bind(&local.name, &values, true);
+            self.scopes.bind(&local.name, &values, Hides::Everywhere);
         }
     }
 
@@ -356,7 +309,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
             self.import(&reference.expression.value, it.span);
             values = module(&reference.expression.value);
         }
-        self.scopes.bind(&it.id.name, &values, true);
+        self.scopes.bind(&it.id.name, &values, Hides::Everywhere);
     }
 
     fn visit_import_expression(&mut self, it: &ImportExpression<'a>) {
@@ -392,6 +345,9 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
         }
         let values = self.name(&it.name);
         self.check_calls(&values, it.span);
+        if values.is_thing(ARGUMENTS) {
+            self.dynamic(it.span, "takes apart what Node gives to a script, which can import anything");
+        }
     }
 
     fn visit_static_member_expression(&mut self, it: &StaticMemberExpression<'a>) {
@@ -499,7 +455,7 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
             AssignmentTarget::AssignmentTargetIdentifier(name) if it.operator == AssignmentOperator::Addition => {
                 let before = self.name(&name.name);
                 let values = self.collector.append(&before, &added);
-                self.scopes.assign(&name.name, &values);
+                self.assign_name(&name.name, &values);
             }
             target => self.assign(target, &added),
         }
@@ -556,19 +512,42 @@ impl<'a> Visit<'a> for Walker<'_, '_> {
     }
 
     fn visit_function(&mut self, it: &Function<'a>, flags: ScopeFlags) {
-        if let Some(name) = it.id.as_ref().filter(|_| it.is_declaration()) {
-            self.scopes.bind_outside(&name.name, &Values::unknown(), true);
+        if let Some(name) = it.id.as_ref().filter(|_| it.r#type == FunctionType::FunctionDeclaration && !it.declare) {
+            self.declare_function(&name.name);
         }
+        // One that stands before the code was put around it, and what it is given is the script's.
+        let own = usize::from(!self.collector.is_before(bytes(it.span)));
+        self.functions += own;
         walk::walk_function(self, it, flags);
+        self.functions -= own;
+    }
+
+    fn visit_if_statement(&mut self, it: &IfStatement<'a>) {
+        self.visit_expression(&it.test);
+        // `if (x) function f() {}` is a block of its own.
+        for branch in [Some(&it.consequent), it.alternate.as_ref()].into_iter().flatten() {
+            let before = self.scopes.enter(Kind::Block);
+            self.visit_statement(branch);
+            self.scopes.leave(before);
+        }
     }
 
     fn visit_class(&mut self, it: &Class<'a>) {
+        if it.declare {
+            return;
+        }
+        // The name of an expression is seen in it alone.
+        let expression = !it.is_declaration();
+        let before = expression.then(|| self.scopes.enter(Kind::Block));
         if let Some(name) = &it.id {
-            self.scopes.bind(&name.name, &Values::unknown(), true);
+            self.scopes.bind(&name.name, &Values::unknown(), Hides::Everywhere);
         }
         self.classes += 1;
         walk::walk_class(self, it);
         self.classes -= 1;
+        if let Some(before) = before {
+            self.scopes.leave(before);
+        }
     }
 
     fn visit_formal_parameter(&mut self, it: &FormalParameter<'a>) {

@@ -6,6 +6,7 @@ use super::MOST_LEVELS;
 use super::handed::{SENSITIVE, canonical};
 use super::walk::Walker;
 use crate::collect::Collector;
+use crate::scope::Seen;
 use crate::value::{Thing, Value, Values, joined, sliced};
 
 /// Items of a list that are told apart.
@@ -17,6 +18,26 @@ const FUNCTIONS: &[&str] = &[
     "dir", "divmod", "eval", "exec", "format", "getattr", "globals", "hasattr", "hash", "hex", "id", "input", "isinstance",
     "issubclass", "iter", "len", "locals", "max", "min", "next", "oct", "open", "ord", "pow", "print", "repr", "round", "setattr",
     "sorted", "sum", "vars",
+];
+/// What else is followed by its name alone.
+const NAMES: &[&str] = &[
+    "__builtins__",
+    "builtins",
+    "bytearray",
+    "bytes",
+    "importlib",
+    "import_module",
+    "list",
+    "map",
+    "object",
+    "operator",
+    "pkgutil",
+    "reversed",
+    "runpy",
+    "str",
+    "sys",
+    "timeit",
+    "tuple",
 ];
 /// A function of the module that gives its names.
 pub(super) const NAMESPACE: &str = "builtins.globals()";
@@ -180,15 +201,22 @@ impl Walker<'_, '_> {
         if let Some((_, values)) = self.temporary.iter().rev().find(|(temporary, _)| temporary == name) {
             return values.clone();
         }
-        let (values, builtin_too) = self.scopes.look_up(name);
+        let Seen { values, bound, builtin_too } = self.scopes.look_up(name, self.collector);
         let mut all = values;
         if builtin_too {
-            all.add(&builtin(name));
+            if !bound || self.is_built_in(name) {
+                all.add(&builtin(name));
+            }
             if self.scopes.starred && self.collector.lists.unwanted_import(name).is_some() {
                 all.add(&Values::thing(name));
             }
         }
         all
+    }
+
+    /// Whether Python has something by this name that leads anywhere, or is followed.
+    fn is_built_in(&self, name: &str) -> bool {
+        FUNCTIONS.contains(&name) || NAMES.contains(&name) || self.collector.lists.unwanted_call(name).is_some()
     }
 
     /// An attribute of a thing.
@@ -288,7 +316,7 @@ impl Walker<'_, '_> {
         if name == "__builtins__" {
             return Values::thing("builtins");
         }
-        self.scopes.of_module(name).0
+        self.scopes.of_module(name)
     }
 
     /// What a dictionary of names gives through `get` and its like.

@@ -157,7 +157,7 @@ impl<'c, 'r> Walker<'c, 'r> {
         let from: Values = Thing { path: canonical(module).into(), open: false }.into();
         for name in known_names(module, self.collector.lists.calls) {
             let values = self.attribute(&from, &name);
-            self.scopes.bind(&name, &values, false);
+            self.scopes.bind_in_order(&name, &values, false);
         }
     }
 
@@ -169,7 +169,10 @@ impl<'c, 'r> Walker<'c, 'r> {
 
     fn bind(&mut self, name: &str, values: &Values) {
         let sure = self.sure();
-        self.scopes.bind(name, values, sure);
+        // A name may belong to a scope far outside.
+        if self.collector.step(self.scopes.steps()) {
+            self.scopes.bind_in_order(name, values, sure);
+        }
     }
 
     fn bind_target(&mut self, target: &Expr, values: &Values) {
@@ -191,8 +194,12 @@ impl<'c, 'r> Walker<'c, 'r> {
     /// Binds what a loop runs through.
     fn bind_each(&mut self, target: &Expr, iter: &Expr) {
         let values = self.value(iter);
+        self.bind_items(target, &values);
+    }
+
+    fn bind_items(&mut self, target: &Expr, values: &Values) {
         let mut each = Values::unknown();
-        for item in spread(&values).unwrap_or_default() {
+        for item in spread(values).unwrap_or_default() {
             each.add(&item);
         }
         self.bind_target(target, &each);
@@ -234,11 +241,21 @@ impl<'c, 'r> Walker<'c, 'r> {
     }
 
     fn comprehension(&mut self, generators: &[Comprehension], elements: &[&Expr]) {
+        // What the first runs through is of the scope around.
+        if let Some(first) = generators.first() {
+            self.follow_each(&first.target, &first.iter);
+            self.visit_expr(&first.iter);
+        }
+        let outer = generators.first().map(|first| self.value(&first.iter)).unwrap_or_default();
         let before = self.scopes.enter(Kind::Block);
-        for generator in generators {
-            self.follow_each(&generator.target, &generator.iter);
-            self.visit_expr(&generator.iter);
-            self.bind_each(&generator.target, &generator.iter);
+        for (index, generator) in generators.iter().enumerate() {
+            if index == 0 {
+                self.bind_items(&generator.target, &outer);
+            } else {
+                self.follow_each(&generator.target, &generator.iter);
+                self.visit_expr(&generator.iter);
+                self.bind_each(&generator.target, &generator.iter);
+            }
             self.visit_expr(&generator.target);
             for test in &generator.ifs {
                 self.visit_expr(test);
@@ -258,12 +275,12 @@ impl<'c, 'r> Walker<'c, 'r> {
             Expr::Name(name) if name.ctx == ExprContext::Load => {
                 let values = self.value(expression);
                 self.check_calls(&values, expression.range());
-                let (bound, builtin_too) = self.scopes.look_up(&name.id);
-                if builtin_too {
+                let seen = self.scopes.look_up(&name.id, self.collector);
+                if seen.builtin_too {
                     self.check_attribute(&name.id, expression.range());
                 }
                 // Of a module that gave all its names.
-                if builtin_too && self.scopes.starred && !bound.is_thing(&name.id) {
+                if seen.builtin_too && self.scopes.starred && !seen.values.is_thing(&name.id) {
                     self.check_thing(expression, &Values::unknown());
                 }
             }
@@ -446,8 +463,8 @@ impl Walker<'_, '_> {
             Expr::Named(named) => {
                 self.visit_expr(&named.value);
                 if let Expr::Name(name) = &*named.target {
-                    let (values, sure) = (self.value(&named.value), false);
-                    self.scopes.bind_outside(&name.id, &values, sure);
+                    let values = self.value(&named.value);
+                    self.scopes.outside(|scopes| scopes.bind_in_order(&name.id, &values, false));
                 }
             }
             _ => walk_expr(self, expression),
@@ -530,16 +547,17 @@ impl Walker<'_, '_> {
                 }
                 walk_stmt(walker, statement);
             }),
-            Stmt::With(with) => {
+            // `suppress` goes on behind what failed.
+            Stmt::With(with) => self.conditional(|walker| {
                 for item in &with.items {
-                    self.visit_expr(&item.context_expr);
+                    walker.visit_expr(&item.context_expr);
                     if let Some(target) = &item.optional_vars {
-                        self.visit_expr(target);
-                        self.bind_target(target, &Values::unknown());
+                        walker.visit_expr(target);
+                        walker.bind_target(target, &Values::unknown());
                     }
                 }
-                self.visit_body(&with.body);
-            }
+                walker.visit_body(&with.body);
+            }),
             _ => walk_stmt(self, statement),
         }
     }
@@ -568,12 +586,15 @@ impl Walker<'_, '_> {
         if let Some(arguments) = &class.arguments {
             self.visit_arguments(arguments);
         }
-        self.bind(&class.name, &Values::unknown());
         let before = self.scopes.enter(Kind::Class);
+        let conditions = std::mem::take(&mut self.conditions);
         if let Some(parameters) = &class.type_params {
             self.visit_type_params(parameters);
         }
         self.visit_body(&class.body);
+        self.conditions = conditions;
         self.scopes.leave(before);
+        // The body has run by then.
+        self.bind(&class.name, &Values::unknown());
     }
 }

@@ -207,6 +207,23 @@ fn texts_without_code_cost_what_their_names_cost() {
 }
 
 #[test]
+fn names_are_looked_for_in_deep_scopes_for_what_it_costs() {
+    let python = |depth: usize, names: usize| format!("{}[{}]", "lambda b:".repeat(depth), "a,".repeat(names));
+    let javascript =
+        |depth: usize, names: usize| format!("{}{}{}", "{let b;".repeat(depth), "a;".repeat(names), "}".repeat(depth));
+    for depth in [100, 500, 900] {
+        assert!(check(Language::Python, &python(depth, 500_000)).unwrap().truncated, "{depth}");
+        let refused = check(Language::JavaScript, &javascript(depth, 500_000));
+        assert!(refused.map_or_else(|error| error == ScreenError::TooAmbiguous, |report| report.truncated), "{depth}");
+    }
+    // As deep as programs are that mean well.
+    for depth in [0, 5, 12] {
+        assert!(!check(Language::Python, &python(depth, 100_000)).unwrap().truncated, "{depth}");
+        assert!(!check(Language::JavaScript, &javascript(depth, 100_000)).unwrap().truncated, "{depth}");
+    }
+}
+
+#[test]
 fn comments_without_an_end_are_looked_for_once() {
     check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
     check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();

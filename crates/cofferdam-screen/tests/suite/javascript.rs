@@ -220,6 +220,30 @@ const SEEN: &[(&str, &str)] = &[
     ("process[x]('fs')", "1:1 dynamic-import"),
     ("globalThis[n](1)", "1:1 dynamic-import"),
     ("for (const k in module) module[k]('fs')", "1:25 dynamic-import"),
+    ("const { [atob('YmluZGluZw==')]: b } = process; b('fs')", "1:10 dynamic-import"),
+    ("function f({ [x]: b } = process) { b('fs') }", "1:15 dynamic-import"),
+    ("let b; ({ [x]: b } = process); b('fs')", "1:12 dynamic-import"),
+    ("const { [x]: m } = require.cache; m.require('fs')", "1:35 import:fs"),
+    ("let p; ({ ...p } = process); p.binding('fs')", "1:30 call:process.binding"),
+    ("Reflect.get(globalThis, atob('ZXZhbA=='))(y)", "1:1 dynamic-import"),
+    ("Reflect.get.call(null, process, x)", "1:1 dynamic-import"),
+    ("const g = Reflect.get; g(module, x)", "1:24 dynamic-import"),
+    ("['eval'].map(Reflect.get.bind(null, globalThis))", "1:14 dynamic-import"),
+    // A name that is declared and still means what Node has there.
+    ("var require; require('fs')", "1:14 import:fs"),
+    ("require('fs'); var require = 1", "1:1 import:fs"),
+    ("var process; process.binding('fs')", "1:14 call:process.binding"),
+    ("var eval; eval(x)", "1:11 call:eval"),
+    ("{ var require } require('fs')", "1:17 import:fs"),
+    ("{ function require() {} } require('child_process')", "1:27 import:child_process"),
+    ("{ function process() {} } process.binding('fs'); export {}", "1:27 call:process.binding"),
+    ("if (x) function require() {}\nrequire('fs')", "2:1 import:fs"),
+    ("function f() { 'use strict'; { function eval2() {} function require() {} } require('fs') }", "1:76 import:fs"),
+    ("const r = require; function f() { 'use strict'; { function r() {} } r('fs') }", "1:69 import:fs"),
+    ("(class require {}); require('fs')", "1:21 import:fs"),
+    ("arguments[1]('fs')", "1:1 dynamic-import, 1:1 import:fs"),
+    ("(() => arguments[2].require('fs'))()", "1:8 dynamic-import, 1:8 import:fs"),
+    ("const [, r] = arguments; r('fs')", "1:15 dynamic-import, 1:26 import:fs"),
 ];
 
 const NOT_SEEN: &[&str] = &[
@@ -315,6 +339,14 @@ const NOT_SEEN: &[&str] = &[
     "[1, 2].map(String).filter(Boolean)",
     "Object.keys(globalThis); Object.assign({}, x, { ...y }); Object.values(process.env)",
     "for (let i = 10; i --> 0;) f(i)",
+    "const { [x]: y } = z; ({ [x]: y } = z); Reflect.get(z, x); Reflect.get(process, 'env')",
+    "const { ['env']: e, [`argv`]: a } = process",
+    "function f() { var require; require('fs') }",
+    "{ function require() {} require('fs') }",
+    "(class require { static f() { require('fs') } })",
+    "function f() { return arguments[1]('fs') }",
+    "let arguments2; x.arguments[1]('fs'); ({ arguments: 1 })",
+    "var n = 'path'; require(`${n}`)",
 ];
 
 /// What is harmless and found all the same, as the documentation says.

@@ -235,6 +235,19 @@ const SEEN: &[(&str, &str)] = &[
     ("import importlib as i\ngetattr(i, n)", "2:1 dynamic-import"),
     ("import sys\nsys.modules[n]", "2:1 dynamic-import"),
     ("import sys\nsys.modules.get(n)", "2:1 dynamic-import"),
+    // A name that is bound late or never.
+    ("exec('import os')\nexec = 1", "1:1 call:exec, 1:1 import:os"),
+    ("eval.__doc__ if False else 1\ndef eval(): pass", "1:1 call:eval"),
+    ("def f():\n    eval(x)\nf()\neval = 1", "2:5 call:eval"),
+    ("def f():\n    global exec\n    exec = 1\nexec('import os')", "4:1 call:exec, 4:1 import:os"),
+    ("class A:\n    exec('import os')\n    exec = 1", "2:5 call:exec, 2:5 import:os"),
+    ("class A:\n    global exec\n    exec = 1\n    exec(x)", "4:5 call:exec"),
+    ("class exec:\n    exec('import os')", "2:5 call:exec, 2:5 import:os"),
+    ("class A:\n    if x:\n        eval = 1\n    eval(y)", "4:5 call:eval"),
+    ("[1 for exec in exec('import os')]", "1:16 call:exec, 1:16 import:os"),
+    ("with suppress(E):\n    f()\n    eval = 1\neval(x)", "4:1 call:eval"),
+    ("def g():\n    eval = 1\n    def f():\n        global eval\n        def h(): eval(x)", "5:18 call:eval"),
+    ("class A:\n    eval = 1\n    def f(self): exec('eval(x)')", "3:18 call:eval, 3:18 call:exec"),
 ];
 
 const NOT_SEEN: &[&str] = &[
@@ -312,7 +325,12 @@ const NOT_SEEN: &[&str] = &[
     "x: 'os' = 1",
     "@property\ndef os(self): pass",
     "global_os = lambda: 1",
-    "eval.__doc__ if False else 1\ndef eval(): pass",
+    "exec = print\ndef f(): exec(1)\nf()",
+    "class A:\n    def f(self): return self.exec(1)\n    def exec(self, x): pass",
+    "if x:\n    class A:\n        eval = print\n        eval(1)",
+    "def f():\n    if x:\n        eval = print\n    eval(1)",
+    "[eval(1) for eval in x]",
+    "import importlib\ndef f(): importlib.import_module(f'{n}')\nn = 'json'",
     "from mine import *\nfrom tkinter import *\nRoot()",
     "from importlib import *\nimport_module('json')",
     "from sys import *\nprint(argv)",

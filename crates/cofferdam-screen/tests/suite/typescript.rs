@@ -25,6 +25,10 @@ const CASES: &[(&str, &str)] = &[
     ("@eval('x') class A {}", "1:2 call:eval"),
     ("abstract class A { abstract eval(): void }", ""),
     ("declare function require(x: string): any", ""),
+    ("declare function require(x: string): any; require('fs')", "1:43 import:fs"),
+    ("declare const require: any; require('fs')", "1:29 import:fs"),
+    ("declare class process {} process.binding('fs')", "1:26 call:process.binding"),
+    ("import { type process } from 'x'; process.binding('fs')", "1:35 call:process.binding"),
 ];
 
 #[test]
