@@ -17,6 +17,9 @@ const ENTRIES: usize = 2048;
 /// Longer than the parts of any file of `/proc` that are looked at here.
 const TEXT: usize = 4096;
 
+/// Looks in a row at which processes could not be listed, after which memory counts as used up.
+const MOST_BLIND: u32 = 40;
+
 /// A limit that was passed.
 #[derive(Clone, Copy)]
 pub enum Passed {
@@ -35,6 +38,8 @@ pub struct Watch {
     ledger: Ledger,
     last_look: u64,
     due: u64,
+    /// Looks in a row at which processes could not be listed.
+    blind: u32,
 }
 
 impl Watch {
@@ -49,6 +54,7 @@ impl Watch {
             ledger: Ledger::default(),
             last_look: now,
             due: now,
+            blind: 0,
         })
     }
 
@@ -93,7 +99,8 @@ impl Watch {
 
     fn passed(&mut self) -> Option<Passed> {
         let total = total(self.seed);
-        if self.memory.is_some_and(|limit| total.memory > limit) {
+        self.blind = if total.listed { 0 } else { self.blind + 1 };
+        if self.memory.is_some_and(|limit| total.memory > limit || self.blind >= MOST_BLIND) {
             return Some(Passed::Memory);
         }
         let now = sys::now_micros();
@@ -108,6 +115,8 @@ struct Total {
     memory: u64,
     cpu_micros: u64,
     population: Population,
+    /// Whether all processes could be listed.
+    listed: bool,
 }
 
 /// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
@@ -117,9 +126,10 @@ fn total(seed: u64) -> Total {
     // Before the list is read: who is born meanwhile makes the next look find another number here.
     let last = texts::last_pid(sys::read_file(b"/proc/loadavg\0", &mut text));
     let population = Population::new(seed, last);
-    let mut total = Total { memory: 0, cpu_micros: sys::reaped_cpu_micros(), population };
+    let mut total = Total { memory: 0, cpu_micros: sys::reaped_cpu_micros(), population, listed: false };
+    let mut whole = true;
     let mut entries = [0; ENTRIES];
-    each_process(&mut entries, |pid| {
+    let listed = each_process(&mut entries, |pid| {
         total.population.add(pid);
         let number = pid as u32;
         let status = sys::read_file(Path::new("/proc/", number, "/status").bytes(), &mut text);
@@ -128,7 +138,13 @@ fn total(seed: u64) -> Total {
         total.memory += resident + counted_descriptors(number, status) * DESCRIPTOR_BYTES;
         let stat = sys::read_file(Path::new("/proc/", number, "/stat").bytes(), &mut text);
         total.cpu_micros += texts::cpu_micros(stat);
+        whole &= !stat.is_empty();
     });
+    total.listed = listed;
+    if !listed || !whole {
+        // Nobody knows who was there, so that it counts as others than before.
+        total.population = Population::new(seed ^ sys::now_micros(), last);
+    }
     // What is stored in the sandbox's own tmpfs is memory as well.
     total.memory += sys::used_bytes(b"/tmp\0").unwrap_or(0);
     total
@@ -149,13 +165,13 @@ fn hidden_descriptors(status: &[u8]) -> u64 {
     texts::field(status, b"FDSize:").unwrap_or(0).saturating_sub(FIRST_TABLE)
 }
 
-/// Goes through the sandbox's processes, this one left out.
-pub fn each_process(buffer: &mut [u8], mut visit: impl FnMut(i32)) {
+/// Goes through the sandbox's processes, this one left out; `false` when not all of them could be listed.
+pub fn each_process(buffer: &mut [u8], mut visit: impl FnMut(i32)) -> bool {
     each_name(b"/proc\0", buffer, |name| {
         if let Some(pid) = texts::pid(name).filter(|&pid| pid > 1) {
             visit(pid);
         }
-    });
+    })
 }
 
 /// Goes through the names in a directory, reading as many at once as the buffer takes; `false` when it cannot be read.

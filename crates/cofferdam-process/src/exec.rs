@@ -307,7 +307,7 @@ impl Run {
             self.core.kill_all();
         }
         if due.look {
-            let used = self.share.charged(self.core.limits().cpu_time).unwrap_or(0);
+            let used = self.share.charged(self.core.limits().cpu_time);
             self.supervision.looked(used, now);
         }
         if self.supervision.kill_now(now) {
@@ -339,6 +339,9 @@ impl Run {
             watched_cpu,
             closed_by_owner: self.core.is_closed_by_owner(),
         };
+        if let Some(error) = self.supervision.uncounted(ended) {
+            return Err(error);
+        }
         self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| died(&self.core, "exit"))
     }
 
