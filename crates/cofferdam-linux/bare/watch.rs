@@ -27,15 +27,27 @@ pub enum Passed {
     Cpu,
 }
 
+/// What was used and charged by the time that an exec started.
+#[derive(Clone, Copy)]
+pub struct Since {
+    charged_micros: u64,
+    cpu_micros: u64,
+}
+
+impl Since {
+    /// Nothing.
+    pub const NOTHING: Self = Self { charged_micros: 0, cpu_micros: 0 };
+}
+
 /// The watch.
 pub struct Watch {
     memory: Option<u64>,
     cpu_micros: Option<u64>,
     /// Begins the digest of who is there.
     seed: u64,
-    /// CPU time at the start of the exec that started last.
-    base_cpu_micros: u64,
     ledger: Ledger,
+    /// The start of the exec that has run for longest.
+    since: Since,
     last_look: u64,
     due: u64,
     /// Looks in a row at which processes could not be listed.
@@ -50,21 +62,30 @@ impl Watch {
             memory,
             cpu_micros,
             seed,
-            base_cpu_micros: 0,
             ledger: Ledger::default(),
+            since: Since::NOTHING,
             last_look: now,
             due: now,
             blind: 0,
         })
     }
 
-    /// An exec starts: it is charged with what is used from now on.
-    pub fn begin(&mut self) {
+    /// An exec starts: it is charged with what is used from now on. Where others run beside it, their account goes on,
+    /// so that no start, not even one that fails, forgives what was used; else it is a new one.
+    pub fn begin(&mut self, beside: bool) -> Since {
         let total = total(self.seed);
-        self.base_cpu_micros = total.cpu_micros;
-        self.ledger = Ledger::open(total.cpu_micros, total.population);
-        self.last_look = sys::now_micros();
-        self.due = self.last_look + WATCH_EVERY_MICROS;
+        if beside {
+            self.charge(&total);
+        } else {
+            self.ledger = Ledger::open(total.cpu_micros, total.population);
+            self.last_look = sys::now_micros();
+            self.due = self.last_look + WATCH_EVERY_MICROS;
+        }
+        let since = Since { charged_micros: self.ledger.charged_micros(), cpu_micros: total.cpu_micros };
+        if !beside {
+            self.since = since;
+        }
+        since
     }
 
     /// Everything was stopped until now; that time is not charged. A seed replaces the one that there was.
@@ -81,17 +102,23 @@ impl Watch {
         self.due.saturating_sub(sys::now_micros())
     }
 
-    /// CPU time of an exec that has ended, of whose main process this was read. Others of the exec may still be there,
-    /// or were reaped by nobody but this process.
-    pub fn used(&self, reaped_micros: u64) -> u64 {
-        total(self.seed).cpu_micros.saturating_sub(self.base_cpu_micros).max(reaped_micros)
+    /// CPU time of an exec that has ended, of whose main process this was read. Where this watch is what counts, it is
+    /// all that was used since the exec started: others of it may still be there, or were reaped by nobody but this
+    /// process.
+    pub fn used(&self, reaped_micros: u64, since: Since) -> u64 {
+        if self.cpu_micros.is_none() {
+            return reaped_micros;
+        }
+        total(self.seed).cpu_micros.saturating_sub(since.cpu_micros).max(reaped_micros)
     }
 
-    /// Looks, if it is time to. Tells of a limit that was passed.
-    pub fn look(&mut self) -> Option<Passed> {
+    /// Looks, if it is time to. Tells of a limit that was passed, by what was used since one of those started that run.
+    pub fn look(&mut self, running: impl Iterator<Item = Since>) -> Option<Passed> {
         if sys::now_micros() < self.due {
             return None;
         }
+        // What the last one left is charged to nobody else.
+        self.since = running.min_by_key(|since| since.charged_micros).unwrap_or(self.since);
         let passed = self.passed();
         self.due = sys::now_micros() + WATCH_EVERY_MICROS;
         passed
@@ -103,11 +130,15 @@ impl Watch {
         if self.memory.is_some_and(|limit| total.memory > limit || self.blind >= MOST_BLIND) {
             return Some(Passed::Memory);
         }
+        self.charge(&total);
+        let charged = self.ledger.charged_micros().saturating_sub(self.since.charged_micros);
+        self.cpu_micros.is_some_and(|limit| charged > limit).then_some(Passed::Cpu)
+    }
+
+    fn charge(&mut self, total: &Total) {
         let now = sys::now_micros();
         let span = now.saturating_sub(core::mem::replace(&mut self.last_look, now));
         self.ledger.charge(span, sys::processors().max(1), total.cpu_micros, total.population);
-        let over = self.cpu_micros.is_some_and(|limit| self.ledger.charged_micros() > limit);
-        over.then_some(Passed::Cpu)
     }
 }
 
