@@ -241,9 +241,11 @@ impl Supervision {
         let Reasons { timed_out, cancelled, over_cpu, uncounted } = self.reasons;
         let by_itself = ended.is_some_and(|ended| ended.status & 0x7f == 0);
         (uncounted && !timed_out && !cancelled && !over_cpu && !by_itself).then(|| {
-            let what = "its CPU time could not be read any more, and it was killed, since its limit would not have held";
-            Error::new(ErrorKind::Unavailable, "exit", what)
-                .with_remedy("look whether what runs in the sandbox uses up files or memory of its kernel, then try again")
+            let what =
+                "its CPU time could not be read any more, and it was killed, since its limit would not have held";
+            Error::new(ErrorKind::Unavailable, "exit", what).with_remedy(
+                "look whether what runs in the sandbox uses up files or memory of its kernel, then try again",
+            )
         })
     }
 
