@@ -21,7 +21,8 @@ pub struct Limits {
     ///
     /// Where several execs run in a sandbox at the same time, one is not charged with what is known to be another's; what
     /// nobody can tell apart is charged to each of them, and so is what earlier execs left running. A backend whose
-    /// counter knows no execs charges each with all that the sandbox uses while it runs.
+    /// counter knows no execs charges each with all that the sandbox uses while it runs. An exec whose CPU time cannot be
+    /// read any more is killed, and its exit is an error that says so.
     #[serde(with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub cpu_time: Option<Duration>,

@@ -10,12 +10,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Exit, LimitKind, Usage};
+use crate::{Error, ErrorKind, Exit, LimitKind, Usage};
 
 /// Time that whoever kills on order has, before everything is ended instead.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// CPU time is looked at no more often than this.
 const CPU_LOOK: Duration = Duration::from_millis(5);
+/// Looks in a row at CPU time that nobody could read, before the exec is killed: its limit would not hold.
+const MOST_UNREAD: u32 = 20;
 const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
 
@@ -47,6 +49,7 @@ struct Reasons {
     timed_out: bool,
     cancelled: bool,
     over_cpu: bool,
+    uncounted: bool,
 }
 
 /// What to do now.
@@ -100,6 +103,8 @@ pub struct Supervision {
     kill_at: Option<Instant>,
     killed_at: Option<Instant>,
     cpu_look: Option<Instant>,
+    /// Looks in a row at which nothing could be read.
+    unread: u32,
 }
 
 impl Supervision {
@@ -113,6 +118,7 @@ impl Supervision {
             kill_at: None,
             killed_at: None,
             cpu_look: None,
+            unread: 0,
         };
         made.cpu_look = made.next_look(0, now);
         made
@@ -181,8 +187,19 @@ impl Supervision {
         due
     }
 
-    /// Takes in the CPU time used so far.
-    pub fn looked(&mut self, cpu_micros: u64, now: Instant) {
+    /// Takes in the CPU time used so far; `None` where it could not be read, which is no reason to let it go on for long.
+    pub fn looked(&mut self, cpu_micros: Option<u64>, now: Instant) {
+        let Some(cpu_micros) = cpu_micros else {
+            self.unread += 1;
+            self.reasons.uncounted |= self.unread >= MOST_UNREAD;
+            if self.reasons.uncounted {
+                self.kill_at = Some(now);
+            } else {
+                self.cpu_look = Some(now + CPU_LOOK);
+            }
+            return;
+        };
+        self.unread = 0;
         if self.over_cpu(cpu_micros) {
             self.reasons.over_cpu = true;
             self.kill_at = Some(now);
@@ -204,7 +221,8 @@ impl Supervision {
 
     /// Whether what outlived the program itself must be killed, too.
     pub fn kills_the_rest(&self) -> bool {
-        self.reasons.cancelled || self.reasons.timed_out || self.reasons.over_cpu
+        let Reasons { timed_out, cancelled, over_cpu, uncounted } = self.reasons;
+        timed_out || cancelled || over_cpu || uncounted
     }
 
     fn over_cpu(&self, cpu_micros: u64) -> bool {
@@ -216,6 +234,19 @@ impl Supervision {
         let limit = self.allowance.cpu.filter(|_| self.allowance.counted)?;
         let left = limit.saturating_sub(Duration::from_micros(cpu_micros));
         Some(now + (left / self.allowance.processors.max(1)).max(CPU_LOOK))
+    }
+
+    /// The error that stands for the exit of an exec which was killed because its CPU time could not be read any more.
+    pub fn uncounted(&self, ended: Option<Ended>) -> Option<Error> {
+        let Reasons { timed_out, cancelled, over_cpu, uncounted } = self.reasons;
+        let by_itself = ended.is_some_and(|ended| ended.status & 0x7f == 0);
+        (uncounted && !timed_out && !cancelled && !over_cpu && !by_itself).then(|| {
+            let what =
+                "its CPU time could not be read any more, and it was killed, since its limit would not have held";
+            Error::new(ErrorKind::Unavailable, "exit", what).with_remedy(
+                "look whether what runs in the sandbox uses up files or memory of its kernel, then try again",
+            )
+        })
     }
 
     /// How the exec ended; `None` when it vanished and nothing that was done or counted explains it.
@@ -341,12 +372,36 @@ mod tests {
         assert_eq!(it.next(), Some(begun + SECOND * 2));
         assert!(it.due(begun + SECOND * 2).look);
         assert_eq!(it.next(), Some(begun + SECOND * 10), "not again before it was told");
-        it.looked(3_000_000, begun + SECOND * 2);
+        it.looked(Some(3_000_000), begun + SECOND * 2);
         assert_eq!(it.next(), Some(begun + SECOND * 5 / 2));
-        it.looked(4_000_000, begun + SECOND * 3);
+        it.looked(Some(4_000_000), begun + SECOND * 3);
         assert!(it.kill_now(begun + SECOND * 3));
         let exit = it.exit(Some(KILLED), &Accounts::default(), begun).unwrap();
         assert_eq!(exit.killed_by, Some(LimitKind::Cpu));
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_not_let_go_on() {
+        let (mut it, begun) = supervision(Some(SECOND * 4));
+        let mut now = begun + SECOND * 2;
+        assert!(it.due(now).look);
+        for _ in 1..MOST_UNREAD {
+            it.looked(None, now);
+            now += CPU_LOOK;
+            assert!(it.next() == Some(now) && it.due(now).look && !it.kill_now(now));
+        }
+        let mut read = it.clone();
+        read.looked(Some(0), now);
+        assert_eq!(read.next(), Some(now + SECOND * 2));
+        read.looked(None, now);
+        assert!(!read.kill_now(now) && read.uncounted(Some(KILLED)).is_none(), "not in a row");
+        it.looked(None, now);
+        assert!(it.kill_now(now) && it.kills_the_rest());
+        assert_eq!(it.uncounted(Some(KILLED)).map(|error| error.kind()), Some(ErrorKind::Unavailable));
+        assert!(it.uncounted(None).is_some());
+        assert!(it.uncounted(Some(EXITED)).is_none(), "it ended by itself");
+        it.due(begun + SECOND * 10);
+        assert!(it.uncounted(Some(KILLED)).is_none(), "it timed out");
     }
 
     #[test]

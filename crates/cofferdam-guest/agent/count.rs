@@ -1,6 +1,6 @@
 //! What the control groups of the sandbox count, as they are seen inside.
 
-use super::sys;
+use super::sys::{self, Fd};
 use super::texts;
 use super::wire::{Counts, Texts};
 
@@ -9,21 +9,64 @@ const TEXT: usize = 2048;
 /// Room for the names of the stores.
 const STORES: usize = 1024;
 
+/// The files of control groups that count, open for as long as there is somebody to ask: whoever uses up what the kernel
+/// has for open files must not keep the agent from counting.
+struct Files {
+    cpu: Option<Fd>,
+    memory: Option<Fd>,
+    peak: Option<Fd>,
+    kills: Option<Fd>,
+    refused: Option<Fd>,
+    tasks: Option<Fd>,
+}
+
+impl Files {
+    const NONE: Self = Self { cpu: None, memory: None, peak: None, kills: None, refused: None, tasks: None };
+
+    fn first() -> Self {
+        Self {
+            cpu: open(b"/sys/fs/cgroup/cpuacct/cpuacct.usage\0"),
+            memory: open(b"/sys/fs/cgroup/memory/memory.usage_in_bytes\0"),
+            peak: open(b"/sys/fs/cgroup/memory/memory.max_usage_in_bytes\0"),
+            kills: open(b"/sys/fs/cgroup/memory/memory.oom_control\0"),
+            refused: open(b"/sys/fs/cgroup/pids/pids.events\0"),
+            tasks: open(b"/sys/fs/cgroup/pids/pids.current\0"),
+        }
+    }
+
+    fn second() -> Self {
+        Self {
+            cpu: open(b"/sys/fs/cgroup/cpu.stat\0"),
+            memory: open(b"/sys/fs/cgroup/memory.current\0"),
+            peak: open(b"/sys/fs/cgroup/memory.peak\0"),
+            kills: open(b"/sys/fs/cgroup/memory.events\0"),
+            refused: open(b"/sys/fs/cgroup/pids.events\0"),
+            tasks: open(b"/sys/fs/cgroup/pids.current\0"),
+        }
+    }
+}
+
 /// Where to look.
 pub struct Counters {
     groups: u8,
+    files: Files,
     stores: [u8; STORES],
     length: usize,
 }
 
 impl Counters {
     /// Nowhere.
-    pub const NEW: Self = Self { groups: 0, stores: [0; STORES], length: 0 };
+    pub const NEW: Self = Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0 };
 
     /// Looks into the groups of this version, and at the file systems of these directories. What does not fit is left
     /// out.
     pub fn configure(&mut self, groups: u8, stores: &Texts<'_>) {
         self.groups = groups;
+        self.files = match groups {
+            1 => Files::first(),
+            2 => Files::second(),
+            _ => Files::NONE,
+        };
         self.length = 0;
         for store in stores.iter() {
             let end = self.length + store.len();
@@ -38,10 +81,17 @@ impl Counters {
 
     /// Counts.
     pub fn read(&self) -> Counts {
-        let mut counts = match self.groups {
-            1 => first(),
-            2 => second(),
-            _ => Counts::default(),
+        let files = &self.files;
+        let cpu = if self.groups == 1 { number(&files.cpu).map(|nanos| nanos / 1000) } else { field(&files.cpu, b"usage_usec ") };
+        let mut counts = Counts {
+            cpu_micros: cpu,
+            memory: number(&files.memory),
+            peak: number(&files.peak),
+            kills: field(&files.kills, b"oom_kill "),
+            refused: field(&files.refused, b"max "),
+            tasks: number(&files.tasks),
+            stored: None,
+            full: None,
         };
         let stores = self.stores.get(..self.length).unwrap_or_default();
         for name in stores.split_inclusive(|&byte| byte == 0) {
@@ -55,38 +105,21 @@ impl Counters {
     }
 }
 
-fn first() -> Counts {
-    Counts {
-        cpu_micros: number(b"/sys/fs/cgroup/cpuacct/cpuacct.usage\0").map(|nanos| nanos / 1000),
-        memory: number(b"/sys/fs/cgroup/memory/memory.usage_in_bytes\0"),
-        peak: number(b"/sys/fs/cgroup/memory/memory.max_usage_in_bytes\0"),
-        kills: field(b"/sys/fs/cgroup/memory/memory.oom_control\0", b"oom_kill "),
-        refused: field(b"/sys/fs/cgroup/pids/pids.events\0", b"max "),
-        tasks: number(b"/sys/fs/cgroup/pids/pids.current\0"),
-        stored: None,
-        full: None,
-    }
+fn open(path: &[u8]) -> Option<Fd> {
+    sys::open_at(sys::AT_FDCWD, path, sys::O_RDONLY, 0).ok()
 }
 
-fn second() -> Counts {
-    Counts {
-        cpu_micros: field(b"/sys/fs/cgroup/cpu.stat\0", b"usage_usec "),
-        memory: number(b"/sys/fs/cgroup/memory.current\0"),
-        peak: number(b"/sys/fs/cgroup/memory.peak\0"),
-        kills: field(b"/sys/fs/cgroup/memory.events\0", b"oom_kill "),
-        refused: field(b"/sys/fs/cgroup/pids.events\0", b"max "),
-        tasks: number(b"/sys/fs/cgroup/pids.current\0"),
-        stored: None,
-        full: None,
-    }
+fn read<'a>(file: &Option<Fd>, text: &'a mut [u8]) -> Option<&'a [u8]> {
+    let file = file.as_ref()?;
+    sys::seek(file, 0).ok()?;
+    let length = sys::read_all(file.number(), text).ok()?;
+    text.get(..length)
 }
 
-fn number(path: &[u8]) -> Option<u64> {
-    let mut text = [0; TEXT];
-    texts::number(sys::read_file(path, &mut text).trim_ascii())
+fn number(file: &Option<Fd>) -> Option<u64> {
+    texts::number(read(file, &mut [0; TEXT])?.trim_ascii())
 }
 
-fn field(path: &[u8], key: &[u8]) -> Option<u64> {
-    let mut text = [0; TEXT];
-    texts::field(sys::read_file(path, &mut text), key)
+fn field(file: &Option<Fd>, key: &[u8]) -> Option<u64> {
+    texts::field(read(file, &mut [0; TEXT])?, key)
 }

@@ -8,6 +8,7 @@ use super::boxes::Outbox;
 use super::count::Counters;
 use super::launch;
 use super::sys::{self, Fd, Mapping, PollFd, Ready, Reaped, Res};
+use super::watch::Since;
 use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WINDOW};
 
 /// Output read at once.
@@ -29,6 +30,7 @@ pub struct Exec {
     pub id: u64,
     /// 0 once it was reaped.
     pub pid: i32,
+    since: Since,
     out: [Option<Fd>; 2],
     input: Option<Fd>,
     /// Input that the program did not take yet.
@@ -47,6 +49,7 @@ impl Exec {
     const NEW: Self = Self {
         id: 0,
         pid: 0,
+        since: Since::NOTHING,
         out: [const { None }; 2],
         input: None,
         pending: None,
@@ -213,16 +216,22 @@ impl Execs {
         self.list.iter().filter(|exec| exec.is_used())
     }
 
+    /// When each of those started whose program was not reaped.
+    pub fn since(&self) -> impl Iterator<Item = Since> {
+        self.iter().filter(|exec| exec.pid != 0).map(|exec| exec.since)
+    }
+
     /// Starts a program through `launch`, with descriptors of its own.
     pub fn start(
         &mut self,
         start: &Start<'_>,
+        since: Since,
         launch: impl FnOnce([i32; 3]) -> Result<i32, NotStarted>,
     ) -> Result<(), NotStarted> {
         let prepare = |errno| NotStarted { step: Step::Prepare, errno };
         let full = NotStarted { step: Step::Fork, errno: sys::EAGAIN };
         let slot = self.list.iter_mut().find(|exec| !exec.is_used()).ok_or(full)?;
-        let mut exec = Exec { id: start.exec, terminal: start.terminal.is_some(), ..Exec::NEW };
+        let mut exec = Exec { id: start.exec, since, terminal: start.terminal.is_some(), ..Exec::NEW };
         let ends = match start.terminal {
             Some(size) => terminal(&mut exec, start, size),
             None => pipes(&mut exec, start),
@@ -260,11 +269,12 @@ impl Execs {
         }
     }
 
-    /// A process has ended; `used` gives the CPU time of all that an exec used, from what was reaped.
-    pub fn reaped(&mut self, mut reaped: Reaped, used: impl FnOnce(u64) -> u64) {
+    /// A process has ended; `used` gives the CPU time of all that an exec used, from what was reaped and
+    /// its start.
+    pub fn reaped(&mut self, mut reaped: Reaped, used: impl FnOnce(u64, Since) -> u64) {
         let own = |exec: &&mut Exec| exec.is_used() && exec.pid == reaped.pid;
         let Some(exec) = self.list.iter_mut().find(own) else { return };
-        reaped.cpu_micros = used(reaped.cpu_micros);
+        reaped.cpu_micros = used(reaped.cpu_micros, exec.since);
         exec.pid = 0;
         exec.taken = 0;
         exec.ended = Some(reaped);

@@ -21,7 +21,7 @@ use super::probe::{self, Path};
 use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
 use super::texts;
 use super::tree;
-use super::watch::{self, Passed, Watch};
+use super::watch::{self, Passed, Since, Watch};
 use super::wire::{
     Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, Order, PART, Root, Start, Step, VERSION,
 };
@@ -186,14 +186,13 @@ impl Agent {
             let errno = if self.configured { EBUSY } else { EPROTO };
             return Err(NotStarted { step: Step::Prepare, errno });
         }
-        if let Some(watch) = &mut self.watch {
-            watch.begin();
-        }
+        let beside = execs.since().next().is_some();
+        let since = self.watch.as_mut().map_or(Since::NOTHING, |watch| watch.begin(beside));
         let rules = self.rules.as_ref().map(Fd::number);
         let confine = || rules.map_or(Ok(()), sys::landlock_restrict);
         let mark = self.mark;
         self.set_score(true);
-        let started = execs.start(start, |theirs| desk.launch(start, theirs, mark, &confine));
+        let started = execs.start(start, since, |theirs| desk.launch(start, theirs, mark, &confine));
         self.set_score(false);
         started?;
         self.started += 1;
@@ -270,7 +269,7 @@ fn collect(agent: &Agent, execs: &mut Execs) -> bool {
     for _ in 0..MOST_REAPED {
         let Some(reaped) = sys::reap() else { return false };
         // Summing up takes long: only for an exec's own program, and not for every orphan.
-        execs.reaped(reaped, |micros| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros)));
+        execs.reaped(reaped, |micros, since| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros, since)));
     }
     true
 }
@@ -313,7 +312,7 @@ impl Agent {
             inbox.wipe();
         }
         let watch = self.watch.as_mut().filter(|_| self.stage == Stage::Open && sys::has_children());
-        if let Some(passed) = watch.and_then(Watch::look) {
+        if let Some(passed) = watch.and_then(|watch| watch.look(table.execs.since())) {
             sys::kill(-1, sys::SIGKILL);
             table.outbox.answer(0, &Answer::LimitPassed { memory: matches!(passed, Passed::Memory) });
         }

@@ -312,7 +312,7 @@ impl Run {
                 },
                 used = look_at(&mut look) => {
                     look = None;
-                    self.standing.supervision().looked(used.unwrap_or(0), Instant::now());
+                    self.standing.supervision().looked(used, Instant::now());
                 }
                 _ = pauses.changed() => {}
                 () = sleep_until(next) => self.attend(&mut look),
@@ -412,6 +412,9 @@ impl Run {
             closed_by_owner: link.is_closed_by_owner(),
         };
         let ended = end.map(|(ended, _)| ended);
+        if let Some(error) = self.standing.supervision().uncounted(ended) {
+            return Err(error);
+        }
         let exit = self.standing.supervision().exit(ended, &accounts, Instant::now());
         exit.ok_or_else(|| link.error("exit"))
     }

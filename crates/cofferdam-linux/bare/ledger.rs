@@ -1,10 +1,10 @@
-//! CPU time that one exec is charged with where no control group counts it: never less than it used.
+//! CPU time that execs are charged with where no control group counts it: never less than they used.
 //!
 //! The times of the processes that are there, and of those that their parents waited for, can be read. Those of a
 //! process that nobody waits for vanish with it. So a span in which a process appeared or vanished counts as if every
 //! processor had worked all the time; only a span with the same processes at both ends is charged with what they used.
 
-/// The account of the exec that started last.
+/// The account of the execs that run at the same time.
 #[derive(Debug, Default)]
 pub struct Ledger {
     charged_micros: u64,

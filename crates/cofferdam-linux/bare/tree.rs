@@ -32,20 +32,23 @@ pub fn signal(signal: i32, alone: bool, belongs: &dyn Fn(i32) -> bool) {
             let seen = signal_once(list.bytes_mut(), signal, belongs);
             // One that was alive when the list was made may have left a child behind by the time it was looked at. That
             // child is in the next list, and was in none before.
-            if !seen.alive && before == Some(seen.who) {
+            if seen.whole && !seen.alive && before == Some(seen.who) {
                 return;
             }
             before = Some(seen.who);
         }
     }
     if kills {
-        // It forks faster than it can be counted. The sandbox ends rather than the order be disobeyed.
+        // It forks faster than it can be counted, or nobody can be listed where the kernel opens no more files. The
+        // sandbox ends rather than the order be disobeyed.
         sys::kill(-1, sys::SIGKILL);
     }
 }
 
 /// What a scan saw of what belongs.
 struct Seen {
+    /// Whether everything was listed.
+    whole: bool,
     /// Whether something was alive.
     alive: bool,
     /// Stands for all that there was, ended and not yet reaped included: this process reaps nothing between scans.
@@ -55,8 +58,8 @@ struct Seen {
 /// Signals what belongs and is alive. All are listed before the first is signalled, so that what a program starts in
 /// answer to a signal does not get one.
 fn signal_once(list: &mut [u8], signal: i32, belongs: &dyn Fn(i32) -> bool) -> Seen {
-    let mut seen = Seen { alive: false, who: Population::new(0, 0) };
-    watch::each_process(list, |pid| {
+    let mut seen = Seen { whole: false, alive: false, who: Population::new(0, 0) };
+    let whole = watch::each_process(list, |pid| {
         if belongs(pid) {
             seen.who.add(pid);
             if is_running(pid) {
@@ -65,7 +68,7 @@ fn signal_once(list: &mut [u8], signal: i32, belongs: &dyn Fn(i32) -> bool) -> S
             }
         }
     });
-    seen
+    Seen { whole, ..seen }
 }
 
 /// Waits a moment.
@@ -73,7 +76,9 @@ pub fn pause() {
     let _ = sys::wait([NOTHING; 2], Some(PAUSE_MICROS));
 }
 
+/// Whether a process is alive, or may be.
 fn is_running(pid: i32) -> bool {
-    let mut stat = [0; 512];
-    texts::is_running(sys::read_file(Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat))
+    let mut text = [0; 512];
+    let stat = sys::read_file(Path::new("/proc/", pid as u32, "/stat").bytes(), &mut text);
+    stat.is_empty() || texts::is_running(stat)
 }

@@ -17,11 +17,26 @@ const ENTRIES: usize = 2048;
 /// Longer than the parts of any file of `/proc` that are looked at here.
 const TEXT: usize = 4096;
 
+/// Looks in a row at which processes could not be listed, after which memory counts as used up.
+const MOST_BLIND: u32 = 40;
+
 /// A limit that was passed.
 #[derive(Clone, Copy)]
 pub enum Passed {
     Memory,
     Cpu,
+}
+
+/// What was used and charged by the time that an exec started.
+#[derive(Clone, Copy)]
+pub struct Since {
+    charged_micros: u64,
+    cpu_micros: u64,
+}
+
+impl Since {
+    /// Nothing.
+    pub const NOTHING: Self = Self { charged_micros: 0, cpu_micros: 0 };
 }
 
 /// The watch.
@@ -30,11 +45,13 @@ pub struct Watch {
     cpu_micros: Option<u64>,
     /// Begins the digest of who is there.
     seed: u64,
-    /// CPU time at the start of the exec that started last.
-    base_cpu_micros: u64,
     ledger: Ledger,
+    /// The start of the exec that has run for longest.
+    since: Since,
     last_look: u64,
     due: u64,
+    /// Looks in a row at which processes could not be listed.
+    blind: u32,
 }
 
 impl Watch {
@@ -45,20 +62,30 @@ impl Watch {
             memory,
             cpu_micros,
             seed,
-            base_cpu_micros: 0,
             ledger: Ledger::default(),
+            since: Since::NOTHING,
             last_look: now,
             due: now,
+            blind: 0,
         })
     }
 
-    /// An exec starts: it is charged with what is used from now on.
-    pub fn begin(&mut self) {
+    /// An exec starts: it is charged with what is used from now on. Where others run beside it, their account goes on,
+    /// so that no start, not even one that fails, forgives what was used; else it is a new one.
+    pub fn begin(&mut self, beside: bool) -> Since {
         let total = total(self.seed);
-        self.base_cpu_micros = total.cpu_micros;
-        self.ledger = Ledger::open(total.cpu_micros, total.population);
-        self.last_look = sys::now_micros();
-        self.due = self.last_look + WATCH_EVERY_MICROS;
+        if beside {
+            self.charge(&total);
+        } else {
+            self.ledger = Ledger::open(total.cpu_micros, total.population);
+            self.last_look = sys::now_micros();
+            self.due = self.last_look + WATCH_EVERY_MICROS;
+        }
+        let since = Since { charged_micros: self.ledger.charged_micros(), cpu_micros: total.cpu_micros };
+        if !beside {
+            self.since = since;
+        }
+        since
     }
 
     /// Everything was stopped until now; that time is not charged. A seed replaces the one that there was.
@@ -75,17 +102,23 @@ impl Watch {
         self.due.saturating_sub(sys::now_micros())
     }
 
-    /// CPU time of an exec that has ended, of whose main process this was read. Others of the exec may still be there,
-    /// or were reaped by nobody but this process.
-    pub fn used(&self, reaped_micros: u64) -> u64 {
-        total(self.seed).cpu_micros.saturating_sub(self.base_cpu_micros).max(reaped_micros)
+    /// CPU time of an exec that has ended, of whose main process this was read. Where this watch is what counts, it is
+    /// all that was used since the exec started: others of it may still be there, or were reaped by nobody but this
+    /// process.
+    pub fn used(&self, reaped_micros: u64, since: Since) -> u64 {
+        if self.cpu_micros.is_none() {
+            return reaped_micros;
+        }
+        total(self.seed).cpu_micros.saturating_sub(since.cpu_micros).max(reaped_micros)
     }
 
-    /// Looks, if it is time to. Tells of a limit that was passed.
-    pub fn look(&mut self) -> Option<Passed> {
+    /// Looks, if it is time to. Tells of a limit that was passed, by what was used since one of those started that run.
+    pub fn look(&mut self, running: impl Iterator<Item = Since>) -> Option<Passed> {
         if sys::now_micros() < self.due {
             return None;
         }
+        // What the last one left is charged to nobody else.
+        self.since = running.min_by_key(|since| since.charged_micros).unwrap_or(self.since);
         let passed = self.passed();
         self.due = sys::now_micros() + WATCH_EVERY_MICROS;
         passed
@@ -93,14 +126,19 @@ impl Watch {
 
     fn passed(&mut self) -> Option<Passed> {
         let total = total(self.seed);
-        if self.memory.is_some_and(|limit| total.memory > limit) {
+        self.blind = if total.listed { 0 } else { self.blind + 1 };
+        if self.memory.is_some_and(|limit| total.memory > limit || self.blind >= MOST_BLIND) {
             return Some(Passed::Memory);
         }
+        self.charge(&total);
+        let charged = self.ledger.charged_micros().saturating_sub(self.since.charged_micros);
+        self.cpu_micros.is_some_and(|limit| charged > limit).then_some(Passed::Cpu)
+    }
+
+    fn charge(&mut self, total: &Total) {
         let now = sys::now_micros();
         let span = now.saturating_sub(core::mem::replace(&mut self.last_look, now));
         self.ledger.charge(span, sys::processors().max(1), total.cpu_micros, total.population);
-        let over = self.cpu_micros.is_some_and(|limit| self.ledger.charged_micros() > limit);
-        over.then_some(Passed::Cpu)
     }
 }
 
@@ -108,6 +146,8 @@ struct Total {
     memory: u64,
     cpu_micros: u64,
     population: Population,
+    /// Whether all processes could be listed.
+    listed: bool,
 }
 
 /// What all processes of the sandbox use together. Shared memory counts for each process that maps it: rather too
@@ -117,9 +157,10 @@ fn total(seed: u64) -> Total {
     // Before the list is read: who is born meanwhile makes the next look find another number here.
     let last = texts::last_pid(sys::read_file(b"/proc/loadavg\0", &mut text));
     let population = Population::new(seed, last);
-    let mut total = Total { memory: 0, cpu_micros: sys::reaped_cpu_micros(), population };
+    let mut total = Total { memory: 0, cpu_micros: sys::reaped_cpu_micros(), population, listed: false };
+    let mut whole = true;
     let mut entries = [0; ENTRIES];
-    each_process(&mut entries, |pid| {
+    let listed = each_process(&mut entries, |pid| {
         total.population.add(pid);
         let number = pid as u32;
         let status = sys::read_file(Path::new("/proc/", number, "/status").bytes(), &mut text);
@@ -128,7 +169,13 @@ fn total(seed: u64) -> Total {
         total.memory += resident + counted_descriptors(number, status) * DESCRIPTOR_BYTES;
         let stat = sys::read_file(Path::new("/proc/", number, "/stat").bytes(), &mut text);
         total.cpu_micros += texts::cpu_micros(stat);
+        whole &= !stat.is_empty();
     });
+    total.listed = listed;
+    if !listed || !whole {
+        // Nobody knows who was there, so that it counts as others than before.
+        total.population = Population::new(seed ^ sys::now_micros(), last);
+    }
     // What is stored in the sandbox's own tmpfs is memory as well.
     total.memory += sys::used_bytes(b"/tmp\0").unwrap_or(0);
     total
@@ -149,13 +196,13 @@ fn hidden_descriptors(status: &[u8]) -> u64 {
     texts::field(status, b"FDSize:").unwrap_or(0).saturating_sub(FIRST_TABLE)
 }
 
-/// Goes through the sandbox's processes, this one left out.
-pub fn each_process(buffer: &mut [u8], mut visit: impl FnMut(i32)) {
+/// Goes through the sandbox's processes, this one left out; `false` when not all of them could be listed.
+pub fn each_process(buffer: &mut [u8], mut visit: impl FnMut(i32)) -> bool {
     each_name(b"/proc\0", buffer, |name| {
         if let Some(pid) = texts::pid(name).filter(|&pid| pid > 1) {
             visit(pid);
         }
-    });
+    })
 }
 
 /// Goes through the names in a directory, reading as many at once as the buffer takes; `false` when it cannot be read.

@@ -35,6 +35,16 @@ pub fn cpu_micros(pids: &[i32]) -> BTreeMap<u64, u64> {
     used
 }
 
+/// Whether what any of these used could be told, and by what mark.
+pub fn can_tell(pids: &[i32]) -> bool {
+    let read = |pid: &i32, name| contents(&File::open(format!("/proc/{pid}/{name}"))?);
+    let has_mark = |text: Vec<u8>| String::from_utf8_lossy(&text).contains(MARK);
+    let tells = |pid: &i32| {
+        read(pid, "limits").is_ok_and(has_mark) && read(pid, "stat").is_ok_and(|stat| micros_of(&stat).is_some())
+    };
+    sees_own_processes() && pids.iter().any(tells)
+}
+
 /// Whether `/proc` numbers processes as the caller does.
 fn sees_own_processes() -> bool {
     let own = std::fs::read_link("/proc/self").ok();
@@ -123,6 +133,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", used());
             std::thread::sleep(Duration::from_millis(10));
         }
+        assert!(can_tell(&[i32::MAX, pid]) && !can_tell(&[i32::MAX]) && !can_tell(&[]));
         assert_eq!(used().len(), 1, "who has no mark is nobody's");
         child.kill().unwrap();
         child.wait().unwrap();

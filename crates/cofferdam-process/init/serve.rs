@@ -8,7 +8,7 @@ use super::handover::Handover;
 use super::launch::{self, Desk};
 use super::sys::{self, Fd, Fds, Mapping, Ready, Res};
 use super::tree;
-use super::watch::{Passed, Watch};
+use super::watch::{Passed, Since, Watch};
 use super::wire::{self, Event, NotStarted, Order, Start, Step};
 
 /// How long the owner may take to read what it was told.
@@ -34,13 +34,13 @@ impl Room {
     pub const NEW: Self = Self {
         message: [0; USUAL_MESSAGE],
         desk: Desk::NEW,
-        running: Running { list: [(0, 0); MOST_RUNNING], count: 0 },
+        running: Running { list: [(0, 0, Since::NOTHING); MOST_RUNNING], count: 0 },
     };
 }
 
 /// The main process of each exec that runs.
 pub struct Running {
-    list: [(i32, u64); MOST_RUNNING],
+    list: [(i32, u64, Since); MOST_RUNNING],
     count: usize,
 }
 
@@ -49,20 +49,25 @@ impl Running {
         self.count >= MOST_RUNNING
     }
 
-    fn add(&mut self, pid: i32, exec: u64) {
+    /// When each of them started.
+    fn since(&self) -> impl Iterator<Item = Since> {
+        self.list.iter().take(self.count).map(|(_, _, since)| *since)
+    }
+
+    fn add(&mut self, pid: i32, exec: u64, since: Since) {
         if let Some(slot) = self.list.get_mut(self.count) {
-            *slot = (pid, exec);
+            *slot = (pid, exec, since);
             self.count += 1;
         }
     }
 
-    fn remove(&mut self, pid: i32) -> Option<u64> {
+    fn remove(&mut self, pid: i32) -> Option<(u64, Since)> {
         let used = self.list.get_mut(..self.count)?;
-        let at = used.iter().position(|(known, _)| *known == pid)?;
-        let (_, exec) = *used.get(at)?;
+        let at = used.iter().position(|(known, _, _)| *known == pid)?;
+        let (_, exec, since) = *used.get(at)?;
         used.swap(at, used.len() - 1);
         self.count -= 1;
-        Some(exec)
+        Some((exec, since))
     }
 }
 
@@ -154,7 +159,7 @@ impl Init {
                 Err(errno) => return Err(errno),
             }
         }
-        if let Some(passed) = self.watch.as_mut().and_then(Watch::look) {
+        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.look(room.running.since())) {
             sys::kill(-1, sys::SIGKILL);
             // What the owner does not hear of is killed all the same.
             let _ = self.tell(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
@@ -218,9 +223,8 @@ impl Init {
         if self.execs_started == 1 {
             self.first = start.exec;
         }
-        if let Some(watch) = &mut self.watch {
-            watch.begin();
-        }
+        let beside = running.count > 0;
+        let since = self.watch.as_mut().map_or(Since::NOTHING, |watch| watch.begin(beside));
         let prepare = |errno| NotStarted { step: Step::Prepare, errno };
         let (pid, master) = match start.terminal {
             None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.mark), &|| Ok(()))?, None),
@@ -229,7 +233,7 @@ impl Init {
                 (desk.launch(start, [slave.number(); 3], Some(self.mark), &|| Ok(()))?, Some(master))
             }
         };
-        running.add(pid, start.exec);
+        running.add(pid, start.exec, since);
         self.last = self.last.or(start.last.then_some(start.exec));
         Ok(master)
     }
@@ -239,9 +243,9 @@ impl Init {
         let mut told = [0; 512];
         while sys::read(self.children.number(), &mut told).is_ok() {}
         while let Some(reaped) = sys::reap() {
-            let Some(exec) = running.remove(reaped.pid) else { continue };
+            let Some((exec, since)) = running.remove(reaped.pid) else { continue };
             let cpu_micros = match &self.watch {
-                Some(watch) => watch.used(reaped.cpu_micros),
+                Some(watch) => watch.used(reaped.cpu_micros, since),
                 None => reaped.cpu_micros,
             };
             let (status, peak_bytes) = (reaped.status, reaped.peak_bytes);

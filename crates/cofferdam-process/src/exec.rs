@@ -66,12 +66,13 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
     let enrolled = core.enroll();
     let prepared = prepare(&core.path, Some(core.code()), enrolled.exec, &request)?;
     let guard = Unstarted { core, exec: Some(enrolled.exec) };
+    let base = Base::begin(core, enrolled.exec);
     let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
     let sent = core.order(&Order::Start(prepared.start), &fds).await;
     drop(fds);
     sent.map_err(|error| died(core, "start").with_source(error))?;
     let running = Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
-    attach(core, &request, begun, enrolled, running, guard).await
+    attach(core, &request, begun, (enrolled, base), running, guard).await
 }
 
 /// What the host keeps of an exec that was ordered.
@@ -97,25 +98,34 @@ impl Drop for Unstarted<'_> {
     }
 }
 
+/// What was counted before an exec was ordered, so that nothing of its own is taken for others'.
+pub struct Base {
+    share: Share,
+    kills: u64,
+    refusals: u64,
+}
+
+impl Base {
+    /// An exec is about to be ordered. The first one is charged with all that there was.
+    pub fn begin(core: &Arc<Core>, exec: u64) -> Self {
+        let (cpu, kills, refusals) = match &core.stats {
+            Some(stats) if exec > 1 => (stats.cpu_micros().unwrap_or(0), stats.memory_kills(), stats.forks_refused()),
+            _ => (0, core.group_base.0, core.group_base.1),
+        };
+        Self { share: Share::begin(core, exec, cpu), kills, refusals }
+    }
+}
+
 /// Waits until an exec that was ordered runs, and makes its handle.
 pub async fn attach(
     core: &Arc<Core>,
     request: &ExecRequest,
     begun: Instant,
-    enrolled: Enrolled,
+    (enrolled, base): (Enrolled, Base),
     running: Running,
     mut guard: Unstarted<'_>,
 ) -> Result<ExecHandle> {
     let Enrolled { exec, on_start, on_end } = enrolled;
-    let base_cpu = match &core.stats {
-        Some(stats) if exec > 1 => stats.cpu_micros().unwrap_or(0),
-        _ => 0,
-    };
-    let share = Share::begin(core, exec, base_cpu);
-    let (base_kills, base_refusals) = match &core.stats {
-        Some(stats) if exec > 1 => (stats.memory_kills(), stats.forks_refused()),
-        _ => (core.group_base.0, core.group_base.1),
-    };
     let terminal = match on_start.await {
         Ok(Ok(terminal)) => terminal,
         Ok(Err((reason, errno))) => {
@@ -154,9 +164,7 @@ pub async fn attach(
         core: Arc::clone(core),
         exec,
         supervision: Supervision::new(begun, Instant::now(), allowance),
-        share,
-        base_kills,
-        base_refusals,
+        base,
         script: matches!(request.command(), Command::Script(_)),
     };
     if let Some((mut writer, data)) = ends.input.take() {
@@ -254,9 +262,7 @@ struct Run {
     core: Arc<Core>,
     exec: u64,
     supervision: Supervision,
-    share: Share,
-    base_kills: u64,
-    base_refusals: u64,
+    base: Base,
     script: bool,
 }
 
@@ -307,7 +313,7 @@ impl Run {
             self.core.kill_all();
         }
         if due.look {
-            let used = self.share.charged(self.core.limits().cpu_time).unwrap_or(0);
+            let used = self.base.share.charged(self.core.limits().cpu_time);
             self.supervision.looked(used, now);
         }
         if self.supervision.kill_now(now) {
@@ -318,7 +324,7 @@ impl Run {
     async fn signal(&self, kill: bool) {
         if kill {
             // Once it is gone, nobody can tell what it was that used so much.
-            self.share.look_if_shared(None);
+            self.base.share.look_if_shared(None);
         }
         if self.core.order(&Order::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
             self.core.kill_all();
@@ -326,19 +332,22 @@ impl Run {
     }
 
     fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
-        self.share.look_if_shared(ended.map(|ended| ended.cpu_micros));
+        self.base.share.look_if_shared(ended.map(|ended| ended.cpu_micros));
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
         let accounts = Accounts {
-            cpu_micros: self.share.charged(None),
+            cpu_micros: self.base.share.charged(None),
             peak_bytes: self.core.peak_memory(),
-            memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base_kills,
-            forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base_refusals,
+            memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base.kills,
+            forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base.refusals,
             disk_full: self.disk_full(),
             watched_memory,
             watched_cpu,
             closed_by_owner: self.core.is_closed_by_owner(),
         };
+        if let Some(error) = self.supervision.uncounted(ended) {
+            return Err(error);
+        }
         self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| died(&self.core, "exit"))
     }
 

@@ -1,11 +1,17 @@
 //! From what was measured to what is said: pure, row by row.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
 };
 use cofferdam_linux::cgroup::Stats;
+use cofferdam_linux::marks;
 
 use crate::protocol::{Evidence, HostFacts, NAMESPACES, Walls};
+
+/// Processes of a new sandbox that are looked at. It has one, its init.
+const MOST_ASKED: usize = 4;
 
 /// Bounds read back from the sandbox's control group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -18,6 +24,8 @@ pub struct GroupBounds {
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
+    /// Whether it can be told what each of its processes used, here or in an earlier sandbox of this supervisor.
+    pub apart: bool,
 }
 
 impl GroupBounds {
@@ -28,8 +36,18 @@ impl GroupBounds {
             memory: limits.memory.and_then(|_| stats.memory_bound()),
             tasks: limits.processes.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
+            apart: limits.cpu_time.is_some() && tells_apart(stats),
         }
     }
+}
+
+fn tells_apart(stats: &Stats) -> bool {
+    /// It is the same for all sandboxes: how `/proc` is mounted where the supervisor runs.
+    static KNOWN: AtomicBool = AtomicBool::new(false);
+    if !KNOWN.load(Ordering::Relaxed) {
+        KNOWN.store(marks::can_tell(&stats.processes(MOST_ASKED)), Ordering::Relaxed);
+    }
+    KNOWN.load(Ordering::Relaxed)
 }
 
 /// Everything that a posture is made from.
@@ -238,10 +256,12 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.cpu_time else { return not_asked(Protection::CpuTime, "no limit asked for") };
     let seconds = asked.as_secs_f64();
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
+        let apart = if group.apart { "" } else { "; execs are not told apart" };
+        let version = group.version;
         return row(
             Protection::CpuTime,
             measured.evidence.members > 0,
-            format!("{} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process", group.version),
+            format!("{version} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process{apart}"),
         );
     }
     let per_process = measured.evidence.process_limits[2] <= asked.as_secs() + 2;
@@ -417,6 +437,7 @@ mod tests {
                 memory: self.limits.memory.map(ByteSize::as_bytes),
                 tasks: self.limits.processes.map(|tasks| u64::from(tasks) + 1),
                 cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+                apart: true,
             };
             let walls = self.evidence.walls.clone().unwrap_or_default();
             let Self { facts, evidence, .. } = self;
@@ -492,6 +513,24 @@ mod tests {
             }
             let whole = case.evidence.is_whole(&case.create(), &case.facts);
             prop_assert!(!whole || case.is_enough(), "{case:?}");
+        }
+    }
+
+    #[test]
+    fn execs_that_cannot_be_told_apart_are_said_not_to_be() {
+        let (spec, facts, evidence) = (Spec::default(), facts(), evidence());
+        for apart in [true, false] {
+            let group = GroupBounds { version: "cgroup v2", apart, ..GroupBounds::default() };
+            let measured = Measured {
+                spec: &spec,
+                facts: &facts,
+                evidence: &evidence,
+                walls: &Walls::default(),
+                group: Some(&group),
+            };
+            let row = cpu_time(&measured, spec.limits()).mechanism;
+            assert!(row.contains("cgroup v2 counts CPU time"), "{row}");
+            assert_eq!(row.ends_with("; execs are not told apart"), !apart, "{row}");
         }
     }
 

@@ -112,9 +112,10 @@ impl ProcessSandbox {
         let core = &sandbox.core;
         let enrolled = enrolled.unwrap_or_else(|| core.enroll());
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
+        let base = exec::Base::begin(core, FIRST_EXEC);
         let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
         let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
-        let started = match exec::attach(core, &request, begun, enrolled, running, guard).await {
+        let started = match exec::attach(core, &request, begun, (enrolled, base), running, guard).await {
             // Not as expected, and yet accepted: then it is started the slow way.
             Err(error) if error.kind() == ErrorKind::Internal => sandbox.start(request).await,
             other => other,

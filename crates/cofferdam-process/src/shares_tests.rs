@@ -1,7 +1,7 @@
 //! CPU time of several execs that run in one process sandbox at the same time: each has a limit of its own.
 //!
-//! Only control groups tell how much the sandbox used; without them the sandbox's execs have one limit together, and
-//! what is here says so and is not tried.
+//! Only control groups tell how much the sandbox used; without them each exec is charged with all that the sandbox uses
+//! while it runs. What is not for the host that this runs on says so and is not tried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,19 @@ const USE_SOME_AND_WAIT: &str =
     "i=0; while [ $i -lt 250000 ]; do i=$((i + 1)); done; echo ready; read line; echo still $line";
 const SPIN: &str = "while :; do :; done";
 
-/// Runs `body` in a sandbox in which each exec has [`LIMIT`] seconds.
+/// Who counts.
+#[derive(Debug, PartialEq)]
+enum Counting {
+    Group,
+    Watch,
+}
+
+/// Runs `body` in a sandbox in which each exec has [`LIMIT`] seconds, where control groups count.
 fn in_a_sandbox<F: Future<Output = ()>>(body: impl FnOnce(Arc<dyn Sandbox>) -> F) {
+    counted_by(Counting::Group, body);
+}
+
+fn counted_by<F: Future<Output = ()>>(counting: Counting, body: impl FnOnce(Arc<dyn Sandbox>) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let backend = ProcessBackend::new(ProcessConfig::default()).expect("a backend");
@@ -35,7 +46,8 @@ fn in_a_sandbox<F: Future<Output = ()>>(body: impl FnOnce(Arc<dyn Sandbox>) -> F
         let spec = Spec::builder().limits(limits).allow_weaker(Protection::CpuTime).build().expect("valid");
         let sandbox = backend.create(spec).await.expect("a sandbox");
         let row = sandbox.posture().get(Protection::CpuTime).expect("a row").mechanism.clone();
-        if row.contains("counts CPU time") {
+        let here = if row.contains("counts CPU time") { Counting::Group } else { Counting::Watch };
+        if here == counting {
             body(Arc::clone(&sandbox)).await;
         } else {
             println!("not tried: {row}");
@@ -98,7 +110,7 @@ fn calls_that_keep_their_limits_use_up_nobody_elses() {
     in_a_sandbox(async |sandbox| {
         let waiting = start(&sandbox, USE_SOME_AND_WAIT).await;
         said(&waiting, "ready").await;
-        // Its children are waited for, or left to others while it still runs.
+        // Its children are waited for. Time of those that are not is everybody's, as below.
         let calls = [
             "i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done",
             "(i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done)",
@@ -144,5 +156,64 @@ fn what_hides_from_its_parent_is_charged_all_the_same() {
         let (one, other) = tokio::join!(run(&sandbox, &hiding), run(&sandbox, &hiding));
         killed_at_the_limit(&one);
         killed_at_the_limit(&other);
+    });
+}
+
+#[test]
+fn what_hides_from_its_parent_is_charged_to_others_too() {
+    in_a_sandbox(async |sandbox| {
+        let waiting = start(&sandbox, "read line; echo still $line").await;
+        let spin = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done";
+        let hiding =
+            format!("trap '' CHLD; exec perl -e '$SIG{{CHLD}} = \"IGNORE\"; while (1) {{ system(q({spin})) }}'");
+        killed_at_the_limit(&run(&sandbox, &hiding).await);
+        // It did nothing itself, and may even be killed for it. The documents say so.
+        if let Some(mut input) = waiting.stdin() {
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut input, b"here\n").await;
+        }
+        let exit = waiting.exit().await.expect("it ends");
+        assert!(exit.killed_by == Some(LimitKind::Cpu) || exit.usage.cpu_seconds > LIMIT as f64 / 2.0, "{exit:?}");
+    });
+}
+
+/// Each process of this ends long before its own limit.
+const CHAIN: &str = "while :; do (i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done); done";
+
+#[test]
+fn no_start_forgives_what_others_used() {
+    counted_by(Counting::Watch, async |sandbox| {
+        for other in ["true", "no-program-has-this-name"] {
+            let hostile = start(&sandbox, CHAIN).await;
+            let calls = async {
+                loop {
+                    // Whatever comes of it: what runs when the limit is passed ends as well.
+                    let _ = sandbox.exec(ExecRequest::argv([other]).build().expect("valid")).await;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            let ended = async {
+                tokio::select! { exit = hostile.exit() => exit, () = calls => unreachable!() }
+            };
+            let exit =
+                tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is ended").expect("it ends");
+            assert_eq!(exit.killed_by, Some(LimitKind::Cpu), "{exit:?}");
+        }
+    });
+}
+
+#[test]
+fn what_ran_before_an_exec_began_is_not_charged_to_it() {
+    counted_by(Counting::Watch, async |sandbox| {
+        // One of the two always runs, and in all they use far more than one may.
+        let mut before: Option<ExecHandle> = None;
+        for _ in 0..12 {
+            let next = start(&sandbox, "read line; i=0; while [ $i -lt 150000 ]; do i=$((i + 1)); done").await;
+            let mut input = next.stdin().expect("it was asked for");
+            tokio::io::AsyncWriteExt::write_all(&mut input, b"go\n").await.expect("it is read");
+            if let Some(before) = before.replace(next) {
+                let exit = before.exit().await.expect("it ends");
+                assert!(exit.success(), "{exit:?}");
+            }
+        }
     });
 }

@@ -119,8 +119,8 @@ fn stop_by_signals() -> Res<()> {
     for scan in 0..FREEZE_SCANS {
         sys::kill(-1, sys::SIGSTOP);
         let mut moving = false;
-        watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
-        if !moving {
+        let whole = watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
+        if whole && !moving {
             return Ok(());
         }
         tree::pause();
@@ -134,7 +134,9 @@ fn stop_by_signals() -> Res<()> {
 fn is_stopped(pid: i32, waiting: bool) -> bool {
     let mut stat = [0; 512];
     let stat = sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat);
-    texts::state(stat).is_none_or(|state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D'))
+    // One that has gone meanwhile is in no later list.
+    let stopped = |state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D');
+    !stat.is_empty() && texts::state(stat).is_none_or(stopped)
 }
 
 /// Says that it is another machine's agent.
