@@ -152,7 +152,7 @@ impl Field {
                 begun.elapsed()
             }
             Figure::Snapshot | Figure::SnapshotBeside => return self.snapshot_turn().await,
-            Figure::Fork | Figure::ForkThere => return self.fork_turn().await,
+            Figure::Fork | Figure::ForkAnswered => return self.fork_turn().await,
         };
         Ok(vec![(figure, took)])
     }
@@ -193,17 +193,17 @@ impl Field {
                 })
             })
             .collect();
-        let (mut forks, mut there) = (Vec::new(), Duration::ZERO);
+        let (mut forks, mut answered_by) = (Vec::new(), Duration::ZERO);
         for fork in making {
             let (made, fork) = fork.await??;
-            there = there.max(made);
+            answered_by = answered_by.max(made);
             forks.push(fork);
         }
         let took = begun.elapsed();
         for fork in forks {
             fork.close().await?;
         }
-        Ok(vec![(Figure::Fork, took), (Figure::ForkThere, there)])
+        Ok(vec![(Figure::Fork, took), (Figure::ForkAnswered, answered_by)])
     }
 
     /// One more clone of the snapshot, whose agent has answered.

@@ -27,10 +27,10 @@ pub enum Figure {
     Snapshot,
     /// The same without what a copy of its memory takes.
     SnapshotBeside,
-    /// A snapshot is taken, and ten machines are made from it.
+    /// A snapshot is taken, ten machines are made from it, and a program is run in each.
     Fork,
-    /// Of that, until the last of the ten is there.
-    ForkThere,
+    /// Of that, until the last of the ten is there: its agent has answered, and it is another machine than the others.
+    ForkAnswered,
 }
 
 impl Figure {
@@ -49,7 +49,7 @@ impl Figure {
         Self::Snapshot,
         Self::SnapshotBeside,
         Self::Fork,
-        Self::ForkThere,
+        Self::ForkAnswered,
     ];
 
     /// For people.
@@ -67,8 +67,8 @@ impl Figure {
             Self::Exec => "exec in a live machine",
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot beside the copy of RAM",
-            Self::Fork => "fork of 10, all have answered",
-            Self::ForkThere => "  of which until all are there",
+            Self::Fork => "fork of 10, a program ran in all",
+            Self::ForkAnswered => "  of which until all have answered",
         }
     }
 
@@ -88,7 +88,7 @@ impl Figure {
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot-beside-copy",
             Self::Fork => "fork-10",
-            Self::ForkThere => "fork-10-there",
+            Self::ForkAnswered => "fork-10-answered",
         }
     }
 
@@ -101,7 +101,7 @@ impl Figure {
     pub fn has_turns(self) -> bool {
         !matches!(
             self,
-            Self::RestoreAlone | Self::RestoreSecond | Self::ClaimAlone | Self::SnapshotBeside | Self::ForkThere
+            Self::RestoreAlone | Self::RestoreSecond | Self::ClaimAlone | Self::SnapshotBeside | Self::ForkAnswered
         )
     }
 }

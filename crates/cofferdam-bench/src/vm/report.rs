@@ -49,7 +49,7 @@ impl Report {
             row("warm claim to first exec, ms", 30.0, self.median(Figure::Claim)),
             row("snapshot beside the copy of its RAM, ms", 50.0, self.median(Figure::SnapshotBeside)),
             row(&format!("MiB of an idle clone{clones}"), 16.0, last.map(|held| held.proportional / 1024.0)),
-            row("fork of 10 until all have answered, ms", 1000.0, self.median(Figure::Fork)),
+            row("fork of 10 until all have answered, ms", 1000.0, self.median(Figure::ForkAnswered)),
         ]
     }
 
