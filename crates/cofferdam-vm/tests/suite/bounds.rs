@@ -8,7 +8,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, Backend, ByteSize, ErrorKind, ExecRequest, Limits, Protection, Sandbox, Spec};
+use cofferdam_contract::{
+    Access, Backend, ByteSize, ErrorKind, ExecRequest, LimitKind, Limits, Protection, Sandbox, Spec,
+};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, Machine, Vmm};
 use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
@@ -275,4 +277,33 @@ async fn directories_in_memory_are_full_before_the_memory_is() {
         assert_eq!(String::from_utf8_lossy(&done.stdout), "full\nfull\nafter\n", "{done:?}");
         sandbox.close().await.unwrap();
     }
+}
+
+/// Eight programs hold nearly four thousand files each, more than the kernel of so small a machine has in all.
+const EVERY_FILE: &str = r"
+: > /tmp/x; names=$(yes /tmp/x | head -n 3900)
+for each in 1 2 3 4 5 6 7 8; do tail -q -n 0 -f $names > /dev/null 2>&1 & done
+while (: < /tmp/x) 2> /dev/null; do :; done
+echo full; while :; do :; done
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit() {
+    let test = "who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit";
+    let Some(backend) = support::backend(test) else { return };
+    let limits = Limits {
+        memory: Some(ByteSize::from_mebibytes(64)),
+        cpu_time: Some(Duration::from_secs(15)),
+        ..Limits::default()
+    };
+    let spec = Spec::builder().limits(limits).build().unwrap();
+    let sandbox = tokio::time::timeout(NO_HANG, backend.create(spec)).await.unwrap().unwrap();
+    let request = ExecRequest::argv(["sh", "-c", EVERY_FILE]).timeout(NO_HANG).build().unwrap();
+    let done = tokio::time::timeout(NO_HANG * 2, sandbox.exec(request)).await.unwrap().unwrap();
+    assert!(done.stdout.ends_with(b"full\n"), "{done:?}");
+    assert_eq!(done.exit.killed_by, Some(LimitKind::Cpu), "{done:?}");
+    // What is left of them ends with their exec, and the machine is as good as before.
+    let done = sandbox.exec(ExecRequest::argv(["cat", "/tmp/x"]).build().unwrap()).await.unwrap();
+    assert!(done.exit.success(), "{done:?}");
+    sandbox.close().await.unwrap();
 }
