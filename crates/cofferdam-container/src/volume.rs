@@ -8,10 +8,12 @@
 //! ```
 //!
 //! A killed filler leaves less than the whole agent there; so each agent shows its own program before anything else is
-//! done, and a difference is filled over. Two that fill at once write the same bytes.
+//! done, and a difference is filled over. Two that fill at once write the same bytes, but an engine takes away what is there
+//! before it writes: whoever looks meanwhile looks again.
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::time::Duration;
 
 use bollard::models::{
     ContainerCreateBody, HostConfig, Mount, MountType, MountVolumeOptions, Volume, VolumeCreateRequest,
@@ -34,6 +36,9 @@ use crate::stream::next;
 const ROOM_FOR_HEADERS: usize = 64 << 10;
 /// Everybody may read and execute it, nobody write.
 const MODE: u32 = 0o555;
+/// How often it is put there before the engine is said not to keep it, and what is waited longer from one time to the next.
+const FILLS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The agent as a volume of an engine.
 #[derive(Debug, Clone)]
@@ -141,12 +146,16 @@ impl AgentVolume {
         if self.is_in(engine, helper).await? {
             return Ok(());
         }
-        let options = UploadToContainerOptionsBuilder::default().path(AGENT_DIRECTORY).build();
-        let body = bollard::body_full(self.tar()?);
-        let put = engine.change(engine.docker.upload_to_container(helper, Some(options), body)).await;
-        put.map_err(|failed| engine.error("create", "put the agent into its volume", failed))?;
-        if self.is_in(engine, helper).await? {
-            return Ok(());
+        for attempt in 0..FILLS {
+            // Whoever fills it at the same time takes away for a moment what was put there.
+            tokio::time::sleep(PAUSE * attempt).await;
+            let options = UploadToContainerOptionsBuilder::default().path(AGENT_DIRECTORY).build();
+            let body = bollard::body_full(self.tar()?);
+            let put = engine.change(engine.docker.upload_to_container(helper, Some(options), body)).await;
+            put.map_err(|failed| engine.error("create", "put the agent into its volume", failed))?;
+            if self.is_in(engine, helper).await? {
+                return Ok(());
+            }
         }
         Err(Error::new(ErrorKind::Unavailable, "create", "the engine does not keep the agent as it was given")
             .with_context("volume", self.name.clone())

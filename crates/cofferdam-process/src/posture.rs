@@ -1,6 +1,6 @@
 //! From what was measured to what is said: pure, row by row.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
@@ -9,9 +9,6 @@ use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::marks;
 
 use crate::protocol::{Evidence, HostFacts, NAMESPACES, Walls};
-
-/// Processes of a new sandbox that are looked at. It has one, its init.
-const MOST_ASKED: usize = 4;
 
 /// Bounds read back from the sandbox's control group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,7 +21,7 @@ pub struct GroupBounds {
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
-    /// Whether it can be told what each of its processes used, here or in an earlier sandbox of this supervisor.
+    /// Whether it can be told what each of its processes used.
     pub apart: bool,
 }
 
@@ -42,12 +39,10 @@ impl GroupBounds {
 }
 
 fn tells_apart(stats: &Stats) -> bool {
-    /// It is the same for all sandboxes: how `/proc` is mounted where the supervisor runs.
-    static KNOWN: AtomicBool = AtomicBool::new(false);
-    if !KNOWN.load(Ordering::Relaxed) {
-        KNOWN.store(marks::can_tell(&stats.processes(MOST_ASKED)), Ordering::Relaxed);
-    }
-    KNOWN.load(Ordering::Relaxed)
+    /// What the kernel tells of processes, and how `/proc` is mounted where the supervisor runs. Asked of the supervisor
+    /// itself: what runs in a sandbox may have ended by now.
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| marks::can_tell(&[std::process::id().cast_signed()])) && stats.lists_processes()
 }
 
 /// Everything that a posture is made from.

@@ -8,6 +8,8 @@ use super::{Version, open, read_again};
 
 /// Bytes of a process's number and the end of its line.
 const LONGEST_NUMBER: usize = 11;
+/// Processes of a group that are looked at to see how they are listed.
+const LOOKED_AT: usize = 8;
 
 /// What a group has used, read through its directories.
 #[derive(Debug)]
@@ -65,20 +67,27 @@ impl Stats {
 
     /// Some of the processes whose CPU time is counted, by their numbers as the caller sees them: at most `most`.
     pub fn processes(&self, most: usize) -> Vec<i32> {
+        // One that the caller does not see is 0.
+        self.listed(most).unwrap_or_default().into_iter().filter(|pid| *pid > 0).collect()
+    }
+
+    /// Whether the group's processes are listed, and none of those that are there now is one that the caller does not see.
+    pub fn lists_processes(&self) -> bool {
+        self.listed(LOOKED_AT).is_some_and(|pids| pids.iter().all(|pid| *pid > 0))
+    }
+
+    fn listed(&self, most: usize) -> Option<Vec<i32>> {
         let counting = match self.version {
             Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, "cpuacct.usage")),
             Version::V2 => self.dirs.first(),
         };
-        let Some(file) = counting.and_then(|(dir, _)| open(dir.as_fd(), "cgroup.procs").ok()) else {
-            return Vec::new();
-        };
+        let file = counting.and_then(|(dir, _)| open(dir.as_fd(), "cgroup.procs").ok())?;
         let mut text = vec![0; most.saturating_mul(LONGEST_NUMBER)];
-        let length = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut text[..], 0)).unwrap_or(0);
+        let length = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut text[..], 0)).ok()?;
         // The last line may be cut.
         let lines = text[..length].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
         let numbers = lines.filter_map(|line| std::str::from_utf8(line).ok()?.trim().parse().ok());
-        // One that the caller does not see is 0.
-        numbers.filter(|pid| *pid > 0).take(most).collect()
+        Some(numbers.take(most).collect())
     }
 
     /// Bytes in use.
