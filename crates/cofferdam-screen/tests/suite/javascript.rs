@@ -363,6 +363,8 @@ const GETS_BY: &[&str] = &[
     "this.eval('1')",
     "with (process) { binding('fs') }",
     "import('./payload.mjs')",
+    "Reflect.get(...[process, name])",
+    "let p; for (p of [process]) p[name]",
     "process.kill(1)",
 ];
 
