@@ -57,12 +57,16 @@ fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
             let shown: Vec<String> = report.findings.iter().take(10).map(ToString::to_string).collect();
             let more = report.findings.len().saturating_sub(shown.len());
             let more = match (more, report.truncated) {
-                (0, false) => String::new(),
-                _ => "; and more than is shown".to_owned(),
+                (0, false) => "",
+                _ if shown.is_empty() => "it takes more work to follow than is done",
+                _ => "; and more than is shown",
             };
             let named = report.findings.iter().take(5);
-            let reason: Vec<String> =
+            let mut reason: Vec<String> =
                 named.map(|found| format!("{} at {}:{}", found.rule, found.line, found.column)).collect();
+            if reason.is_empty() {
+                reason.push("too much work".to_owned());
+            }
             let error = Error::new(
                 ErrorKind::Denied,
                 "screen",
@@ -113,6 +117,14 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Denied);
         assert!(error.message().contains("line 1, column 8: os: imports os (import:os)"), "{error}");
         assert_eq!(reason, "screening: import:os at 1:8");
+    }
+
+    #[test]
+    fn code_that_nobody_followed_to_its_end_is_refused_with_that_reason() {
+        let code = format!("{}[{}]", "lambda b: ".repeat(80), "a, ".repeat(300_000));
+        let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, &code) else { panic!("refused") };
+        assert_eq!(error.message(), "screening refuses the code: it takes more work to follow than is done");
+        assert_eq!(reason, "screening: too much work");
     }
 
     #[test]
