@@ -125,7 +125,7 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// Stored bytes.
     pub disk_bytes: Option<u64>,
-    /// Processes at once.
+    /// Processes and threads at once.
     pub processes: Option<u64>,
     /// Bytes of output that are kept.
     pub output_bytes: Option<u64>,

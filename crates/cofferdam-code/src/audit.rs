@@ -142,7 +142,7 @@ impl Audit {
                 cpu_us: limits.cpu_time.map(micros),
                 memory_bytes: limits.memory.map(|size| size.as_bytes()),
                 disk_bytes: limits.disk.map(|size| size.as_bytes()),
-                processes: limits.processes.map(u64::from),
+                processes: limits.pids.map(u64::from),
                 output_bytes: request.max_output.map(|size| size.as_bytes()),
             },
         };

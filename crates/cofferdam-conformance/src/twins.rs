@@ -59,7 +59,8 @@ fn limits(base: &Limits, dice: &mut Dice) -> Limits {
     let mebibytes = ByteSize::from_mebibytes;
     Limits {
         memory: Some(mebibytes(dice.pick([96, 128, 300, 512]))),
-        processes: Some(dice.pick([6, 10, 40])),
+        pids: Some(dice.pick([6, 10, 40])),
+        processes: None,
         disk: Some(mebibytes(dice.pick([2, 8, 64]))),
         cpu_time: dice.pick([Some(Duration::from_secs(7)), base.cpu_time, None]),
         wall_time: dice.pick([Duration::from_secs(20), base.wall_time]),

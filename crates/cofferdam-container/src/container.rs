@@ -144,7 +144,7 @@ impl Container {
     pub(crate) async fn bound(&self, limits: &Limits) -> Result<()> {
         let memory = limits.memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
         // Only where control groups are seen inside: no kernel of its own has tasks there.
-        let pids = limits.processes.map(|processes| i64::from(processes) + 1);
+        let pids = limits.pids.map(|pids| i64::from(pids) + 1);
         let change = ContainerUpdateBody {
             memory,
             memory_swap: memory,

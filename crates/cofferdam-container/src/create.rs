@@ -107,9 +107,10 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
     // Written on the container, or held against the posture.
     let (_, _, _, _) = (workspace, tenant, labels, allow_weaker);
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
     // Each can be had, or else the posture says that it is not.
-    let (_, _, _, _) = (cpu_time, wall_time, processes, cpus);
+    let (_, _, _, _, _) = (cpu_time, wall_time, pids, processes, cpus);
+    limits.refuse_processes(NAME)?;
     match network {
         NetworkPolicy::None => {}
         _ => {
@@ -177,9 +178,9 @@ pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
 }
 
 fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Result<HostConfig> {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
-    // Kept by the supervisor and the agent.
-    let (_, _) = (cpu_time, wall_time);
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
+    // Kept by the supervisor and the agent, or refused.
+    let (_, _, _) = (cpu_time, wall_time, processes);
     let room = Room::of(*disk, workspace);
     let memory = memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
     Ok(HostConfig {
@@ -197,7 +198,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         memory,
         memory_swap: memory,
         // The agent is one of them.
-        pids_limit: processes.map(|processes| tasks(processes, plan)),
+        pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
         ulimits: Some(ulimits(plan.facts)),
@@ -209,10 +210,10 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
 }
 
 /// The limit on tasks: the agent is one of them, and where a kernel of its own runs in the container, that has some, too.
-fn tasks(processes: u32, plan: &Plan<'_>) -> i64 {
+fn tasks(pids: u32, plan: &Plan<'_>) -> i64 {
     let runtime = plan.runtime.unwrap_or(&plan.facts.default_runtime);
     let own = ["runsc", "gvisor", "kata"].iter().any(|name| runtime.contains(name));
-    i64::from(processes) + if own { KERNEL_TASKS } else { 1 }
+    i64::from(pids) + if own { KERNEL_TASKS } else { 1 }
 }
 
 /// Limits of each process.
@@ -516,8 +517,7 @@ mod tests {
 
     #[test]
     fn what_is_not_asked_for_is_not_set() {
-        let limits =
-            Limits { cpu_time: None, memory: None, disk: None, processes: None, cpus: None, ..Limits::default() };
+        let limits = Limits { cpu_time: None, memory: None, disk: None, pids: None, cpus: None, ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().unwrap();
         let body = plain(&spec);
         for key in ["Memory", "MemorySwap", "PidsLimit", "CpuQuota"] {

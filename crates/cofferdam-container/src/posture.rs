@@ -262,7 +262,9 @@ fn user(measured: &Measured<'_>) -> PostureItem {
 
 fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let limits = measured.spec.limits();
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
+    // Refused by the check of the spec.
+    let _ = processes;
     let unlimited = |protection| not_asked(protection, "no limit asked for");
     let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
     vec![
@@ -287,7 +289,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                 ))
             },
         ),
-        processes.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
+        pids.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
         disk.map_or_else(|| unlimited(Protection::Disk), |asked| self::disk(measured, asked)),
         not_probed(row(Protection::WallTime, true, wall)),
     ]

@@ -86,7 +86,7 @@ impl Warm for ContainerWarm {
 }
 
 fn same_bounds(made: &Limits, asked: &Limits) -> bool {
-    (made.memory, made.processes, made.cpus) == (asked.memory, asked.processes, asked.cpus)
+    (made.memory, made.pids, made.cpus) == (asked.memory, asked.pids, asked.cpus)
 }
 
 /// Whether a container made for `template` can still become what `spec` asks for.
@@ -106,7 +106,7 @@ fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
 }
 
 fn limits_fit(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // The supervisor's own clock.
     let _ = wall_time;
     // A bound that is there can be changed, one that is not cannot be added, and none be taken away.
@@ -114,7 +114,8 @@ fn limits_fit(template: &Limits, asked: &Limits, changeable: Changeable) -> bool
     disk == &template.disk
         && (cpu_time == &template.cpu_time || changeable.cpu_time)
         && bound(memory == &template.memory, memory.is_some() && template.memory.is_some())
-        && bound(processes == &template.processes, processes.is_some() && template.processes.is_some())
+        && bound(pids == &template.pids, pids.is_some() && template.pids.is_some())
+        && processes == &template.processes
         && bound(cpus == &template.cpus, cpus.is_some() && template.cpus.is_some())
 }
 
@@ -141,7 +142,7 @@ mod tests {
         let late = [
             with(|limits| limits.wall_time = Duration::from_secs(1)),
             with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))),
-            with(|limits| limits.processes = Some(3)),
+            with(|limits| limits.pids = Some(3)),
             with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),
             with(|limits| limits.cpu_time = None),
         ];
@@ -158,7 +159,7 @@ mod tests {
             with(|limits| limits.disk = Some(ByteSize::from_mebibytes(1))),
             with(|limits| limits.disk = None),
             with(|limits| limits.memory = None),
-            with(|limits| limits.processes = None),
+            with(|limits| limits.pids = None),
             with(|limits| limits.cpus = Some("1".parse().unwrap())),
             Spec::builder().tenant(TenantId::new("other").unwrap()).build().unwrap(),
             Spec::builder().label("a", "b").build().unwrap(),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::{serde_duration, serde_optional_duration};
 use crate::{ByteSize, Cpus, Error, Result};
 
-/// The most processes a spec may ask for.
+/// The most processes and threads a spec may ask for.
 pub const MAX_PROCESSES: u32 = 1 << 20;
 
 /// Upper bounds for one sandbox. `None` means the caller asks for no bound; a number is enforced or refused.
@@ -34,7 +34,11 @@ pub struct Limits {
     #[serde(with = "serde_duration")]
     #[schemars(with = "f64")]
     pub wall_time: Duration,
-    /// Processes alive at once; each thread counts as one, as the kernel counts them. Default 10.
+    /// Tasks alive at once: each process and each thread counts as one, as the kernel counts them. Default 256.
+    pub pids: Option<u32>,
+    /// Processes alive at once, each with as many threads as `pids` leaves it. Default: no bound of their own.
+    ///
+    /// A backend that cannot refuse a process while it allows a thread refuses a spec with this limit.
     pub processes: Option<u32>,
     /// Processor time per real time, in processors. Default: no bound.
     pub cpus: Option<Cpus>,
@@ -47,7 +51,8 @@ impl Default for Limits {
             memory: Some(ByteSize::from_mebibytes(512)),
             disk: Some(ByteSize::from_mebibytes(1024)),
             wall_time: Duration::from_secs(60),
-            processes: Some(10),
+            pids: Some(256),
+            processes: None,
             cpus: None,
         }
     }
@@ -69,10 +74,28 @@ impl Limits {
         if self.disk.is_some_and(|limit| limit.as_bytes() < 4096) {
             return bad("a disk limit under 4096 bytes holds no file");
         }
+        if self.pids.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
+            return bad("the limit on processes and threads must be 1 to 1048576");
+        }
         if self.processes.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
-            return bad("the process limit must be 1 to 1048576");
+            return bad("the limit on processes must be 1 to 1048576");
         }
         Ok(())
+    }
+
+    /// Returns the smaller of the limits on tasks and on processes, for backends whose processes have one thread.
+    pub fn single_threaded_processes(&self) -> Option<u32> {
+        self.pids.into_iter().chain(self.processes).min()
+    }
+
+    /// Refuses a limit on processes for a backend that counts tasks only.
+    pub fn refuse_processes(&self, backend: &str) -> Result<()> {
+        if self.processes.is_none() {
+            return Ok(());
+        }
+        let what = format!("the {backend} backend cannot limit processes apart from threads");
+        Err(Error::unsupported("create", what)
+            .with_remedy("limit both together with --pids, or use --level process, which limits processes alone"))
     }
 }
 
@@ -111,7 +134,10 @@ mod tests {
         let text = serde_json::to_string(&Limits::default()).unwrap();
         assert_eq!(
             text,
-            r#"{"cpu_time":30.0,"memory":536870912,"disk":1073741824,"wall_time":60.0,"processes":10,"cpus":null}"#
+            concat!(
+                r#"{"cpu_time":30.0,"memory":536870912,"disk":1073741824,"wall_time":60.0,"#,
+                r#""pids":256,"processes":null,"cpus":null}"#
+            )
         );
     }
 
@@ -122,6 +148,6 @@ mod tests {
         assert_eq!(limits.memory, Some(ByteSize::from_mebibytes(64)));
         assert_eq!(limits.wall_time, Duration::from_secs(5));
         assert_eq!(limits.cpu_time, None);
-        assert_eq!(limits.processes, Some(10));
+        assert_eq!((limits.pids, limits.processes), (Some(256), None));
     }
 }

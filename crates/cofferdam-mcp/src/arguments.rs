@@ -180,6 +180,9 @@ pub struct Tighter {
     pub disk_bytes: Option<u64>,
     /// Processes and threads alive at once.
     #[serde(default)]
+    pub pids: Option<u32>,
+    /// Processes alive at once, without their threads; only where the server's level can limit them.
+    #[serde(default)]
     pub processes: Option<u32>,
 }
 

@@ -23,7 +23,7 @@ pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
 
 /// The spec with tighter limits.
 pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
-    let Tighter { timeout_seconds, cpu_seconds, memory_bytes, disk_bytes, processes } = asked;
+    let Tighter { timeout_seconds, cpu_seconds, memory_bytes, disk_bytes, pids, processes } = asked;
     let mut limits = template.limits().clone();
     if let Some(asked) = timeout_seconds {
         let asked = seconds("timeout_seconds", *asked)?;
@@ -35,6 +35,9 @@ pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     }
     limits.memory = size("memory_bytes", *memory_bytes, limits.memory)?;
     limits.disk = size("disk_bytes", *disk_bytes, limits.disk)?;
+    if let Some(asked) = pids {
+        limits.pids = Some(at_most("pids", *asked, limits.pids, |count| count.to_string())?);
+    }
     if let Some(asked) = processes {
         limits.processes = Some(at_most("processes", *asked, limits.processes, |count| count.to_string())?);
     }
@@ -79,7 +82,8 @@ mod tests {
             cpu_seconds: Some(1.0),
             memory_bytes: Some(64 << 20),
             disk_bytes: Some(1 << 20),
-            processes: Some(3),
+            pids: Some(3),
+            processes: Some(2),
         };
         let limits = tightened(&template, &asked).unwrap().limits().clone();
         let expected = Limits {
@@ -87,7 +91,8 @@ mod tests {
             memory: Some(ByteSize::from_mebibytes(64)),
             disk: Some(ByteSize::from_mebibytes(1)),
             wall_time: Duration::from_millis(1500),
-            processes: Some(3),
+            pids: Some(3),
+            processes: Some(2),
             cpus: None,
         };
         assert_eq!(limits, expected);
@@ -96,7 +101,7 @@ mod tests {
             Tighter { cpu_seconds: Some(30.5), ..Tighter::default() },
             Tighter { memory_bytes: Some(u64::MAX), ..Tighter::default() },
             Tighter { disk_bytes: Some((1 << 30) + 1), ..Tighter::default() },
-            Tighter { processes: Some(11), ..Tighter::default() },
+            Tighter { pids: Some(300), ..Tighter::default() },
         ] {
             assert_eq!(tightened(&template, &asked).unwrap_err().kind(), ErrorKind::Denied, "{asked:?}");
         }
@@ -108,11 +113,11 @@ mod tests {
 
     #[test]
     fn a_limit_that_was_lifted_can_be_set() {
-        let limits = Limits { memory: None, processes: None, ..Limits::default() };
+        let limits = Limits { memory: None, pids: None, ..Limits::default() };
         let template = Spec::builder().limits(limits).build().unwrap();
-        let asked = Tighter { memory_bytes: Some(1 << 30), processes: Some(500), ..Tighter::default() };
+        let asked = Tighter { memory_bytes: Some(1 << 30), pids: Some(500), ..Tighter::default() };
         let limits = tightened(&template, &asked).unwrap().limits().clone();
-        assert_eq!((limits.memory, limits.processes), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
+        assert_eq!((limits.memory, limits.pids), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
     }
 
     #[test]

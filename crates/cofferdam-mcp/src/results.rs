@@ -247,17 +247,20 @@ pub struct Allowed {
     /// Bytes that may be stored; null without a bound.
     pub disk_bytes: Option<u64>,
     /// Processes and threads; null without a bound.
+    pub pids: Option<u32>,
+    /// Processes without their threads; null without a bound.
     pub processes: Option<u32>,
 }
 
 impl From<&Limits> for Allowed {
     fn from(limits: &Limits) -> Self {
-        let Limits { cpu_time, memory, disk, wall_time, processes, cpus: _ } = limits;
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus: _ } = limits;
         Self {
             timeout_seconds: wall_time.as_secs_f64(),
             cpu_seconds: cpu_time.map(|time| time.as_secs_f64()),
             memory_bytes: memory.map(|size| size.as_bytes()),
             disk_bytes: disk.map(|size| size.as_bytes()),
+            pids: *pids,
             processes: *processes,
         }
     }

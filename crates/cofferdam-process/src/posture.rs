@@ -31,7 +31,7 @@ impl GroupBounds {
         Self {
             version,
             memory: limits.memory.and_then(|_| stats.memory_bound()),
-            tasks: limits.processes.and_then(|_| stats.tasks_bound()),
+            tasks: limits.pids.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
             apart: limits.cpu_time.is_some() && tells_apart(stats),
         }
@@ -289,7 +289,7 @@ fn cpus(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.processes.map(u64::from) else {
+    let Some(asked) = limits.pids.map(u64::from) else {
         return not_asked(Protection::Processes, "no limit asked for");
     };
     if let Some(group) = measured.group {
@@ -411,7 +411,7 @@ mod tests {
                 read_only: self.read_only,
                 disk: self.limits.disk.map(ByteSize::as_bytes),
                 memory: self.limits.memory.map(ByteSize::as_bytes),
-                tasks: self.limits.processes.map(u64::from),
+                tasks: self.limits.pids.map(u64::from),
                 cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
                 cpu_micros: self.limits.cpu_time.map(|time| time.as_micros() as u64),
                 probe: true,
@@ -430,7 +430,7 @@ mod tests {
             let bounds = GroupBounds {
                 version: "cgroup v1",
                 memory: self.limits.memory.map(ByteSize::as_bytes),
-                tasks: self.limits.processes.map(|tasks| u64::from(tasks) + 1),
+                tasks: self.limits.pids.map(|tasks| u64::from(tasks) + 1),
                 cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
                 apart: true,
             };
@@ -444,7 +444,7 @@ mod tests {
     fn limits() -> impl Strategy<Value = Limits> {
         (any::<[bool; 4]>(), 1u64..200).prop_map(|(set, size)| Limits {
             memory: set[0].then_some(ByteSize::from_bytes(size * MIB)),
-            processes: set[1].then_some(size as u32),
+            pids: set[1].then_some(size as u32),
             cpu_time: set[2].then_some(Duration::from_secs(size)),
             disk: set[3].then_some(ByteSize::from_bytes(size * MIB)),
             ..Limits::default()

@@ -125,7 +125,7 @@ impl Raw {
             serial: create.serial,
             disk: limits.disk.map(ByteSize::as_bytes),
             memory: limits.memory.map(ByteSize::as_bytes),
-            tasks: limits.processes.map(u64::from),
+            tasks: limits.pids.map(u64::from),
         };
         if (asked.disk, asked.memory, asked.tasks) == (create.disk, create.memory, create.tasks) {
             return Ok(());

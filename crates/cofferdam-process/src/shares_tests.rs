@@ -40,7 +40,7 @@ fn counted_by<F: Future<Output = ()>>(counting: Counting, body: impl FnOnce(Arc<
         let limits = Limits {
             cpu_time: Some(Duration::from_secs(LIMIT)),
             wall_time: NO_HANG,
-            processes: Some(32),
+            pids: Some(32),
             ..Limits::default()
         };
         let spec = Spec::builder().limits(limits).allow_weaker(Protection::CpuTime).build().expect("valid");

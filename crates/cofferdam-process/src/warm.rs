@@ -103,7 +103,7 @@ fn fits(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
 }
 
 fn limits_fit(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // The owner's own clock.
     let _ = wall_time;
     // A bound that is there can be changed, one that is not cannot be added.
@@ -115,8 +115,9 @@ fn limits_fit(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
         (Some(made), Some(asked)) => made == *asked || has_groups && made > *asked,
         (Some(_), None) => false,
     };
-    let groups_fit = has_groups || (memory == &template.memory && processes == &template.processes);
-    bound_fits && cpu_fits && groups_fit && *cpus == template.cpus
+    let groups_fit = has_groups || (memory == &template.memory && pids == &template.pids);
+    // The filter that asks for each process is in the template or is not.
+    bound_fits && cpu_fits && groups_fit && *cpus == template.cpus && *processes == template.processes
 }
 
 #[cfg(test)]
@@ -138,7 +139,7 @@ mod tests {
             with(|limits| limits.wall_time = Duration::from_secs(1)),
             with(|limits| limits.memory = Some(ByteSize::from_bytes(1 << 26))),
             with(|limits| limits.memory = None),
-            with(|limits| limits.processes = Some(3)),
+            with(|limits| limits.pids = Some(3)),
             with(|limits| limits.disk = Some(ByteSize::from_bytes(1 << 20))),
             with(|limits| limits.disk = None),
             with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),

@@ -185,7 +185,7 @@ impl Process {
     /// Adds up to `count` processes; gives how many the limit left.
     fn add_processes(&self, count: u32) -> u32 {
         let mut state = self.shared.lock();
-        let limit = self.shared.spec.limits().processes.unwrap_or(u32::MAX);
+        let limit = self.shared.spec.limits().single_threaded_processes().unwrap_or(u32::MAX);
         let added = count.min(limit - state.processes);
         state.processes += added;
         drop(state);

@@ -15,7 +15,7 @@ fn row(protection: Protection, spec: &Spec, config: &Config) -> PostureItem {
         Protection::Memory => limits.memory.map(|limit| limit.to_string()),
         Protection::CpuTime => limits.cpu_time.map(|limit| format!("{} s", limit.as_secs_f64())),
         Protection::Cpus => limits.cpus.map(|limit| limit.to_string()),
-        Protection::Processes => limits.processes.map(|limit| limit.to_string()),
+        Protection::Processes => limits.single_threaded_processes().map(|limit| limit.to_string()),
         Protection::Disk => limits.disk.map(|limit| limit.to_string()),
         Protection::WallTime => Some(format!("{} s", limits.wall_time.as_secs_f64())),
         Protection::Workspace => Some(format!("{:?}", spec.workspace().access())),

@@ -128,7 +128,7 @@ impl Shared {
         if !self.capable_of_many() && !state.execs.is_empty() {
             return Err(Error::unsupported("start", "this backend runs one exec at a time in a sandbox"));
         }
-        if self.spec.limits().processes.is_some_and(|limit| state.processes >= limit) {
+        if self.spec.limits().single_threaded_processes().is_some_and(|limit| state.processes >= limit) {
             return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the limit on processes is reached"));
         }
         let id = state.next_exec;

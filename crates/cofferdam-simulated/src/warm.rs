@@ -98,13 +98,13 @@ fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> boo
 }
 
 fn limits_fit(template: &Limits, asked: &Limits, fixed: impl Fn(Protection) -> bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     [
         (Protection::CpuTime, *cpu_time == template.cpu_time),
         (Protection::Memory, *memory == template.memory),
         (Protection::Disk, *disk == template.disk),
         (Protection::WallTime, *wall_time == template.wall_time),
-        (Protection::Processes, *processes == template.processes),
+        (Protection::Processes, *pids == template.pids && *processes == template.processes),
         (Protection::Cpus, *cpus == template.cpus),
     ]
     .into_iter()

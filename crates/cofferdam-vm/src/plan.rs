@@ -122,9 +122,10 @@ impl Plan {
     }
 
     fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
-        let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = limits;
-        // Kept by the supervisor.
-        let (_, _) = (cpu_time, wall_time);
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
+        // Kept by the supervisor, or refused.
+        let (_, _, _) = (cpu_time, wall_time, processes);
+        limits.refuse_processes("vm")?;
         let small = |what: String, remedy: &str| Err(Error::invalid("create", what).with_remedy(remedy.to_owned()));
         if memory.is_some_and(|memory| memory < LEAST_MEMORY) {
             return small(format!("a machine needs a memory limit of at least {LEAST_MEMORY}"), "raise --memory");
@@ -143,7 +144,7 @@ impl Plan {
             shares: Shares::of(*disk, guests),
             bound: memory.map(|memory| memory.as_bytes()),
             // The agent is one of them.
-            tasks: processes.map(|processes| u64::from(processes) + 1),
+            tasks: pids.map(|pids| u64::from(pids) + 1),
             quota: cpus.map(|cpus| (u64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(LEAST_QUOTA)),
         })
     }
@@ -245,7 +246,7 @@ mod tests {
     fn what_is_asked_for_is_what_the_init_is_told() {
         let plan = with(|limits| {
             limits.cpus = Some("1.5".parse().unwrap());
-            limits.processes = Some(9);
+            limits.pids = Some(9);
             limits.memory = Some(ByteSize::from_mebibytes(100));
             limits.disk = Some(ByteSize::from_mebibytes(16));
         });

@@ -178,7 +178,9 @@ fn user(measured: &Measured<'_>) -> PostureItem {
 }
 
 fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = measured.spec.limits();
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = measured.spec.limits();
+    // Refused when the machine is planned.
+    let _ = processes;
     let bounds = &measured.evidence.bounds;
     let group = bounds.version > 0;
     let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
@@ -204,7 +206,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                 row(Protection::Cpus, holds, format!("control group inside, CPU quota of {shown}"))
             },
         ),
-        processes.map_or_else(
+        pids.map_or_else(
             || not_asked(Protection::Processes),
             |asked| {
                 let holds = group && bounds.tasks.is_some_and(|tasks| tasks <= u64::from(asked) + 1);
@@ -307,7 +309,7 @@ mod tests {
                 version: 2,
                 memory: limits.memory.map(|memory| memory.as_bytes()),
                 swap: Some(0),
-                tasks: limits.processes.map(|processes| u64::from(processes) + 1),
+                tasks: limits.pids.map(|processes| u64::from(processes) + 1),
                 cpu_millis: None,
             },
             counts_cpu: true,

@@ -375,7 +375,7 @@ mod tests {
             limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(99))),
             limited(|limits| limits.memory = None),
             limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(99))),
-            limited(|limits| limits.processes = Some(3)),
+            limited(|limits| limits.pids = Some(3)),
             limited(|limits| limits.cpus = Some("0.5".parse().unwrap())),
             Spec::builder()
                 .workspace(cofferdam_contract::Workspace::Private { access: Access::ReadOnly })

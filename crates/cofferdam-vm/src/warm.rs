@@ -130,12 +130,13 @@ fn fits(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
 }
 
 fn limits_fit(template: &Limits, asked: &Limits, counts_cpu: bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // The supervisor's own clock.
     let _ = wall_time;
     (cpu_time == &template.cpu_time || counts_cpu)
         && memory == &template.memory
         && disk == &template.disk
+        && pids == &template.pids
         && processes == &template.processes
         && cpus == &template.cpus
 }
@@ -169,7 +170,7 @@ mod tests {
             with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))),
             with(|limits| limits.memory = None),
             with(|limits| limits.disk = None),
-            with(|limits| limits.processes = Some(3)),
+            with(|limits| limits.pids = Some(3)),
             with(|limits| limits.cpus = Some("1".parse().unwrap())),
             Spec::builder().root(RootFs::Directory { path: "/x".into() }).build().unwrap(),
             Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),

@@ -23,7 +23,7 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
             .map(|limit| format!("the guest's thread is interrupted when it has used {} s", limit.as_secs_f64())),
         Protection::Cpus => return limits.cpus.map_or_else(|| not_asked(protection), |share| cpus(share, spec)),
         Protection::Processes => limits
-            .processes
+            .single_threaded_processes()
             .map(|limit| format!("a module can start neither process nor thread; at most {limit} execs run at once")),
         Protection::Disk => limits.disk.map(|limit| {
             format!("files in memory; contents, names and what describes them together stay below {limit}")
@@ -58,13 +58,13 @@ fn network(spec: &Spec) -> String {
 
 /// Each exec is one thread, so that a bound on execs can be a bound on processors.
 fn cpus(share: Cpus, spec: &Spec) -> PostureItem {
-    match spec.limits().processes {
+    match spec.limits().single_threaded_processes() {
         Some(execs) if u64::from(execs) * 1000 <= u64::from(share.as_millis()) => {
             let mechanism = format!("each exec is one thread, and at most {execs} run at once");
             item(Protection::Cpus, ProtectionState::Enforced, &mechanism)
         }
         _ => PostureItem {
-            remedy: Some("ask for no more processes than processors, or use a backend of level process".to_owned()),
+            remedy: Some("ask for no more --pids than processors, or use a backend of level process".to_owned()),
             ..item(Protection::Cpus, ProtectionState::Absent, "nothing slows a guest down")
         },
     }
@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn a_share_is_claimed_only_where_it_holds() {
-        let state = |processes, millis| {
-            let limits = Limits { processes, cpus: Some(Cpus::from_millis(millis)), ..Limits::default() };
+        let state = |pids, millis| {
+            let limits = Limits { pids, cpus: Some(Cpus::from_millis(millis)), ..Limits::default() };
             let spec = Spec::builder().limits(limits).build().unwrap();
             posture(&spec).get(Protection::Cpus).unwrap().state
         };

@@ -197,7 +197,7 @@ impl Shared {
         if state.closed {
             return Err(Error::closed("start"));
         }
-        if self.spec.limits().processes.is_some_and(|limit| state.execs.len() >= limit as usize) {
+        if self.spec.limits().single_threaded_processes().is_some_and(|limit| state.execs.len() >= limit as usize) {
             return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the limit on processes is reached"));
         }
         state.next_exec += 1;

@@ -186,9 +186,13 @@ pub struct LimitArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_bound::<Duration>)]
     pub cpu_time: Option<Bound<Duration>>,
 
-    /// Processes and threads alive at once [default: 10]
+    /// Processes and threads alive at once [default: 256]
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub pids: Option<Bound<u32>>,
+
+    /// Processes alive at once, however many threads each has; level process only [default: none]
+    #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
+    pub processes: Option<Bound<u32>>,
 
     /// Bytes that may be stored [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bound::<ByteSize>)]

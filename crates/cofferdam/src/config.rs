@@ -146,7 +146,9 @@ pub struct ConfigLimits {
     pub disk: Option<Bound<ByteSize>>,
     /// Real time of one exec.
     pub wall_time: Option<Human<Duration>>,
-    /// Processes alive at once.
+    /// Processes and threads alive at once.
+    pub pids: Option<Bound<u32>>,
+    /// Processes alive at once, without their threads.
     pub processes: Option<Bound<u32>>,
     /// Processor share.
     pub cpus: Option<Bound<Cpus>>,

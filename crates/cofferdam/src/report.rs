@@ -156,7 +156,7 @@ fn limit(kind: LimitKind, limits: &Limits) -> String {
     let (name, value) = match kind {
         LimitKind::Memory => ("memory limit", limits.memory.map(|size| size.to_string())),
         LimitKind::Cpu => ("CPU time limit", limits.cpu_time.map(seconds)),
-        LimitKind::Pids => ("limit on processes and threads", limits.processes.map(|count| count.to_string())),
+        LimitKind::Pids => ("limit on processes and threads", limits.pids.map(|count| count.to_string())),
         LimitKind::Disk => ("disk limit", limits.disk.map(|size| size.to_string())),
     };
     value.map_or(name.to_owned(), |value| format!("{name} of {value}"))

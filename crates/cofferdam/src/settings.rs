@@ -323,7 +323,8 @@ fn limits(flags: &LimitArgs, environment: &Environment, file: &ConfigLimits) -> 
         memory: pick(flags.memory, file.memory, default.memory),
         disk: pick(flags.disk, file.disk, default.disk),
         wall_time: timeout.unwrap_or(default.wall_time),
-        processes: pick(flags.pids, file.processes, default.processes),
+        pids: pick(flags.pids, file.pids, default.pids),
+        processes: pick(flags.processes, file.processes, default.processes),
         cpus: pick(flags.cpus, file.cpus, default.cpus),
     };
     limits.validate()?;
@@ -412,18 +413,14 @@ mod tests {
     #[test]
     fn a_limit_can_be_lifted_on_each_layer() {
         let file = ConfigFile {
-            limits: ConfigLimits {
-                memory: Some(Bound::None),
-                processes: Some(Bound::Of(3)),
-                ..ConfigLimits::default()
-            },
+            limits: ConfigLimits { memory: Some(Bound::None), pids: Some(Bound::Of(3)), ..ConfigLimits::default() },
             ..ConfigFile::default()
         };
         let settings = Settings::resolve(&flags("--pids none x.py"), &Environment::default(), &file).unwrap();
-        assert_eq!((settings.limits.memory, settings.limits.processes), (None, None));
+        assert_eq!((settings.limits.memory, settings.limits.pids), (None, None));
         let settings = Settings::resolve(&flags("--memory 1M x.py"), &Environment::default(), &file).unwrap();
         assert_eq!(settings.limits.memory, Some(ByteSize::from_mebibytes(1)));
-        assert_eq!(settings.limits.processes, Some(3));
+        assert_eq!(settings.limits.pids, Some(3));
         assert_eq!(settings.limits.disk, Limits::default().disk);
     }
 

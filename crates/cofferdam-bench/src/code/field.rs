@@ -127,7 +127,7 @@ impl Field {
 }
 
 fn spec() -> Result<Spec> {
-    Ok(Spec::builder().limits(Limits { processes: Some(PROCESSES), ..Limits::default() }).build()?)
+    Ok(Spec::builder().limits(Limits { pids: Some(PROCESSES), ..Limits::default() }).build()?)
 }
 
 fn check(result: &CodeResult) -> Result<()> {

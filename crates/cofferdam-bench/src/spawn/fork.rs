@@ -31,9 +31,9 @@ impl ForkedPython {
         let interpreter = InterpreterConfig { command: command.clone(), ..InterpreterConfig::python() };
         let config = ZygoteConfig { ready: READY, max_forks: 1 << 20, ..ZygoteConfig::of(interpreter) };
         let limits = Limits::default();
-        let processes = limits.processes.map(|count| count + config.extra_processes());
+        let pids = limits.pids.map(|count| count + config.extra_processes());
         // One sandbox serves the whole benchmark.
-        let spec = Spec::builder().limits(Limits { processes, cpu_time: None, ..limits }).build()?;
+        let spec = Spec::builder().limits(Limits { pids, cpu_time: None, ..limits }).build()?;
         let sandbox = backend.create(spec).await?;
         Ok(Self { zygote: Zygote::warm(sandbox, config).await?, command, code })
     }

@@ -43,8 +43,8 @@ impl WarmPythons {
         }
         for _ in 0..FEW {
             let limits = Limits::default();
-            let processes = limits.processes.map(|count| count + EXTRA_PROCESSES);
-            let spec = Spec::builder().limits(Limits { processes, ..limits }).build()?;
+            let pids = limits.pids.map(|count| count + EXTRA_PROCESSES);
+            let spec = Spec::builder().limits(Limits { pids, ..limits }).build()?;
             let sandbox = self.backend.create(spec).await?;
             let made = WaitingInterpreter::warm(sandbox, self.config.clone()).await?;
             lock(&self.waiting).push(made);

@@ -84,7 +84,7 @@ async fn runs_on_a_full_disk(spec: SpecBuilder) {
 #[tokio::test]
 async fn code_runs_where_its_own_workspace_is_full() {
     let limits = Limits {
-        processes: Some(32),
+        pids: Some(32),
         memory: Some(ByteSize::from_mebibytes(1024)),
         disk: Some(ByteSize::from_mebibytes(1)),
         ..Limits::default()
@@ -102,7 +102,7 @@ async fn code_runs_where_the_hosts_disk_is_full() {
     }
     let small = Small::mount();
     let limits =
-        Limits { processes: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), disk: None, ..Limits::default() };
+        Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), disk: None, ..Limits::default() };
     let workspace = Workspace::HostDir { path: small.path().to_owned(), access: Access::ReadWrite };
     runs_on_a_full_disk(spec().limits(limits).workspace(workspace)).await;
     let left: Vec<_> =

@@ -11,7 +11,7 @@ pub fn spec() -> SpecBuilder {
     use Protection as P;
     let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
     // Node needs more than the default of ten threads beside others.
-    let limits = Limits { processes: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), ..Limits::default() };
+    let limits = Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), ..Limits::default() };
     weaker.into_iter().fold(Spec::builder().limits(limits), |spec, item| spec.allow_weaker(item))
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn concurrent_sandboxes(cx: Context) -> Verdict {
 }
 
 pub(super) async fn concurrent_execs(cx: Context) -> Verdict {
-    let sandbox = cx.sandbox_of(cx.limited(|limits| limits.processes = Some(100))?).await?;
+    let sandbox = cx.sandbox_of(cx.limited(|limits| limits.pids = Some(100))?).await?;
     run_many(&cx, vec![sandbox; usize::from(MANY)]).await
 }
 

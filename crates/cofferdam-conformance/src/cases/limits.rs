@@ -129,7 +129,7 @@ pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
 /// Runs a program that forks more than it may; gives what it says.
 async fn fork_many(cx: &Context) -> Outcome<Completed> {
     enforced(cx, Protection::Processes).await?;
-    run(cx, P::Fork { count: 64 }, |limits| limits.processes = Some(10)).await
+    run(cx, P::Fork { count: 64 }, |limits| limits.pids = Some(10)).await
 }
 
 pub(super) async fn processes(cx: Context) -> Verdict {

@@ -49,7 +49,7 @@ pub(super) async fn says_what_was_not_asked(cx: Context) -> Verdict {
         limits.cpu_time = Some(Duration::from_secs(9));
         limits.memory = Some(ByteSize::from_mebibytes(300));
         limits.disk = Some(ByteSize::from_mebibytes(50));
-        limits.processes = Some(9);
+        limits.pids = Some(9);
     })?;
     let sandbox = cx.sandbox_of(bounded).await?;
     for protection in [R::CpuTime, R::Memory, R::Disk, R::Processes, R::WallTime] {

@@ -105,8 +105,8 @@ pub(super) async fn access_is_the_claims(cx: Context) -> Verdict {
 
 pub(super) async fn processes_are_the_claims(cx: Context) -> Verdict {
     super::limits::enforced(&cx, cofferdam_contract::Protection::Processes).await?;
-    let template = cx.limited(|limits| limits.processes = Some(60))?;
-    let spec = cx.limited(|limits| limits.processes = Some(8))?;
+    let template = cx.limited(|limits| limits.pids = Some(60))?;
+    let spec = cx.limited(|limits| limits.pids = Some(8))?;
     let sandbox = claim_fitting(&cx, &template, &spec).await?;
     let done = cx.exec_ok(&sandbox, P::Fork { count: 40 }).await?;
     let forked = text(&done.stdout);

@@ -289,7 +289,7 @@ async fn a_warm_container_becomes_what_is_asked_for() {
         let backend = engine.backend();
         let tighter = limited(|limits| {
             limits.memory = Some(ByteSize::from_mebibytes(64));
-            limits.processes = Some(5);
+            limits.pids = Some(5);
         });
         let warm = backend.warm(Spec::default()).await.unwrap();
         if !warm.fits(&tighter) {

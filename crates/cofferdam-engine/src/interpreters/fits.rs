@@ -10,6 +10,7 @@ use cofferdam_interpreter::EXTRA_PROCESSES;
 /// The spec of a sandbox for an interpreter that is to serve requests with `spec`.
 pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
     let mut limits = spec.limits().clone();
+    limits.pids = limits.pids.map(|count| count.saturating_add(EXTRA_PROCESSES));
     limits.processes = limits.processes.map(|count| count.saturating_add(EXTRA_PROCESSES));
     spec.to_builder().limits(limits).build()
 }
@@ -29,12 +30,13 @@ pub(super) fn fits(template: &Spec, asked: &Spec) -> bool {
 }
 
 fn limits_fit(template: &Limits, asked: &Limits) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, processes, cpus } = asked;
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // Goes along with the request.
     let _ = wall_time;
     *cpu_time == template.cpu_time
         && *memory == template.memory
         && *disk == template.disk
+        && *pids == template.pids
         && *processes == template.processes
         && *cpus == template.cpus
 }
@@ -79,7 +81,7 @@ mod tests {
             with(|limits| limits.memory = Some(ByteSize::from_mebibytes(1))),
             with(|limits| limits.memory = None),
             with(|limits| limits.disk = None),
-            with(|limits| limits.processes = Some(9)),
+            with(|limits| limits.pids = Some(9)),
             with(|limits| limits.cpus = Some(Cpus::from_millis(500))),
         ] {
             assert!(!fits(&template, &spec), "{spec:?}");
@@ -91,7 +93,7 @@ mod tests {
     #[test]
     fn the_code_has_the_processes_and_the_time_that_were_asked_for() {
         let spec = with(|limits| limits.wall_time = Duration::from_secs(7));
-        assert_eq!(sandbox_spec(&spec).unwrap().limits().processes, Some(10 + EXTRA_PROCESSES));
+        assert_eq!(sandbox_spec(&spec).unwrap().limits().pids, Some(256 + EXTRA_PROCESSES));
         let request = ExecRequest::argv(["a"]).build().unwrap();
         assert_eq!(with_time(&spec, &request).unwrap().timeout(), Some(Duration::from_secs(7)));
         let own = request.to_builder().timeout(Duration::from_secs(2)).build().unwrap();

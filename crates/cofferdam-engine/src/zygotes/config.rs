@@ -50,6 +50,7 @@ impl ZygotesConfig {
     pub(super) fn inside(&self, spec: &Spec) -> Result<(Spec, ZygoteConfig)> {
         let mut limits = spec.limits().clone();
         let zygote = ZygoteConfig { cpu_time: limits.cpu_time, ..self.zygote.clone() };
+        limits.pids = limits.pids.map(|count| count.saturating_add(zygote.extra_processes()));
         limits.processes = limits.processes.map(|count| count.saturating_add(zygote.extra_processes()));
         // Warming is one use more.
         let uses = zygote.max_forks.saturating_add(1);
@@ -80,15 +81,15 @@ mod tests {
     #[test]
     fn a_sandbox_inside_differs_in_processes_and_cpu_time_only() {
         let config = ZygotesConfig::new(ZygoteConfig { max_forks: 9, ..ZygoteConfig::python() });
-        let limits = Limits { cpu_time: Some(Duration::from_secs(3)), processes: Some(7), ..Limits::default() };
+        let limits = Limits { cpu_time: Some(Duration::from_secs(3)), pids: Some(7), ..Limits::default() };
         let tenant = TenantId::new("acme").unwrap();
         let spec = Spec::builder().limits(limits.clone()).tenant(tenant).label("a", "b").build().unwrap();
         let (inside, zygote) = config.inside(&spec).unwrap();
-        assert_eq!(inside.limits().processes, Some(7 + zygote.extra_processes()));
+        assert_eq!(inside.limits().pids, Some(7 + zygote.extra_processes()));
         assert_eq!(inside.limits().cpu_time, Some(Duration::from_secs(30)));
         assert_eq!(zygote.cpu_time, Some(Duration::from_secs(3)));
         assert_eq!(inside.to_builder().limits(limits).build().unwrap(), spec);
-        let free = Limits { cpu_time: None, processes: None, ..Limits::default() };
+        let free = Limits { cpu_time: None, pids: None, ..Limits::default() };
         let free = Spec::builder().limits(free).build().unwrap();
         assert_eq!(config.inside(&free).unwrap().0, free);
     }

@@ -58,7 +58,7 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
             Protection::Memory => limits.memory.is_some(),
             Protection::CpuTime => limits.cpu_time.is_some(),
             Protection::Cpus => limits.cpus.is_some(),
-            Protection::Processes => limits.processes.is_some(),
+            Protection::Processes => limits.pids.is_some(),
             Protection::Disk => limits.disk.is_some(),
             _ => true,
         };

@@ -21,7 +21,7 @@ pub fn backend() -> ProcessBackend {
 
 /// A sandbox as for a run from cold; Node needs more than the default ten processes in some scripts.
 pub async fn sandbox(backend: &ProcessBackend, extra: u32) -> Arc<dyn Sandbox> {
-    let limits = Limits { processes: Some(20 + extra), ..Limits::default() };
+    let limits = Limits { pids: Some(20 + extra), ..Limits::default() };
     let spec = Spec::builder().limits(limits).build().expect("valid");
     backend.create(spec).await.expect("a sandbox")
 }

@@ -127,7 +127,7 @@ async fn no_argument_widens_what_the_server_was_started_with() {
         json!({"cpu_seconds": 31}),
         json!({"memory_bytes": 257 << 20}),
         json!({"disk_bytes": u64::MAX}),
-        json!({"processes": 33}),
+        json!({"pids": 33}),
     ] {
         let (text, kind) = client.fails("create_sandbox", json!({"limits": limits})).await;
         assert!(kind == "denied" && text.contains("try: "), "{limits}: {text}");

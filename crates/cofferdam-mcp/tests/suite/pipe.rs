@@ -19,7 +19,7 @@ const PIPE: usize = 1 << 20;
 /// What an ordinary user's host may be unable to enforce is no matter here.
 pub fn spec() -> Spec {
     let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
-    let limits = Limits { processes: Some(32), memory: Some(ByteSize::from_mebibytes(256)), ..Limits::default() };
+    let limits = Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(256)), ..Limits::default() };
     let spec = Spec::builder().limits(limits);
     weaker.into_iter().fold(spec, |spec, item| spec.allow_weaker(item)).build().expect("valid")
 }

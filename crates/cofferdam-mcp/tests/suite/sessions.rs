@@ -227,11 +227,11 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
 async fn what_is_restored_gets_no_more_than_what_was_frozen() {
     let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));
     let mut client = Client::new(backend, config(Bounds::default())).await;
-    let less = json!({"limits": {"timeout_seconds": 5, "processes": 3}, "read_only": true});
+    let less = json!({"limits": {"timeout_seconds": 5, "pids": 3}, "read_only": true});
     let sandbox = client.works("create_sandbox", less).await["sandbox"].clone();
     let snapshot = client.works("snapshot_sandbox", json!({"sandbox": sandbox})).await["snapshot"].clone();
     let restored = client.works("restore_sandbox", json!({"snapshot": snapshot})).await;
-    assert_eq!((&restored["limits"]["timeout_seconds"], &restored["limits"]["processes"]), (&json!(5.0), &json!(3)));
+    assert_eq!((&restored["limits"]["timeout_seconds"], &restored["limits"]["pids"]), (&json!(5.0), &json!(3)));
     let wider = json!({"snapshot": snapshot, "limits": {"timeout_seconds": 6}});
     assert_eq!(client.fails("restore_sandbox", wider).await.1, "denied");
     client.gone().await;

@@ -104,7 +104,7 @@ fn loosened(spec: &Spec, defect: Defect) -> Spec {
         }
         Defect::HasNoMemoryLimit => limits.memory = None,
         Defect::HasNoCpuLimit => limits.cpu_time = None,
-        Defect::HasNoProcessLimit => limits.processes = None,
+        Defect::HasNoProcessLimit => limits.pids = None,
         Defect::HasNoDiskLimit => limits.disk = None,
         Defect::SkipsValidation => return Spec::default(),
         Defect::AcceptsUnknownAttributes => return Spec::builder().limits(limits).build().unwrap(),

@@ -242,7 +242,7 @@ async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
     promptly(source.close()).await.unwrap();
     for limits in [
         Limits { memory: Some(ByteSize::from_mebibytes(64)), ..Limits::default() },
-        Limits { processes: Some(3), ..Limits::default() },
+        Limits { pids: Some(3), ..Limits::default() },
         Limits { disk: None, ..Limits::default() },
         Limits { cpus: Some("0.5".parse().unwrap()), ..Limits::default() },
     ] {

@@ -132,7 +132,7 @@ async fn calls_that_wait_are_ended_by_time_and_by_order() {
 
 #[tokio::test]
 async fn execs_at_once_are_the_processes_that_are_counted() {
-    let sandbox = sandbox(limited(|limits| limits.processes = Some(2))).await;
+    let sandbox = sandbox(limited(|limits| limits.pids = Some(2))).await;
     let asleep = || script(program("", "(loop $on (call $sleep) (br $on))")).build().unwrap();
     let one = sandbox.start(asleep()).await.unwrap();
     let _two = sandbox.start(asleep()).await.unwrap();

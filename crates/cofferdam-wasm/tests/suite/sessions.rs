@@ -102,7 +102,7 @@ async fn what_ends_a_guest_ends_its_session_and_no_other() {
 #[tokio::test]
 async fn a_busy_session_answers_conflict_whatever_its_limits() {
     for processes in [None, Some(1)] {
-        let spec = limited(|limits| limits.processes = processes.or(limits.processes));
+        let spec = limited(|limits| limits.pids = processes.or(limits.pids));
         let session = open(&WasmBackend::default(), counter(), spec).await;
         let running = session.start(&named("forever").build().unwrap()).unwrap();
         let refused = session.start(&named("count").build().unwrap()).unwrap_err();

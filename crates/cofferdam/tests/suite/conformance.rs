@@ -171,7 +171,7 @@ fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
         let host = Workspace::HostDir { path: lent.path().to_owned(), access: Access::ReadOnly };
         let limits = |memory: u64, processes: u32, disk: u64| Limits {
             memory: Some(ByteSize::from_mebibytes(memory)),
-            processes: Some(processes),
+            pids: Some(processes),
             disk: Some(ByteSize::from_mebibytes(disk)),
             ..Limits::default()
         };
@@ -180,7 +180,7 @@ fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
             Spec::builder().limits(limits(64, 3, 2)),
             Spec::builder().limits(limits(700, 40, 8)).workspace(Workspace::Private { access: Access::ReadOnly }),
             Spec::builder().workspace(host),
-            Spec::builder().limits(Limits { memory: None, processes: None, ..Limits::default() }),
+            Spec::builder().limits(Limits { memory: None, pids: None, ..Limits::default() }),
         ];
         // Each is asked for after another one, and after a pause in which a child is forked for that other one.
         for spec in specs.iter().chain(specs.iter().rev()) {

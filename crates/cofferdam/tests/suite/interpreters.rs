@@ -75,7 +75,7 @@ async fn one_that_waits_is_used_once_and_replaced() {
         kept.until(|metrics| metrics.waiting == 1).await;
         let taken = kept.interpreters.take(&asked, &python("import os; print(os.urandom(8).hex())")).expect("it waits");
         let (handle, sandbox) = taken.start().await.expect("it starts");
-        assert_eq!((sandbox.spec().tenant(), sandbox.spec().limits().processes), (&tenant, Some(10)));
+        assert_eq!((sandbox.spec().tenant(), sandbox.spec().limits().pids), (&tenant, Some(256)));
         assert_eq!(sandbox.spec().labels().len(), 1);
         let done = collect(handle).await.expect("it ends");
         assert!(done.exit.success(), "{done:?}");

@@ -15,7 +15,7 @@ fn of(tenant: &str) -> Spec {
 /// Two tenants, each with the same two specs but for the tenant.
 fn specs() -> Vec<Spec> {
     let small = |spec: &Spec| {
-        let limits = Limits { processes: Some(3), ..Limits::default() };
+        let limits = Limits { pids: Some(3), ..Limits::default() };
         spec.to_builder().limits(limits).build().unwrap()
     };
     let (a, b) = (of("a"), of("b"));

@@ -77,7 +77,7 @@ fn a_fork_that_fills_the_disk_ends_no_sibling() {
         for fill in [BYTES, FILES] {
             let config = ZygoteConfig { ready: 1, ..ZygoteConfig::python() };
             let limits = Limits {
-                processes: Some(20 + config.extra_processes()),
+                pids: Some(20 + config.extra_processes()),
                 disk: Some(ByteSize::from_mebibytes(8)),
                 ..Limits::default()
             };

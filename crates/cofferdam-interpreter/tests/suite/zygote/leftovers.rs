@@ -111,7 +111,7 @@ fn a_fork_that_takes_all_processes_takes_them_from_its_siblings_only_while_it_ru
     block_on(async {
         let backend = backend();
         let config = ZygoteConfig { ready: 1, most_running: 2, ..ZygoteConfig::python() };
-        let limits = Limits { processes: Some(12 + config.extra_processes()), ..Limits::default() };
+        let limits = Limits { pids: Some(12 + config.extra_processes()), ..Limits::default() };
         let sandbox = backend.create(Spec::builder().limits(limits).build().expect("valid")).await.expect("a sandbox");
         let zygote = Zygote::warm(sandbox, config).await.expect("it becomes warm");
         let bomb = format!(

@@ -66,7 +66,7 @@ fn languages_can_be_restricted_and_added() {
 #[test]
 fn options_beat_environment_beats_file() {
     let directory = tempfile::tempdir().unwrap();
-    write(directory.path(), "cofferdam/config.toml", "tenant = \"acme\"\n[limits]\nwall_time = 50\nprocesses = 9\n");
+    write(directory.path(), "cofferdam/config.toml", "tenant = \"acme\"\n[limits]\nwall_time = 50\npids = 9\n");
     let limits = |words: &[&str], variable: Option<&str>| {
         let mut command = run(["--json"]);
         command.args(words).args(["--", "true"]).env("XDG_CONFIG_HOME", directory.path());
@@ -76,7 +76,7 @@ fn options_beat_environment_beats_file() {
         let (code, stdout, stderr) = outcome(&mut command);
         assert_eq!(code, 0, "{stderr}");
         let document = json(&stdout);
-        assert_eq!((&document["tenant"], &document["limits"]["processes"]), (&json("\"acme\""), &json("9")));
+        assert_eq!((&document["tenant"], &document["limits"]["pids"]), (&json("\"acme\""), &json("9")));
         document["limits"]["wall_time"].as_f64()
     };
     assert_eq!(limits(&[], None), Some(50.0));

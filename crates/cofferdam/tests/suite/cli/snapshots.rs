@@ -371,7 +371,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
         ("a machine q35", |machine| machine["manifest"]["origin"]["machine"] = "q35 x86_64".into()),
         ("the accelerator kvm", |machine| machine["manifest"]["origin"]["accelerator"] = "kvm".into()),
         ("the processor EPYC-v9", |machine| machine["manifest"]["origin"]["processor"] = "EPYC-v9".into()),
-        ("a process limit of", |machine| machine["manifest"]["limits"]["processes"] = 9999.into()),
+        ("a process limit of", |machine| machine["manifest"]["limits"]["pids"] = 9999.into()),
     ];
     for (says, change) in changes {
         let mut parts = parts.clone();

@@ -132,7 +132,7 @@ impl Row {
 
     /// The limit on processes.
     pub fn processes(mut self, count: u32) -> Self {
-        self.limits.processes = Some(count);
+        self.limits.pids = Some(count);
         self
     }
 
