@@ -197,7 +197,8 @@ fn classify(stderr: &str, otherwise: impl FnOnce(String) -> DebianError) -> Debi
         lines = stderr.lines().collect();
     }
     lines.truncate(8);
-    let reason = lines.join("\n");
+    // One line: errors are printed on one, where a line end would be escaped.
+    let reason = lines.join("; ");
     if ["No space left on device", "enough free space", "Disk quota exceeded"].iter().any(|word| reason.contains(word))
     {
         return DebianError::NoSpace { path: "apt's download".into() };
@@ -240,7 +241,7 @@ mod tests {
         assert!(matches!(kind("E: You don't have enough free space in /x."), DebianError::NoSpace { .. }));
         let failed = kind("W: noise\nE: Failed to fetch http://x  Connection failed\nplain\n");
         let DebianError::FetchFailed { reason } = failed else { panic!("{failed:?}") };
-        assert_eq!(reason, "W: noise\nE: Failed to fetch http://x  Connection failed");
+        assert_eq!(reason, "W: noise; E: Failed to fetch http://x  Connection failed");
         assert!(kind("something else").to_string().contains("something else"));
     }
 }
