@@ -5,6 +5,9 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
 use crate::digest;
 use crate::error::{Result, SupplyError, io};
 
@@ -42,15 +45,23 @@ impl Cache {
         self.check(&self.root)
     }
 
-    /// Waits until nobody else obtains `name`.
-    pub fn lock(&self, name: &str) -> Result<Lock> {
+    /// Takes the lock of `name`. Calls `on_wait` and waits only where another process holds it.
+    pub fn lock(&self, name: &str, on_wait: impl FnOnce()) -> Result<Lock> {
         let path = self.root.join(format!(".{name}.lock"));
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
         // Whatever lies there, opening it does not wait.
         let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
         let file = options.custom_flags(flags.cast_signed()).open(&path).map_err(io("open", &path))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).map_err(|e| io("lock", &path)(e.into()))?;
+        let lock = |operation| rustix::fs::flock(&file, operation);
+        let locked = match lock(FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                on_wait();
+                lock(FlockOperation::LockExclusive)
+            }
+            other => other,
+        };
+        locked.map_err(|error| io("lock", &path)(error.into()))?;
         self.sweep(name);
         Ok(Lock { _file: file })
     }

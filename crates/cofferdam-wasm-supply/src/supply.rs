@@ -22,7 +22,7 @@ pub enum Language {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Another process may be obtaining the same; waits for it.
+    /// Another process is installing the same interpreter; waits until it is done.
     Wait,
     /// A package is fetched.
     Fetch {
@@ -40,7 +40,7 @@ pub enum Step {
 impl std::fmt::Display for Step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Wait => f.write_str("waiting for whoever may be installing the same"),
+            Self::Wait => f.write_str("waiting for another process that is installing the same"),
             Self::Fetch { what, megabytes } => write!(f, "fetching {what} ({megabytes} MB)"),
             Self::Verify => f.write_str("checking what came"),
             Self::Build => f.write_str("building it, which takes about half a minute"),
@@ -134,8 +134,7 @@ impl Supply {
         }
         self.cache.prepare()?;
         let name = name(language);
-        progress(Step::Wait);
-        let _lock = self.cache.lock(&name)?;
+        let _lock = self.cache.lock(&name, || progress(Step::Wait))?;
         if let Some(found) = self.find(language)? {
             return Ok(found);
         }

@@ -133,7 +133,7 @@ pub(crate) fn warm(
     }
     let found = Supply::new(cache).find(language).map_err(no_supply)?.ok_or_else(|| missing(language))?;
     kept.prepare().map_err(no_supply)?;
-    let _lock = kept.lock(&key).map_err(no_supply)?;
+    let _lock = kept.lock(&key, || ()).map_err(no_supply)?;
     if let Some(warm) = from_cache(machine, &kept, &key, language)? {
         return Ok(warm);
     }

@@ -136,9 +136,24 @@ fn pipe_in_the_place_of_a_file_is_removed_and_waited_for_by_nobody() {
         mknodat(CWD, root.join(pipe), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
     }
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || tell.send((cache.lock("entry").is_err(), cache.open("entry", &["state"]))));
+    std::thread::spawn(move || tell.send((cache.lock("entry", || ()).is_err(), cache.open("entry", &["state"]))));
     let (refused, opened) = told.recv_timeout(Duration::from_secs(60)).expect("it does not wait");
     assert!(refused, "a pipe was locked");
     assert!(opened.expect("open").is_none());
     assert!(!root.join("entry").exists(), "the entry is still there");
+}
+
+#[test]
+fn waiting_for_another_process_is_reported_only_where_it_happens() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let cache = Cache::new(place.path().join("cache"));
+    cache.prepare().expect("a cache");
+    let held = cache.lock("entry", || panic!("it does not wait for itself")).expect("locked");
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| cache.lock("entry", || tell.send(()).expect("a receiver")).map(drop));
+        told.recv_timeout(Duration::from_secs(60)).expect("it reports that it waits");
+        drop(held);
+        second.join().expect("no panic").expect("locked after the first");
+    });
 }
