@@ -427,7 +427,7 @@ fn exec_request(
     channel: Option<&Channel>,
     most: ByteSize,
 ) -> Result<ExecRequest> {
-    let name = language.file_name();
+    let name = request.file_name.clone().unwrap_or_else(|| language.file_name());
     let place = channel.map(Channel::inside);
     let told =
         Told { code: &request.code, name: &name, place: place.as_deref(), most: most.as_bytes(), session: false };

@@ -65,6 +65,9 @@ pub struct CodeRequest {
     pub code: String,
     /// Its language, one of those that are allowed.
     pub language: String,
+    /// The name of its file, which the code sees in tracebacks and as its own; `None` takes the language's.
+    #[serde(default)]
+    pub file_name: Option<String>,
     /// Arguments of the program.
     #[serde(default)]
     pub args: Vec<String>,
@@ -105,6 +108,7 @@ impl CodeRequest {
         Self {
             code: code.into(),
             language: language.into(),
+            file_name: None,
             args: Vec::new(),
             env: BTreeMap::new(),
             secrets: BTreeMap::new(),

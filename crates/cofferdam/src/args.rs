@@ -48,7 +48,7 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 Examples:
   cofferdam run script.py              run a Python program; the extension picks the interpreter
-  cofferdam run --timeout 5s -- make   run a command
+  cofferdam run --timeout 5s -- date   run a command
   cofferdam doctor                     tell what this host can enforce and what is missing
 
 Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
@@ -97,6 +97,7 @@ Examples:
   cofferdam run examples/primes.py
   cofferdam run --lang python --code 'print(6 * 7)'
   cofferdam run --memory 64M --timeout 5s -- sh -c 'echo hello'
+  echo 'print(6 * 7)' | cofferdam run -
   cofferdam run --workspace . --disk none -- make test
   cofferdam run --workspace ~/project:ro --json script.js
   printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
@@ -111,7 +112,7 @@ Nothing of the environment is inherited.";
 #[derive(Debug, Default, Args)]
 #[command(after_help = RUN_HELP, override_usage = RUN_USAGE)]
 pub struct RunArgs {
-    /// FILE and its arguments, or after `--` a command and its arguments
+    /// FILE and its arguments, `-` for code on standard input, or after `--` a command and its arguments
     #[arg(trailing_var_arg = true, value_name = "FILE [ARGS] | -- COMMAND")]
     pub words: Vec<String>,
 
@@ -123,12 +124,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
-    /// Language of the code, instead of the one that FILE's extension picks
+    /// Language of the code, instead of the one that FILE's extension picks [default: python where there is no FILE]
     #[arg(long, value_name = "LANG")]
     pub lang: Option<String>,
 
-    /// Code to run, instead of FILE; needs --lang
-    #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
+    /// Code to run, instead of FILE
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub code: Option<String>,
 
     /// Whether a resident daemon runs it: one that is there (auto), none (never), one that is started if none is there
@@ -163,7 +164,8 @@ pub struct RunArgs {
 
 const RUN_USAGE: &str = "\
 cofferdam run [OPTIONS] FILE [ARGS]...
-       cofferdam run [OPTIONS] --lang LANG --code TEXT [ARGS]...
+       cofferdam run [OPTIONS] [--lang LANG] --code TEXT [ARGS]...
+       cofferdam run [OPTIONS] [--lang LANG] - [ARGS]...
        cofferdam run [OPTIONS] -- COMMAND [ARGS]...";
 
 /// What the code may use.
@@ -592,7 +594,6 @@ mod tests {
             "--allow-weaker all x.py",
             "--tty --json x.py",
             "--json --events x.py",
-            "--code x",
             "--level 9 x.py",
             "--working-dir ../x x.py",
             "--tenant ../x x.py",

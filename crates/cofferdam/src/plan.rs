@@ -1,7 +1,7 @@
-//! From words and settings to what the contract needs: a spec and a request. Reads FILE; starts nothing.
+//! From words and settings to what the contract needs: a spec and a request. Reads FILE or standard input; starts nothing.
 
 use std::env::VarError;
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,10 @@ use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
 /// The largest FILE that is read, as the contract bounds a script.
 const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
+/// What stands in place of FILE for code that comes on standard input.
+pub const STANDARD_INPUT: &str = "-";
+/// The language of code that neither an option nor a file's extension names.
+const DEFAULT_LANGUAGE: &str = "python";
 /// The most output kept for a terminal or pipe that is slower than the code; beyond it output can be lost.
 const MAX_BUFFER: ByteSize = ByteSize::from_mebibytes(256);
 
@@ -177,13 +181,22 @@ fn with_surroundings(mut code: Code, args: &RunArgs, secrets: &Secrets) -> Code 
 type Asked = (Command, Option<Code>);
 
 fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Asked> {
-    if let (Some(code), Some(lang)) = (&args.code, &args.lang) {
-        return code_command(code, lang, &args.words, settings);
+    let lang = args.lang.as_deref().unwrap_or(DEFAULT_LANGUAGE);
+    if let Some(code) = &args.code {
+        return code_command(code.clone().into_bytes(), lang, &args.words, settings);
     }
     let Some((first, rest)) = args.words.split_first() else {
-        return Err(Error::invalid("run", "there is nothing to run")
-            .with_remedy("name a FILE, give --lang and --code, or put a command after --; see cofferdam run --help"));
+        // A language alone is for code that is piped in. A terminal is not read without being asked for.
+        if args.lang.is_some() && !std::io::stdin().is_terminal() {
+            return code_command(read_standard_input(args)?, lang, &[], settings);
+        }
+        return Err(Error::invalid("run", "there is nothing to run").with_remedy(
+            "name a FILE, give --code, pipe code in with '-', or put a command after --; see cofferdam run --help",
+        ));
     };
+    if first == STANDARD_INPUT && !args.separated {
+        return code_command(read_standard_input(args)?, lang, rest, settings);
+    }
     let for_modules = settings.backend.name == MODULE_BACKEND;
     if names_module(args) && !for_modules {
         let message = format!("the backend '{}' does not run WebAssembly modules", settings.backend.name);
@@ -201,16 +214,43 @@ fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace
     Ok((Command::Argv(args.words.clone()), None))
 }
 
-fn code_command(code: &str, lang: &str, args: &[String], settings: &Settings) -> Result<Asked> {
+fn code_command(code: Vec<u8>, lang: &str, args: &[String], settings: &Settings) -> Result<Asked> {
     let language = settings.code.languages.by_name(lang)?;
+    let asked = match lang == MODULE {
+        true => None,
+        false => text(&code, settings)?.map(|text| asked_code(lang, text, None, args, InPlace::No)),
+    };
     let script = Script {
         interpreter: language.command(),
         name: language.file_name(),
-        contents: code.as_bytes().to_vec().into(),
+        contents: code.into(),
         args: args.to_vec(),
     };
-    let code = (lang != MODULE).then(|| asked_code(lang, code.to_owned(), args, InPlace::No));
-    Ok((Command::Script(script), code))
+    Ok((Command::Script(script), asked))
+}
+
+/// Reads code from our standard input, to its end.
+fn read_standard_input(args: &RunArgs) -> Result<Vec<u8>> {
+    if args.output.stdin || args.output.tty {
+        return Err(Error::invalid("run", "standard input holds the code, so the code cannot read it as well")
+            .with_remedy("leave out --stdin and --tty, or name a FILE"));
+    }
+    read_code(std::io::stdin().lock(), "standard input")
+        .map_err(|error| Error::new(ErrorKind::Io, "run", "cannot read standard input").with_source(error))?
+}
+
+/// Reads at most as much as a program may have; the inner error is that it is more.
+fn read_code(from: impl Read, shown: &str) -> std::io::Result<Result<Vec<u8>>> {
+    let mut contents = Vec::new();
+    from.take(MAX_FILE.as_bytes() + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > MAX_FILE.as_bytes() {
+        return Ok(Err(Error::invalid(
+            "run",
+            format!("{shown} is larger than the {MAX_FILE} that a program may have"),
+        )
+        .with_remedy("put large data into a directory and pass that with --workspace")));
+    }
+    Ok(Ok(contents))
 }
 
 /// Whether code runs from its place in the workspace.
@@ -220,9 +260,9 @@ enum InPlace {
     No,
 }
 
-fn asked_code(language: &str, code: String, args: &[String], place: InPlace) -> Code {
+fn asked_code(language: &str, code: String, name: Option<String>, args: &[String], place: InPlace) -> Code {
     let mut request = CodeRequest::new(language, code);
-    request.args = args.to_vec();
+    (request.args, request.file_name) = (args.to_vec(), name);
     Code { request, in_place: place == InPlace::Yes }
 }
 
@@ -245,7 +285,8 @@ fn file_command(
     settings: &Settings,
     workspace: Option<&HostWorkspace>,
 ) -> Result<Asked> {
-    let canonical = file.canonicalize().map_err(|error| file_error(file, &error))?;
+    let (file, canonical) = find_file(file, workspace)?;
+    let file = &*file;
     let inside = workspace.map(|workspace| place_inside(file, &canonical, workspace)).transpose()?.flatten();
     // The file must be one that can be read before its name is worth talking about.
     let contents = read_file(file, &canonical)?;
@@ -256,15 +297,32 @@ fn file_command(
     };
     let interpreter = language.command();
     let place = if inside.is_some() { InPlace::Yes } else { InPlace::No };
+    let own_name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
     let code = match name == MODULE {
         true => None,
-        false => text(&contents, settings)?.map(|text| asked_code(name, text, args, place)),
+        false => text(&contents, settings)?.map(|text| asked_code(name, text, Some(own_name.clone()), args, place)),
     };
     if let Some(path) = inside {
         return Ok((Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()), code));
     }
-    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
+    let name = own_name;
     Ok((Command::Script(Script { interpreter, name, contents: contents.into(), args: args.to_vec() }), code))
+}
+
+/// Finds FILE: in the current directory, or where it is not there and its name is relative, in the workspace. Returns it as
+/// named and as it is on the host.
+fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf, PathBuf)> {
+    let error = match file.canonicalize() {
+        Ok(canonical) => return Ok((file.to_owned(), canonical)),
+        Err(error) => error,
+    };
+    let inside = workspace.filter(|_| file.is_relative() && error.kind() == std::io::ErrorKind::NotFound);
+    let Some(workspace) = inside else { return Err(file_error(file, &error)) };
+    let inside = workspace.path.join(file);
+    match inside.canonicalize() {
+        Ok(canonical) => Ok((inside, canonical)),
+        Err(_) => Err(file_error(file, &error).with_context("also looked in", workspace.named.display().to_string())),
+    }
 }
 
 /// Where a file that lies in the workspace appears inside; `None` for one that lies elsewhere.
@@ -303,13 +361,7 @@ fn read_file(named: &Path, canonical: &Path) -> Result<Vec<u8>> {
         return Err(Error::invalid("run", format!("'{shown}' is not a plain file"))
             .with_remedy("name a plain file, or give the code with --lang and --code"));
     }
-    let mut contents = Vec::new();
-    file.take(MAX_FILE.as_bytes() + 1).read_to_end(&mut contents).map_err(|error| file_error(named, &error))?;
-    if contents.len() as u64 > MAX_FILE.as_bytes() {
-        return Err(Error::invalid("run", format!("'{shown}' is larger than the {MAX_FILE} that a program may have"))
-            .with_remedy("put large data into a directory and pass that with --workspace"));
-    }
-    Ok(contents)
+    read_code(file, &format!("'{shown}'")).map_err(|error| file_error(named, &error))?
 }
 
 /// A missing FILE answers 127 as `sh missing.sh` does.
@@ -382,6 +434,27 @@ mod tests {
     }
 
     #[test]
+    fn a_relative_file_that_is_not_here_is_found_in_the_workspace() {
+        let directory = directory_with(&[("only-in-the-workspace.py", "")]);
+        let place = directory.path().to_str().unwrap();
+        let found = plan(&["--workspace", place, "only-in-the-workspace.py"]).unwrap();
+        let argv = ["python3", "-u", "/workspace/only-in-the-workspace.py"].map(str::to_owned).to_vec();
+        assert_eq!(found.request.command(), &Command::Argv(argv));
+        std::os::unix::fs::symlink("/etc/passwd", directory.path().join("link-that-leads-out.py")).unwrap();
+        let error = plan(&["--workspace", place, "link-that-leads-out.py"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PathEscape);
+        let error = plan(&["--workspace", place, "in-neither-place.py"]).unwrap_err();
+        assert_eq!((error.kind(), error.context().next()), (ErrorKind::NotFound, Some(("also looked in", place))));
+    }
+
+    #[test]
+    fn a_file_has_the_same_name_with_and_without_its_whole_result() {
+        let directory = directory_with(&[("t.py", "1")]);
+        let plan = plan(&[directory.path().join("t.py").to_str().unwrap()]).unwrap();
+        assert_eq!(plan.code.unwrap().request.file_name.as_deref(), Some("t.py"));
+    }
+
+    #[test]
     fn a_link_out_of_the_workspace_is_refused() {
         let (outside, directory) = (directory_with(&[("secret.py", "")]), directory_with(&[]));
         let link = directory.path().join("a.py");
@@ -417,7 +490,9 @@ mod tests {
         let code = plan(&["--lang", "sh", "--code", "echo $1", "a"]).unwrap();
         let Command::Script(script) = code.request.command() else { panic!("{code:?}") };
         assert_eq!((script.name.as_str(), script.args.as_slice()), ("main.sh", &["a".to_owned()][..]));
-        for words in [&[][..], &["--lang", "sh"], &["--lang", "sh", "--", "x"], &["--lang", "cobol", "--code", "x"]] {
+        let python = plan(&["--code", "print(1)"]).unwrap();
+        assert_eq!(python.code.unwrap().request.language, "python");
+        for words in [&[][..], &["--stdin", "-"], &["--lang", "sh", "--", "x"], &["--lang", "cobol", "--code", "x"]] {
             assert!(plan(words).is_err(), "{words:?}");
         }
     }

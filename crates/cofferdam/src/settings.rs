@@ -19,6 +19,7 @@ use cofferdam::{
 use crate::args::{LimitArgs, RunArgs};
 use crate::bound::{Bound, Human};
 use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
+use crate::plan::STANDARD_INPUT;
 use crate::report;
 use crate::resident::DaemonUse;
 use crate::style::Tone;
@@ -26,9 +27,9 @@ use crate::style::Tone;
 /// What the environment says.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Environment {
-    /// `SANDBOX_TYPE`: the backend.
+    /// `SANDBOX_TYPE`: the backend, in lower case but for the name of an OCI runtime.
     pub backend: Option<String>,
-    /// `SANDBOX_TIMEOUT_SEC`: real time allowed.
+    /// `SANDBOX_TIMEOUT_SEC`: the most real time that a run may have.
     pub timeout: Option<Duration>,
     /// `COFFERDAM_DAEMON`: whether a daemon runs things.
     pub daemon: Option<DaemonUse>,
@@ -53,13 +54,23 @@ impl Environment {
             Some(text) => Some(daemon(&text)?),
         };
         Ok(Self {
-            backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()),
+            backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()).map(|text| backend_name(&text)),
             timeout,
             daemon,
             docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
             runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
             machines: machine_words(|name| text(name).filter(|text| !text.is_empty()))?,
         })
+    }
+}
+
+/// Puts a backend's name into lower case. The engine's name of an OCI runtime, as in `docker:NAME`, has a case of its own.
+fn backend_name(text: &str) -> String {
+    match text.split_once(':') {
+        Some((name, runtime)) if name.eq_ignore_ascii_case(registry::CONTAINER_BACKEND) => {
+            format!("{}:{runtime}", registry::CONTAINER_BACKEND)
+        }
+        _ => text.to_ascii_lowercase(),
     }
 }
 
@@ -271,6 +282,8 @@ fn names_script(flags: &RunArgs) -> bool {
     let extension = || Path::new(flags.words.first()?).extension()?.to_str().map(str::to_ascii_lowercase);
     match &flags.lang {
         Some(lang) => lang == "python" || lang == "javascript",
+        None if flags.code.is_some() => true,
+        None if !flags.separated && flags.words.first().is_some_and(|word| word == STANDARD_INPUT) => true,
         None => !flags.separated && matches!(extension().as_deref(), Some("py" | "js" | "mjs" | "cjs")),
     }
 }
@@ -317,7 +330,11 @@ pub fn backend(
 
 fn limits(flags: &LimitArgs, environment: &Environment, file: &ConfigLimits) -> Result<Limits> {
     let default = Limits::default();
-    let timeout = flags.timeout.or(environment.timeout).or(file.wall_time.map(|time| time.0));
+    // The environment is the operator's: an option can ask for less than it allows, and not for more.
+    let timeout = match (flags.timeout, environment.timeout) {
+        (Some(asked), Some(cap)) => Some(asked.min(cap)),
+        (asked, cap) => asked.or(cap).or(file.wall_time.map(|time| time.0)),
+    };
     let limits = Limits {
         cpu_time: pick(flags.cpu_time, file.cpu_time, default.cpu_time),
         memory: pick(flags.memory, file.memory, default.memory),
@@ -365,6 +382,7 @@ mod tests {
         let unset = Environment::default();
         for (line, environment, file, seconds, backend) in [
             ("--timeout 1s --backend simulated x.py", &set, &file, 1, "simulated"),
+            ("--timeout 9s x.py", &set, &file, 2, "process"),
             ("x.py", &set, &file, 2, "process"),
             ("x.py", &unset, &file, 3, "simulated"),
             ("x.py", &unset, &ConfigFile::default(), 60, "process"),
@@ -456,6 +474,9 @@ mod tests {
             ("--lang wasm x", "wasm"),
             ("--level wasm x.py", "wasm"),
             ("--level wasm --lang javascript x", "wasm"),
+            ("--level wasm -", "wasm"),
+            ("--level wasm --code 1", "wasm"),
+            ("--level wasm -- -", "process"),
             ("--level wasm x.ts", "process"),
             ("--level wasm -- python3 x.py", "process"),
             ("x.py", "process"),
@@ -571,6 +592,24 @@ mod tests {
         assert_eq!(choose("x.py", &Environment::default(), &ConfigFile::default()), DaemonUse::Auto);
         let error = environment(&[("COFFERDAM_DAEMON", "yes")]).unwrap_err();
         assert!(error.message().starts_with("COFFERDAM_DAEMON is 'yes'"), "{error}");
+    }
+
+    #[cfg(feature = "container")]
+    #[test]
+    fn the_backend_in_the_environment_is_read_in_any_case() {
+        for (value, name) in [
+            ("LOCAL", "local"),
+            ("Docker", "docker"),
+            ("DOCKER:MyRuntime", "docker:MyRuntime"),
+            ("VM:QEMU", "vm:qemu"),
+            ("Firecracker", "firecracker"),
+        ] {
+            let environment = environment(&[("SANDBOX_TYPE", value)]).unwrap();
+            assert_eq!(environment.backend.as_deref(), Some(name), "{value}");
+        }
+        let environment = environment(&[("SANDBOX_TYPE", "Docker:MyRuntime")]).unwrap();
+        let settings = Settings::resolve(&flags("x.py"), &environment, &ConfigFile::default()).unwrap();
+        assert_eq!(settings.setup.containers.runtime.as_deref(), Some("MyRuntime"));
     }
 
     #[test]

@@ -39,6 +39,56 @@ fn code_on_the_command_line_runs() {
 }
 
 #[test]
+fn code_on_standard_input_runs() {
+    let piped = |words: &[&str], code: &str| {
+        let mut child = start(&mut run(words));
+        child.stdin.take().unwrap().write_all(code.as_bytes()).unwrap();
+        super::read(&child.wait_with_output().unwrap())
+    };
+    for (words, code, stdout) in [
+        (&["-"][..], "import sys; print(sys.argv[1:])", "[]\n"),
+        (&["-", "a", "-b"], "import sys; print(sys.argv[1:])", "['a', '-b']\n"),
+        (&["--lang", "python", "-"], "print(6 * 7)", "42\n"),
+        (&["--lang", "sh"], "echo piped", "piped\n"),
+        (&["--lang", "sh", "-", "x"], "echo $1; cat", "x\n"),
+    ] {
+        assert_eq!(piped(words, code), quietly(0, stdout), "{words:?}");
+    }
+    let (status, stdout, stderr) = piped(&["--json", "-"], "6 * 7");
+    assert_eq!(
+        (status, super::json(&stdout)["results"][0]["data"]["text/plain"].as_str()),
+        (0, Some("42")),
+        "{stderr}"
+    );
+    let (status, _, stderr) = piped(&["--stdin", "-"], "print(1)");
+    assert!(status == 125 && stderr.contains("standard input holds the code"), "{stderr}");
+    let (status, _, stderr) = piped(&["-"], &"#".repeat((16 << 20) + 1));
+    assert!(status == 125 && stderr.contains("standard input is larger than the 16 MiB"), "{stderr}");
+}
+
+#[test]
+fn a_script_has_its_own_name_with_and_without_its_whole_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("t.py");
+    std::fs::write(&file, "import traceback\ntry: 1 / 0\nexcept Exception: print(traceback.format_exc())").unwrap();
+    let file = file.to_str().unwrap();
+    let (_, plain, _) = ended(&[file]);
+    let (_, whole, _) = ended(&["--json", file]);
+    for text in [plain, super::json(&whole)["stdout"]["text"].as_str().unwrap().to_owned()] {
+        assert!(text.contains("t.py\", line 2") && !text.contains("main.py"), "{text}");
+    }
+}
+
+#[test]
+fn the_operators_time_out_caps_the_callers() {
+    for (cap, asked, reported) in [("1", "9s", 1.0), ("9", "1s", 1.0)] {
+        let mut command = run(["--json", "--timeout", asked, "--", "true"]);
+        let (status, stdout, stderr) = outcome(command.env("SANDBOX_TIMEOUT_SEC", cap).env("SANDBOX_TYPE", "LOCAL"));
+        assert_eq!((status, super::json(&stdout)["limits"]["wall_time"].as_f64()), (0, Some(reported)), "{stderr}");
+    }
+}
+
+#[test]
 fn a_file_of_the_workspace_runs_in_its_place() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("lib")).unwrap();
