@@ -7,6 +7,7 @@ use cofferdam_contract::{
     ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Settings, usual_rules};
+use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
@@ -198,6 +199,8 @@ impl Plan {
             stores: [WORKSPACE_PATH, "/tmp", "/dev/shm"].map(str::to_owned).into(),
             rules: usual_rules(spec.workspace().access()),
             limits: spec.limits().clone(),
+            // Nothing outside uses the files of this kernel.
+            filter: Some(seccomp::Options { watch_reads: true, ..seccomp::Options::default() }),
             patience: config.deadlines.answer.max(config.deadlines.boot),
             ..Settings::default()
         }

@@ -5,6 +5,7 @@ pub(super) const EPERM: Action = errno(libc::EPERM);
 pub(super) const ENOSYS: Action = errno(libc::ENOSYS);
 const ENOMEM: Action = errno(libc::ENOMEM);
 const EINVAL: Action = errno(libc::EINVAL);
+const EOPNOTSUPP: Action = errno(libc::EOPNOTSUPP);
 const EAFNOSUPPORT: Action = errno(libc::EAFNOSUPPORT);
 const EPROTONOSUPPORT: Action = errno(libc::EPROTONOSUPPORT);
 const PRETEND: Action = errno(0);
@@ -72,7 +73,27 @@ const TIOCLINUX: u32 = 0x541c;
 const TIOCCONS: u32 = 0x541d;
 const TIOCSETD: u32 = 0x5423;
 
-pub(super) const IOCTL: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD])])]);
+// Requests to file systems, by the letter that stands in their second byte: flags and quotas of inodes, encryption, maps
+// of the disk, subvolumes, freezing. Reading an inode's flags and copying by reference are what programs use.
+const IOCTL_TYPE: u32 = 0xff00;
+const FILE_SYSTEM_TYPES: &[u32] = &[0x5800, 0x6600, 0x9400];
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+const FIDEDUPERANGE: u32 = 0xc018_9436;
+/// Maps a file's blocks; has a number of its own.
+const FIBMAP: u32 = 1;
+
+const FILE_SYSTEM_READS: Case =
+    case(Action::Allow, &[one_of(1, &[FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FICLONE, FICLONERANGE, FIDEDUPERANGE])]);
+const FILE_SYSTEM_CHANGES: Case = case(EPERM, &[field_one_of(1, IOCTL_TYPE, FILE_SYSTEM_TYPES)]);
+
+pub(super) const IOCTL: Verdict = allow_except(&[
+    FILE_SYSTEM_READS,
+    FILE_SYSTEM_CHANGES,
+    case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIBMAP])]),
+]);
 
 // Whom a descriptor's signals go to: any process of the same user.
 const F_SETOWN: u32 = 8;
@@ -80,9 +101,24 @@ const F_SETOWN_EX: u32 = 15;
 const FIOSETOWN: u32 = 0x8901;
 const SIOCSPGRP: u32 = 0x8902;
 
-pub(super) const FCNTL_WITHOUT_OWNERS: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[F_SETOWN, F_SETOWN_EX])])]);
-pub(super) const IOCTL_WITHOUT_OWNERS: Verdict =
-    allow_except(&[case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP])])]);
+// What a descriptor, also one that can only be read, does to everyone who uses the same file. A lease stops them until it
+// is given up, a hint is the file's own.
+const F_SETLEASE: u32 = 1024;
+const F_NOTIFY: u32 = 1026;
+const F_SET_RW_HINT: u32 = 1036;
+const F_SET_FILE_RW_HINT: u32 = 1038;
+const F_SETDELEG: u32 = 1040;
+const SHARED_FILE: Case =
+    case(EPERM, &[one_of(1, &[F_SETLEASE, F_NOTIFY, F_SET_RW_HINT, F_SET_FILE_RW_HINT, F_SETDELEG])]);
+
+pub(super) const FCNTL: Verdict = allow_except(&[SHARED_FILE]);
+pub(super) const FCNTL_WITHOUT_OWNERS: Verdict =
+    allow_except(&[SHARED_FILE, case(EPERM, &[one_of(1, &[F_SETOWN, F_SETOWN_EX])])]);
+pub(super) const IOCTL_WITHOUT_OWNERS: Verdict = allow_except(&[
+    FILE_SYSTEM_READS,
+    FILE_SYSTEM_CHANGES,
+    case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIBMAP, FIOSETOWN, SIOCSPGRP])]),
+]);
 
 /// Stands for the process that a program is for, until that is known; larger than any process's number.
 pub(super) const ITSELF: u32 = 0x7fff_ff17;
@@ -116,6 +152,23 @@ pub(super) const MKNODAT: Verdict = allow_except(&[
     case(EPERM, &[any_bit(2, SET_ID_BITS)]),
     case(EPERM, &[field_one_of(2, S_IFMT, &[S_IFCHR, S_IFBLK])]),
 ]);
+
+const RENAME_WHITEOUT: u32 = 4;
+
+pub(super) const RENAMEAT2: Verdict = allow_except(&[case(EPERM, &[any_bit(4, RENAME_WHITEOUT)])]);
+
+// Watching what others do with a file, and the page cache that all share.
+const IN_ACCESS: u32 = 0x01;
+const IN_CLOSE_NOWRITE: u32 = 0x10;
+const IN_OPEN: u32 = 0x20;
+const POSIX_FADV_DONTNEED: u32 = 4;
+const RWF_NOWAIT: u32 = 8;
+
+pub(super) const INOTIFY_ADD_WATCH: Verdict =
+    allow_except(&[case(EPERM, &[any_bit(2, IN_ACCESS | IN_CLOSE_NOWRITE | IN_OPEN)])]);
+pub(super) const FADVISE: Verdict = allow_except(&[case(PRETEND, &[one_of(3, &[POSIX_FADV_DONTNEED])])]);
+pub(super) const PREADV2: Verdict = allow_except(&[case(EOPNOTSUPP, &[any_bit(5, RWF_NOWAIT)])]);
+pub(super) const DO_NOTHING: Verdict = Verdict::Always(PRETEND);
 
 // Process attributes.
 const PR_SET_MM: u32 = 35;
@@ -157,7 +210,8 @@ const SO_RCVBUF: u32 = 8;
 const SO_SNDBUFFORCE: u32 = 32;
 const SO_RCVBUFFORCE: u32 = 33;
 
-pub(super) const FCNTL_WITHOUT_PIPE_SIZE: Verdict = allow_except(&[case(EPERM, &[one_of(1, &[F_SETPIPE_SZ])])]);
+pub(super) const FCNTL_WITHOUT_PIPE_SIZE: Verdict =
+    allow_except(&[SHARED_FILE, case(EPERM, &[one_of(1, &[F_SETPIPE_SZ])])]);
 pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[case(
     PRETEND,
     &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])],

@@ -75,8 +75,8 @@ impl fmt::Debug for MarkKey {
     }
 }
 
-/// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, and
-/// what a sandbox's own init needs.
+/// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, what a
+/// sandbox's own init needs, and what is harmless where the kernel is the guest's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Refuse `memfd_create`, whose memory is charged to nobody where there is no memory cgroup.
@@ -88,13 +88,15 @@ pub struct Options {
     /// Keep pipes and socket buffers at their default sizes, where each descriptor counts as holding one: setting the
     /// size of a pipe is refused, setting that of a socket's buffers does nothing.
     pub deny_large_buffers: bool,
+    /// Let inotify report opens and reads, where no file is shared with anything outside: in a virtual machine.
+    pub watch_reads: bool,
     /// Let RLIMIT_RTTIME be set by who knows the key: an init, which marks with it what each exec starts.
     pub mark_key: Option<MarkKey>,
 }
 
 /// The verdict on a system call that exists on some architecture.
 pub(super) fn verdict(name: &str, options: &Options) -> Verdict {
-    refused_by_option(name, options).or(rule(name).map(|rule| rule.verdict)).unwrap_or(UNLISTED)
+    changed_by_option(name, options).or(rule(name).map(|rule| rule.verdict)).unwrap_or(UNLISTED)
 }
 
 /// The verdict on a call for a process that others of the host stand beside, where it differs.
@@ -119,13 +121,14 @@ pub fn describe(arch: Arch) -> impl Iterator<Item = (&'static str, String, &'sta
     })
 }
 
-fn refused_by_option(name: &str, options: &Options) -> Option<Verdict> {
+fn changed_by_option(name: &str, options: &Options) -> Option<Verdict> {
     match name {
         "memfd_create" if options.deny_memfd => Some(Verdict::Always(EPERM)),
         "shmget" if options.deny_shared_memory => Some(Verdict::Always(EPERM)),
         "mmap" if options.deny_shared_memory => Some(MMAP_WITHOUT_SHARED),
         "fcntl" if options.deny_large_buffers => Some(FCNTL_WITHOUT_PIPE_SIZE),
         "setsockopt" if options.deny_large_buffers => Some(SETSOCKOPT_WITHOUT_BUFFERS),
+        "inotify_add_watch" if options.watch_reads => Some(ALLOWED),
         "prlimit64" => options.mark_key.map(Verdict::Marking),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,

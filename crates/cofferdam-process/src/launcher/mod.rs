@@ -119,6 +119,7 @@ impl Drafts {
             deny_shared_memory: !counted,
             deny_affinity: !counted,
             deny_large_buffers: !counted,
+            watch_reads: false,
             mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);

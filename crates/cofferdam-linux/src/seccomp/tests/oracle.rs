@@ -63,6 +63,7 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
         "setsockopt" if options.deny_large_buffers && low[1] == 1 && matches!(low[2], 7 | 8 | 32 | 33) => {
             return 0x5_0000;
         }
+        "inotify_add_watch" if options.watch_reads => return ALLOW,
         "memfd_create" if options.deny_memfd => return EPERM,
         "shmget" if options.deny_shared_memory => return EPERM,
         "sched_setaffinity" if options.deny_affinity => return EPERM,
@@ -191,7 +192,9 @@ fn compiling_twice_gives_the_same_program() {
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
-    any::<[bool; 5]>().prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers]| Options {
+    let all = any::<[bool; 6]>();
+    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads]| Options {
+        watch_reads,
         deny_large_buffers,
         deny_memfd,
         deny_shared_memory,

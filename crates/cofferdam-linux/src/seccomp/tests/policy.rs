@@ -1,7 +1,7 @@
 //! The policy, in numbers taken from the kernel's headers and not from the table.
 use super::{
-    AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENOMEM, ENOSYS, EPERM, EPROTONOSUPPORT, I386, KILL, Options,
-    PRETEND, X86_64, arguments, compile, compile_lone, number, run,
+    AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, I386,
+    KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, number, run,
 };
 
 /// What becomes of a call, on each architecture that has it; at least one must.
@@ -44,7 +44,7 @@ fn ordinary_calls_are_allowed() {
         kill fork vfork fcntl flock getdents64 getcwd rename link symlink unlinkat statx futex epoll_wait epoll_pwait
         eventfd2 signalfd4 timerfd_create inotify_init1 getrandom rseq membarrier pidfd_open pidfd_send_signal waitid
         landlock_create_ruleset seccomp setuid setgroups capset splice copy_file_range faccessat2 close_range preadv2
-        pwritev2 futex_waitv futex_wake cachestat mseal arch_prctl getcpu times sysinfo uname getrusage setpriority
+        pwritev2 futex_waitv futex_wake mseal arch_prctl getcpu times sysinfo uname getrusage setpriority
         restart_syscall shmget semop msgsnd mq_open memfd_create sched_setaffinity set_robust_list set_tid_address";
     for name in allowed.split_whitespace() {
         default(name, &[], ALLOW);
@@ -201,6 +201,106 @@ fn devices_are_not_made() {
     for kind in [0, 0o010_000, 0o100_000, 0o140_000] {
         default("mknod", &[1, kind | 0o666], ALLOW);
         default("mknodat", &[1, 1, kind | 0o666], ALLOW);
+    }
+}
+
+#[test]
+fn whiteouts_are_not_made() {
+    for flags in [4, 5, 6, 4 | 1 << 32] {
+        default("renameat2", &[1, 1, 1, 1, flags], EPERM);
+    }
+    for flags in [0, 1, 2, 1 << 34] {
+        default("renameat2", &[1, 1, 1, 1, flags], ALLOW);
+    }
+}
+
+#[test]
+fn watches_report_changes_but_not_opens_and_reads() {
+    let all_events = 0xfff;
+    for mask in [1, 0x10, 0x20, all_events, 0x0100_0020, 0x20 | 1 << 32] {
+        default("inotify_add_watch", &[1, 1, mask], EPERM);
+        let own_kernel = Options { watch_reads: true, ..Options::default() };
+        check(&own_kernel, "inotify_add_watch", &[1, 1, mask], ALLOW);
+    }
+    let of_libuv = 0x2 | 0x4 | 0xc0 | 0x100 | 0x200 | 0x400 | 0x800;
+    let of_tail = 0x2 | 0x4 | 0x400 | 0x800;
+    for mask in [2, 4, 8, 0x40, 0x80, 0x100, 0x200, 0x400, 0x800, of_libuv, of_tail, 0x0100_0002] {
+        default("inotify_add_watch", &[1, 1, mask], ALLOW);
+    }
+}
+
+#[test]
+fn a_descriptor_changes_nothing_for_others_who_use_the_file() {
+    let few_buffers = Options { deny_large_buffers: true, ..Options::default() };
+    // F_SETLEASE, F_NOTIFY, F_SET_RW_HINT, F_SET_FILE_RW_HINT, F_SETDELEG.
+    for command in [1024, 1026, 1036, 1038, 1040, 1024 | 1 << 32] {
+        default("fcntl", &[3, command, 1], EPERM);
+        check(&few_buffers, "fcntl", &[3, command, 1], EPERM);
+    }
+    // Flags, locks of both kinds, duplicates, the size of a pipe, seals.
+    for command in [1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1025, 1030, 1031, 1033, 1034] {
+        default("fcntl", &[3, command, 1], ALLOW);
+    }
+    check(&few_buffers, "fcntl", &[3, 1031, 1], EPERM);
+}
+
+#[test]
+fn the_shared_page_cache_is_neither_asked_nor_emptied() {
+    default("cachestat", &[3, 1, 1, 0], ENOSYS);
+    default("preadv2", &[3, 1, 1, 0, 0, 8], EOPNOTSUPP);
+    default("preadv2", &[3, 1, 1, 0, 0, 9 | 1 << 32], EOPNOTSUPP);
+    default("preadv2", &[3, 1, 1, 0, 0, 0], ALLOW);
+    default("preadv2", &[3, 1, 1, 0, 0, 1], ALLOW);
+    default("fadvise64", &[3, 0, 0, 4], PRETEND);
+    for advice in [0, 1, 2, 3, 5] {
+        default("fadvise64", &[3, 0, 0, advice], ALLOW);
+    }
+}
+
+#[test]
+fn whole_file_systems_are_not_written_out() {
+    default("sync", &[], PRETEND);
+    default("syncfs", &[3], ENOSYS);
+    for name in ["fsync", "fdatasync", "msync", "sync_file_range"] {
+        default(name, &[3], ALLOW);
+    }
+}
+
+#[test]
+fn file_systems_take_no_requests_that_change_or_map_a_file() {
+    let refused = [
+        1,           // FIBMAP
+        0x4008_6602, // FS_IOC_SETFLAGS
+        0x4004_6602, // the same for 32 bits
+        0x401c_5820, // FS_IOC_FSSETXATTR
+        0xc020_660b, // FS_IOC_FIEMAP
+        0x4080_6685, // FS_IOC_ENABLE_VERITY
+        0x800c_6613, // FS_IOC_SET_ENCRYPTION_POLICY
+        0xc050_6617, // FS_IOC_ADD_ENCRYPTION_KEY
+        0xc004_5877, // FIFREEZE
+        0xc018_5879, // FITRIM
+        0x5000_940e, // BTRFS_IOC_SUBVOL_CREATE
+        0x9408,      // BTRFS_IOC_SYNC
+    ];
+    for request in refused {
+        default("ioctl", &[3, request], EPERM);
+        default("ioctl", &[3, request | 1 << 32], EPERM);
+    }
+    // Flags read, files cloned and compared; FIONREAD, FIONBIO, FIOCLEX, FIOASYNC, FIGETBSZ, TCGETS2.
+    for request in [
+        0x8008_6601,
+        0x801c_581f,
+        0x4004_9409,
+        0x4020_940d,
+        0xc018_9436,
+        0x541b,
+        0x5421,
+        0x5451,
+        0x5452,
+        2,
+        0x802c_542a,
+    ] {
+        default("ioctl", &[3, request], ALLOW);
     }
 }
 
