@@ -16,6 +16,7 @@ use cofferdam_audit::Program;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
     ExecRequest, Exit, Level, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
+    after_close,
 };
 
 use crate::audit::{Audit, Entry};
@@ -149,8 +150,7 @@ impl Executor {
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
         let sandbox = backend.create(spec).await?;
         let result = self.execute(&Place::of(backend), &*sandbox, request).await;
-        sandbox.close().await?;
-        result
+        after_close(result, sandbox.close().await)
     }
 
     /// The version of a language's interpreter in a sandbox. It is asked once for each backend and root; ask before any

@@ -65,8 +65,7 @@ impl Raw {
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
         let posture = self.posture(spec);
         if let Err(error) = posture.require(spec.allow_weaker()) {
-            self.close().await?;
-            return Err(error);
+            return Err(error.with_failed_close(self.close().await));
         }
         Ok(posture)
     }

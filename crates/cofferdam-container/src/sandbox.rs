@@ -49,8 +49,7 @@ impl ContainerSandbox {
         }
         let made = Self::make(host, spec).await?;
         if let Err(error) = made.raw.guest.import(&mut snapshot.reader()).await {
-            made.close().await?;
-            return Err(error);
+            return Err(error.with_failed_close(made.close().await));
         }
         Ok(made)
     }

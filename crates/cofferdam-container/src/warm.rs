@@ -69,9 +69,8 @@ impl Warm for ContainerWarm {
         if !same_bounds(self.template.limits(), spec.limits())
             && let Err(error) = raw.adapt(spec.limits()).await
         {
-            raw.close().await?;
             // A container that is made for these bounds may well have them where this one does not.
-            return Err(error.with_retry(Retry::MayHelp));
+            return Err(error.with_retry(Retry::MayHelp).with_failed_close(raw.close().await));
         }
         let posture = raw.judge(&spec).await?;
         Ok(Arc::new(ContainerSandbox::new(raw, spec, posture)))

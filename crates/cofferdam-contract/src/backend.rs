@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ByteSize, Chunk, DirEntry, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream, Posture, Result,
-    SandboxId, SandboxPath, Snapshot, Spec, Warm,
+    SandboxId, SandboxPath, Snapshot, Spec, Warm, after_close,
 };
 
 /// How thick the wall is.
@@ -160,10 +160,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let sandbox = self.create(spec).await?;
         match sandbox.start(request).await {
             Ok(handle) => Ok((sandbox, handle)),
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     }
 
@@ -171,14 +168,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Behavior
     /// - The sandbox is closed, and nothing of it left, whether or not the command could be started.
+    /// - Where the command and the close both fail, the error is the command's, with the close's as context.
     /// - Output is collected without loss up to the request's `max_output`.
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
         let sandbox = self.create(spec).await?;
         let result = sandbox.exec(request).await;
         let posture = sandbox.posture().clone();
-        sandbox.close().await?;
-        Ok((result?, posture))
+        after_close(result.map(|completed| (completed, posture)), sandbox.close().await)
     }
 
     /// Makes a sandbox from a snapshot of this backend, with the limits and policy of `spec`.

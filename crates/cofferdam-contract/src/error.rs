@@ -197,6 +197,15 @@ impl Error {
         self
     }
 
+    /// Adds the outcome of a close that this error led to: nothing where it succeeded, else its error as context.
+    #[must_use]
+    pub fn with_failed_close(self, closed: Result<()>) -> Self {
+        match closed {
+            Ok(()) => self,
+            Err(error) => self.with_context("close", error.to_string()),
+        }
+    }
+
     /// Attaches the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -286,6 +295,15 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.inner.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Returns the outcome of an operation after which its sandbox was closed: its own error where it failed, with the close's
+/// as context, else the close's.
+pub fn after_close<T>(outcome: Result<T>, closed: Result<()>) -> Result<T> {
+    match outcome {
+        Ok(done) => closed.map(|()| done),
+        Err(error) => Err(error.with_failed_close(closed)),
     }
 }
 

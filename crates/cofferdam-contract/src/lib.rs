@@ -22,7 +22,7 @@ mod units;
 mod warm;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, collect};
-pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry};
+pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,
     TerminalSize,

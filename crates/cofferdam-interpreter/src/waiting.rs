@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    ByteSize, Command, Completed, ExecHandle, ExecRequest, Result, Sandbox, Script, Stdin, collect,
+    ByteSize, Command, Completed, ExecHandle, ExecRequest, Result, Sandbox, Script, Stdin, after_close, collect,
 };
 
 use crate::config::{InterpreterConfig, Runtime};
@@ -94,8 +94,7 @@ impl WaitingInterpreter {
             Ok(handle) => collect(handle).await,
             Err(error) => Err(error),
         };
-        sandbox.close().await?;
-        result
+        after_close(result, sandbox.close().await)
     }
 }
 

@@ -258,8 +258,7 @@ impl Store {
         let id = match id {
             Ok(id) => id,
             Err(error) => {
-                shared.close().await?;
-                return Err(error);
+                return Err(error.with_failed_close(shared.close().await));
             }
         };
         let in_use = InUse::new(id.clone(), Arc::clone(&shared));

@@ -167,8 +167,7 @@ impl Raw {
         if let Err(error) = posture.require(spec.allow_weaker()) {
             // What could not be opened could not be measured.
             let error = error::no_descriptors(self.core.control.get_ref()).unwrap_or(error);
-            self.close().await?;
-            return Err(error);
+            return Err(error.with_failed_close(self.close().await));
         }
         self.accepted = true;
         let (core, create) = (Arc::clone(&self.core), &self.create);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use cofferdam_contract::{
     Command, Completed, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, collect,
+    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, after_close, collect,
 };
 use cofferdam_linux::cgroup::Stats;
 
@@ -66,8 +66,8 @@ impl ProcessSandbox {
         let request = request.to_builder().output_buffer(request.max_output()).build()?;
         let (sandbox, handle) = Self::start_one(launcher, create, made, request).await?;
         let result = collect(handle).await;
-        sandbox.close().await?;
-        Ok((result?, sandbox.posture.clone()))
+        let closed = sandbox.close().await;
+        after_close(result.map(|completed| (completed, sandbox.posture.clone())), closed)
     }
 
     /// Makes a sandbox and starts its only command. The command is ordered together with the sandbox, and starts at once
@@ -106,8 +106,7 @@ impl ProcessSandbox {
         // The command's time begins when it does, however long its sandbox took.
         let (sandbox, enrolled, begun) = Self::receive(launcher, create, made, control).await?;
         if let Some(error) = failed {
-            sandbox.close().await?;
-            return Err(no_order(error));
+            return Err(no_order(error).with_failed_close(sandbox.close().await));
         }
         let core = &sandbox.core;
         let enrolled = enrolled.unwrap_or_else(|| core.enroll());
@@ -127,10 +126,7 @@ impl ProcessSandbox {
     async fn with(self, started: Result<ExecHandle>) -> Result<(Self, ExecHandle)> {
         match started {
             Ok(handle) => Ok((self, handle)),
-            Err(error) => {
-                self.close().await?;
-                Err(error)
-            }
+            Err(error) => Err(error.with_failed_close(self.close().await)),
         }
     }
 

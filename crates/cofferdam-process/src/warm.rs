@@ -36,8 +36,7 @@ impl ProcessWarm {
         let raw = Raw::make(launcher, create, made).await?;
         let posture = raw.posture(&template);
         if let Err(error) = posture.require(template.allow_weaker()) {
-            raw.close().await?;
-            return Err(error);
+            return Err(error.with_failed_close(raw.close().await));
         }
         Ok(Self { raw: Some(raw), template, posture, has_groups })
     }
@@ -67,9 +66,8 @@ impl Warm for ProcessWarm {
         };
         let mut raw = self.raw.take().filter(Raw::is_alive).ok_or_else(died)?;
         if let Err(error) = raw.adapt(&spec).await {
-            raw.close().await?;
             // A sandbox that is made for these bounds may well fit into them where this one does not.
-            return Err(error.with_retry(Retry::MayHelp));
+            return Err(error.with_retry(Retry::MayHelp).with_failed_close(raw.close().await));
         }
         // What bounds it is as it was measured, unless it was just changed.
         let accepted = if spec.limits() == self.template.limits() {

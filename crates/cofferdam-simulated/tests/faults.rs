@@ -34,6 +34,22 @@ async fn the_nth_create_and_start_fail() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failed_close_does_not_hide_why_the_command_failed() {
+    let close_fails = || FaultPlan::none().fail(FaultPoint::Close, 1, ErrorKind::Internal);
+    let start_fails = || close_fails().fail(FaultPoint::Start, 1, ErrorKind::ResourceExhausted);
+    let exit_fails = || close_fails().exec(1, ExecFault::FailExit(ErrorKind::Io));
+    for (plan, kind) in [(start_fails(), ErrorKind::ResourceExhausted), (exit_fails(), ErrorKind::Io)] {
+        let error = SimulatedBackend::with_faults(plan).run(Spec::default(), lines(1)).await.unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.context().any(|(key, why)| key == "close" && !why.is_empty()), "{error}");
+    }
+    let error = SimulatedBackend::with_faults(start_fails()).start_one(Spec::default(), lines(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+    let error = SimulatedBackend::with_faults(close_fails()).run(Spec::default(), lines(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Internal);
+}
+
+#[tokio::test(start_paused = true)]
 async fn execs_are_killed_cut_and_failed() {
     let plan = FaultPlan::none()
         .exec(1, ExecFault::KillAfterChunks(3))

@@ -265,8 +265,7 @@ impl Raw {
         let (host_boot, kept) = (&host.boot, &self.vm.kept());
         let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot, runs, kept });
         if let Err(error) = posture.require(spec.allow_weaker()) {
-            self.close().await?;
-            return Err(error);
+            return Err(error.with_failed_close(self.close().await));
         }
         Ok(posture)
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Error, ErrorKind, ExecRequest, Limits, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Warm, Workspace,
+    after_close,
 };
 
 use crate::make::{Host, Raw};
@@ -76,8 +77,7 @@ async fn run_in(raw: &Raw) {
 async fn first(host: &Arc<Host>, template: &Spec) -> Result<VmSnapshot> {
     let sandbox = VmSandbox::make(host, template.clone()).await?;
     let taken = sandbox.take_snapshot("warm").await;
-    sandbox.close().await?;
-    taken
+    after_close(taken, sandbox.close().await)
 }
 
 #[async_trait]

@@ -90,10 +90,7 @@ impl Service {
         let sandbox = self.pool.create(spec).await?;
         match sandbox.start(request).await {
             Ok(handle) => Ok(Begun { sandbox, handle }),
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     }
 

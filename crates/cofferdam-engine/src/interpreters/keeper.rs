@@ -60,10 +60,7 @@ async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WaitingI
         let sandbox = shared.backend.create(shared.inside.clone()).await?;
         match WaitingInterpreter::warm(Arc::clone(&sandbox), config).await {
             Ok(waiting) => Ok(waiting),
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     };
     let limit = shared.make_timeout;

@@ -33,10 +33,7 @@ impl Taken {
                 let posture = posture(sandbox.posture(), sandbox.spec(), &self.spec);
                 Ok((handle, Arc::new(Named { sandbox, spec: self.spec, posture })))
             }
-            Err(error) => {
-                sandbox.close().await?;
-                Err(error)
-            }
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     }
 }

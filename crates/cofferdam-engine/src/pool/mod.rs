@@ -20,7 +20,9 @@ mod shared;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Completed, ExecRequest, Posture, Result, Sandbox, Snapshot, Spec, Workspace};
+use cofferdam_contract::{
+    Backend, Completed, ExecRequest, Posture, Result, Sandbox, Snapshot, Spec, Workspace, after_close,
+};
 use tokio::runtime::Handle;
 
 pub use lease::Lease;
@@ -88,10 +90,8 @@ impl Pool {
         let lease = self.claim(spec).await?;
         let result = lease.exec(request).await;
         let posture = lease.posture().clone();
-        if lent {
-            lease.close().await?;
-        }
-        Ok((result?, posture))
+        let closed = if lent { lease.close().await } else { Ok(()) };
+        after_close(result.map(|completed| (completed, posture)), closed)
     }
 
     /// How the pool stands, and what happened so far.

@@ -191,10 +191,7 @@ async fn warm(backend: &dyn Backend, config: &ZygotesConfig, spec: &Spec) -> Res
     let sandbox: Arc<dyn Sandbox> = backend.create(inside).await?;
     match Zygote::warm(Arc::clone(&sandbox), zygote).await {
         Ok(zygote) => Ok(zygote),
-        Err(error) => {
-            sandbox.close().await?;
-            Err(error)
-        }
+        Err(error) => Err(error.with_failed_close(sandbox.close().await)),
     }
 }
 

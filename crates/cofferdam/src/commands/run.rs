@@ -439,10 +439,7 @@ async fn with_sandbox(
 ) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
     match started {
         Ok(handle) => Ok((sandbox, handle)),
-        Err(error) => {
-            sandbox.close().await?;
-            Err(error)
-        }
+        Err(error) => Err(error.with_failed_close(sandbox.close().await)),
     }
 }
 
