@@ -260,6 +260,9 @@ fn answer(result: &CodeResult, shown: Shown, most: usize) -> String {
     } else if result.exit_code != 0 {
         say(format!("[exit code {}]", result.exit_code));
     }
+    for limit in result.limits_hit.iter().filter(|limit| Some(**limit) != result.killed_by) {
+        say(format!("[something was refused or killed at the limit {}]", limit_name(*limit)));
+    }
     if text.is_empty() { "[no output]".to_owned() } else { text }
 }
 

@@ -77,7 +77,7 @@ pub struct CodeResult {
     pub cancelled: bool,
     /// The limit that killed it.
     pub killed_by: Option<LimitKind>,
-    /// Limits at which something was refused.
+    /// Limits at which something was refused or killed.
     pub limits_hit: Vec<LimitKind>,
     /// What it used; `None` for a call of a session, whose interpreter counts as one.
     pub usage: Option<Usage>,

@@ -132,6 +132,14 @@ pub enum GuestProgram {
         /// Processes, 1 meaning the program itself.
         processes: u32,
     },
+    /// Starts a child that takes `bytes` of memory and touches every page; prints `child N`, where N is the child's exit
+    /// code or minus the signal that ended it, and ends with `code`.
+    AllocateMemoryInChild {
+        /// Bytes that the child takes.
+        bytes: u64,
+        /// The exit code of the program itself.
+        code: u8,
+    },
     /// Computes for ever in this many processes.
     SpinCpu {
         /// How many.

@@ -44,6 +44,21 @@ print("allocated" if done else "refused", flush=True)
 os._exit(0 if done else 12)
 "#;
 
+const ALLOCATE_IN_CHILD: &str = r#"
+import os, sys
+pid = os.fork()
+if pid == 0:
+    try:
+        block = bytearray(int(sys.argv[1]))
+        for at in range(0, len(block), 4096):
+            block[at] = 1
+    except MemoryError:
+        os._exit(12)
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os._exit(int(sys.argv[2]))
+"#;
+
 const FORK: &str = r#"
 import os, signal, sys
 children = []
@@ -139,6 +154,9 @@ impl Programs for UnixPrograms {
             P::RunFile { path } => Some(ExecRequest::argv([format!("{WORKSPACE_PATH}/{path}")])),
             P::AllocateMemory { bytes, processes } => {
                 self.python(ALLOCATE, vec![bytes.to_string(), processes.to_string()])
+            }
+            P::AllocateMemoryInChild { bytes, code } => {
+                self.python(ALLOCATE_IN_CHILD, vec![bytes.to_string(), code.to_string()])
             }
             P::Fork { count } => self.python(FORK, vec![count.to_string()]),
             P::SwapSymlinkForever { path, inside, outside } => {
@@ -272,6 +290,7 @@ mod tests {
         check(P::CountInput, Some(0), b"0\n");
         check(P::AllocateMemory { bytes: 1 << 20, processes: 1 }, Some(0), b"allocated\n");
         check(P::AllocateMemory { bytes: 1 << 20, processes: 3 }, Some(0), b"allocated\n");
+        check(P::AllocateMemoryInChild { bytes: 1 << 20, code: 3 }, Some(3), b"child 0\n");
         check(P::Fork { count: 3 }, Some(0), b"forked 3\n");
         check(P::FillDisk { path: "f".into(), bytes: 100 }, Some(0), b"stored 100\n");
         check(P::Connect { host: "127.0.0.1".into(), port: 1 }, Some(0), b"refused\n");

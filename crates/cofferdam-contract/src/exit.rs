@@ -36,7 +36,8 @@ pub struct Exit {
     pub truncated: bool,
     /// The limit that killed the program.
     pub killed_by: Option<LimitKind>,
-    /// Limits at which the kernel refused something (a fork, a write) while it ran, whether or not that ended it.
+    /// Limits at which the kernel refused something (a fork, a write) or killed a process of the sandbox while it ran,
+    /// whether or not that ended the program.
     pub limits_hit: Vec<LimitKind>,
     /// Real time from start to end, in seconds.
     #[serde(with = "serde_duration")]

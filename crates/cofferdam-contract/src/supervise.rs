@@ -18,6 +18,8 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const CPU_LOOK: Duration = Duration::from_millis(5);
 /// Looks in a row at CPU time that nobody could read, before the exec is killed: its limit would not hold.
 const MOST_UNREAD: u32 = 20;
+/// The same as time, where each look takes long.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(2);
 const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
 
@@ -105,6 +107,8 @@ pub struct Supervision {
     cpu_look: Option<Instant>,
     /// Looks in a row at which nothing could be read.
     unread: u32,
+    /// When the first of them came back.
+    unread_since: Option<Instant>,
 }
 
 impl Supervision {
@@ -119,6 +123,7 @@ impl Supervision {
             killed_at: None,
             cpu_look: None,
             unread: 0,
+            unread_since: None,
         };
         made.cpu_look = made.next_look(0, now);
         made
@@ -191,7 +196,9 @@ impl Supervision {
     pub fn looked(&mut self, cpu_micros: Option<u64>, now: Instant) {
         let Some(cpu_micros) = cpu_micros else {
             self.unread += 1;
-            self.reasons.uncounted |= self.unread >= MOST_UNREAD;
+            let since = *self.unread_since.get_or_insert(now);
+            let too_long = now.saturating_duration_since(since) >= UNREAD_TIMEOUT;
+            self.reasons.uncounted |= self.unread >= MOST_UNREAD || too_long;
             if self.reasons.uncounted {
                 self.kill_at = Some(now);
             } else {
@@ -199,7 +206,7 @@ impl Supervision {
             }
             return;
         };
-        self.unread = 0;
+        (self.unread, self.unread_since) = (0, None);
         if self.over_cpu(cpu_micros) {
             self.reasons.over_cpu = true;
             self.kill_at = Some(now);
@@ -269,6 +276,9 @@ impl Supervision {
             Some(SIGKILL) if self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
             _ => None,
         };
+        // A process other than the main program may be the one that was killed.
+        let memory = (accounts.memory_kills || accounts.watched_memory).then_some(LimitKind::Memory);
+        let memory = memory.filter(|limit| killed_by != Some(*limit));
         let refused = accounts.forks_refused.then_some(LimitKind::Pids);
         let full = accounts.disk_full.then_some(LimitKind::Disk);
         Some(Exit {
@@ -278,7 +288,7 @@ impl Supervision {
             cancelled,
             truncated: false,
             killed_by,
-            limits_hit: killed_by.into_iter().chain(refused).chain(full).collect(),
+            limits_hit: killed_by.into_iter().chain(memory).chain(refused).chain(full).collect(),
             duration: now.saturating_duration_since(self.begun),
             usage: Usage {
                 cpu_seconds: accounts.cpu_micros.unwrap_or(ended.cpu_micros) as f64 / 1e6,
@@ -405,6 +415,21 @@ mod tests {
     }
 
     #[test]
+    fn two_looks_that_take_long_and_read_nothing_are_enough_to_kill() {
+        let (mut it, begun) = supervision(Some(SECOND * 4));
+        let now = begun + SECOND * 4;
+        assert!(it.due(now).look);
+        it.looked(None, now);
+        assert!(!it.kill_now(now) && it.due(now + CPU_LOOK).look);
+        let mut read = it.clone();
+        read.looked(Some(0), now + UNREAD_TIMEOUT);
+        read.looked(None, now + UNREAD_TIMEOUT * 2);
+        assert!(!read.kill_now(now + UNREAD_TIMEOUT * 2), "not in a row");
+        it.looked(None, now + UNREAD_TIMEOUT);
+        assert!(it.kill_now(now + UNREAD_TIMEOUT) && it.kills_the_rest());
+    }
+
+    #[test]
     fn the_kernels_own_limit_on_a_process_is_the_cpu_limit() {
         for counted in [true, false] {
             let now = Instant::now();
@@ -424,6 +449,24 @@ mod tests {
         let (unlimited, now) = supervision(None);
         let killed = Ended { cpu_micros: u64::MAX, ..KILLED };
         assert_eq!(unlimited.exit(Some(killed), &Accounts::default(), now).unwrap().killed_by, None);
+    }
+
+    #[test]
+    fn child_killed_for_memory_is_a_limit_hit_and_leaves_the_exit_code() {
+        let (it, begun) = supervision(None);
+        let limits = |status, accounts: Accounts| {
+            let exit = it.exit(Some(Ended { status, ..EXITED }), &accounts, begun).unwrap();
+            (exit.code, exit.killed_by, exit.limits_hit)
+        };
+        let kernel = Accounts { memory_kills: true, ..Accounts::default() };
+        let watch = Accounts { watched_memory: true, ..Accounts::default() };
+        for accounts in [kernel, watch] {
+            assert_eq!(limits(0, accounts), (0, None, vec![LimitKind::Memory]));
+            assert_eq!(limits(7 << 8, accounts), (7, None, vec![LimitKind::Memory]));
+            let killed = (-1, Some(LimitKind::Memory), vec![LimitKind::Memory]);
+            assert_eq!(limits(SIGKILL, accounts), killed, "once, where it is the main program");
+        }
+        assert_eq!(limits(7 << 8, Accounts::default()), (7, None, vec![]));
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub struct End {
     pub truncated: bool,
     /// The limit that killed it: memory, cpu, pids or disk.
     pub killed_by: Option<String>,
-    /// Limits at which something was refused while it ran.
+    /// Limits at which something was refused or killed while it ran.
     pub limits_hit: Vec<String>,
     /// Seconds of real time that it took.
     pub duration_seconds: f64,

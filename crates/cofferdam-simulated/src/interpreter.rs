@@ -273,6 +273,10 @@ impl Machine {
             | Step::MakeFifo { .. }
             | Step::FillDisk { .. } => self.file(step).await,
             Step::Allocate { bytes } => self.process.allocate(*bytes),
+            Step::AllocateInChild { bytes } => {
+                let status = if self.process.allocate(*bytes).is_ok() { 0 } else { -SIGKILL };
+                self.say(format!("child {status}\n")).await
+            }
             Step::Spin { processes } => self.spin(*processes).await,
             Step::Fork { count } => {
                 let forked = self.process.add_processes(*count);

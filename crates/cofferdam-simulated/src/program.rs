@@ -110,6 +110,11 @@ pub enum Step {
         /// How much.
         bytes: u64,
     },
+    /// Starts a child that takes memory; over the limit the child is killed. Prints `child N`: 0, or minus the signal.
+    AllocateInChild {
+        /// How much.
+        bytes: u64,
+    },
     /// Computes for ever in this many processes, the program itself being one.
     Spin {
         /// How many.

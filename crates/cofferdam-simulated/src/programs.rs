@@ -72,6 +72,9 @@ fn steps(program: &GuestProgram) -> Option<Vec<Step>> {
             vec![point(&inside), ready(), Step::Repeat { times: None, steps: round }]
         }
         P::AllocateMemory { bytes, .. } => vec![Step::Allocate { bytes }, print("allocated\n")],
+        P::AllocateMemoryInChild { bytes, code } => {
+            vec![Step::AllocateInChild { bytes }, Step::Exit(code.into())]
+        }
         P::SpinCpu { processes } => vec![Step::Spin { processes }],
         P::Fork { count } => vec![Step::Fork { count }],
         P::FillDisk { path, bytes } => vec![Step::FillDisk { path, bytes }],

@@ -144,11 +144,10 @@ pub fn remarks(exit: &Exit, limits: &Limits, max_output: ByteSize, lost: u64) ->
     } else if let Some(kind) = exit.killed_by {
         remarks.push(format!("killed: {} reached ({})", limit(kind, limits), raise(kind)));
     }
-    if !exit.success() {
-        let others = exit.limits_hit.iter().filter(|kind| Some(**kind) != exit.killed_by);
-        remarks
-            .extend(others.map(|kind| format!("{} was reached while it ran ({})", limit(*kind, limits), raise(*kind))));
-    }
+    // A process that was killed for memory is worth a line even where the program took no notice of it.
+    let shown = |kind: LimitKind| Some(kind) != exit.killed_by && (!exit.success() || kind == LimitKind::Memory);
+    let others = exit.limits_hit.iter().filter(|kind| shown(**kind));
+    remarks.extend(others.map(|kind| format!("{} was reached while it ran ({})", limit(*kind, limits), raise(*kind))));
     remarks
 }
 
@@ -214,9 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_hindered_is_named_only_when_the_run_failed() {
+    fn a_limit_that_hindered_is_named_when_the_run_failed_and_memory_always() {
         let hindered = Exit { limits_hit: vec![LimitKind::Disk], ..exit() };
         assert!(said(&hindered).is_empty());
+        let memory = Exit { limits_hit: vec![LimitKind::Memory], ..exit() };
+        assert_eq!(said(&memory), ["memory limit of 512 MiB was reached while it ran (raise it with --memory)"]);
         let failed = Exit { code: 1, ..hindered };
         assert_eq!(said(&failed), ["disk limit of 1 GiB was reached while it ran (raise it with --disk)"]);
     }

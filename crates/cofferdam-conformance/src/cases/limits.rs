@@ -55,6 +55,25 @@ pub(super) async fn memory_over_processes(cx: Context) -> Verdict {
     memory_refused(&cx, 6).await
 }
 
+pub(super) async fn memory_kill_of_a_child_is_reported(cx: Context) -> Verdict {
+    enforced(&cx, Protection::Memory).await?;
+    let program = P::AllocateMemoryInChild { bytes: 256 * MIB, code: 7 };
+    let done = run(&cx, program, |limits| limits.memory = Some(ByteSize::from_mebibytes(64))).await?;
+    let (output, exit) = (text(&done.stdout), done.exit);
+    match output.as_str() {
+        "child -9\n" => {
+            check!(exit.code == 7 && exit.killed_by.is_none(), "the program itself was not killed: {exit:?}");
+            check_eq!(exit.limits_hit, [LimitKind::Memory], "limits hit when a child was killed for memory");
+        }
+        // A limit on each process refuses memory and kills nothing.
+        "child 12\n" => check_eq!(exit.code, 7, "the program's own exit code"),
+        // Without control groups, a watch kills all processes of the sandbox.
+        "" => check_eq!(exit.killed_by, Some(LimitKind::Memory), "the limit that killed all of it"),
+        other => return Err(Stop::fail(format!("a child had four times its memory limit: {other:?}, {exit:?}"))),
+    }
+    Ok(())
+}
+
 pub(super) async fn memory_below_is_usable(cx: Context) -> Verdict {
     let program = P::AllocateMemory { bytes: 64 * MIB, processes: 2 };
     let done = run(&cx, program, |limits| limits.memory = Some(ByteSize::from_mebibytes(256))).await?;

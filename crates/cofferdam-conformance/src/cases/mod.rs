@@ -129,6 +129,7 @@ cases! {
 
     "limits/memory" "E4" [] limits::memory;
     "limits/memory-over-processes" "E4" [] limits::memory_over_processes;
+    "limits/memory-kill-of-a-child-is-reported" "E4" [] limits::memory_kill_of_a_child_is_reported;
     "limits/memory-below-is-usable" "E4" [] limits::memory_below_is_usable;
     "limits/cpu" "E4" [] limits::cpu;
     "limits/cpu-over-processes" "E4" [] limits::cpu_over_processes;

@@ -35,7 +35,7 @@ fn remarks(end: &End) -> Vec<String> {
         _ => {}
     }
     let others = end.limits_hit.iter().filter(|limit| end.killed_by.as_ref() != Some(limit));
-    remarks.extend(others.map(|limit| format!("[something was refused at the {limit} limit]")));
+    remarks.extend(others.map(|limit| format!("[something was refused or killed at the {limit} limit]")));
     remarks
 }
 
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(
             text,
             "out\nstderr:\nerr\n[output beyond the maximum was dropped]\n[exit code 3]\n\
-             [something was refused at the disk limit]"
+             [something was refused or killed at the disk limit]"
         );
         let quiet = End { exit_code: 0, truncated: false, limits_hit: Vec::new(), ..end.clone() };
         assert_eq!(of("", "", &quiet), "[no output]");
