@@ -186,6 +186,36 @@ pub(super) const PERSONALITY: Verdict = Verdict::ByArguments {
     otherwise: EPERM,
 };
 
+// Process 1 of a sandbox keeps its limits and has the guests' user. The kernel shields it against signals from inside its
+// namespace, but not against a scheduling class in which it never runs. Numbers are those of the sandbox's namespace.
+const INIT: u32 = 1;
+const PRIO_PROCESS: u32 = 0;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+const OWN: u32 = 0;
+
+/// Argument 0, a process or thread, is not process 1.
+pub(super) const NOT_INIT: Verdict = allow_except(&[case(EPERM, &[one_of(0, &[INIT])])]);
+/// Neither argument 0, a process, nor argument 1, a thread, is process 1.
+pub(super) const NOT_INIT_OR_ITS_THREAD: Verdict =
+    allow_except(&[case(EPERM, &[one_of(0, &[INIT])]), case(EPERM, &[one_of(1, &[INIT])])]);
+/// Scheduling of the caller only, by the number that stands for it.
+pub(super) const SCHEDULE_OWN: Verdict =
+    Verdict::ByArguments { cases: &[case(Action::Allow, &[one_of(0, &[OWN])])], otherwise: EPERM };
+/// The same where argument 0 says what argument 1 is a number of: a process, a group or a user.
+pub(super) const PRIORITY_OWN: Verdict = Verdict::ByArguments {
+    cases: &[case(Action::Allow, &[one_of(0, &[PRIO_PROCESS]), one_of(1, &[OWN])])],
+    otherwise: EPERM,
+};
+pub(super) const IO_PRIORITY_OWN: Verdict = Verdict::ByArguments {
+    cases: &[case(Action::Allow, &[one_of(0, &[IOPRIO_WHO_PROCESS]), one_of(1, &[OWN])])],
+    otherwise: EPERM,
+};
+/// glibc binds a new thread by its number before it runs, and gives no thread where that fails: it stays unbound.
+pub(super) const AFFINITY_OWN: Verdict = Verdict::ByArguments {
+    cases: &[case(Action::Allow, &[one_of(0, &[OWN])]), case(EPERM, &[one_of(0, &[INIT])])],
+    otherwise: PRETEND,
+};
+
 // Resource limits. RLIMIT_RTTIME is the unforgeable mark of which exec a process belongs to; a soft RLIMIT_CORE of
 // exactly 1 stops core dumps into a pipe, and programs that lower it to 0 would unknowingly start them again.
 const RLIMIT_CORE: u32 = 4;

@@ -346,6 +346,46 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
 }
 
 #[test]
+fn process_one_is_out_of_reach() {
+    // Signals, handles, and numbers of which the kernel cuts the upper half.
+    for one in [1, 1 | 1 << 32] {
+        for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo pidfd_open".split(' ') {
+            default(name, &[one, 9, 9], EPERM);
+        }
+        for name in ["tgkill", "rt_tgsigqueueinfo"] {
+            default(name, &[7, one, 9], EPERM);
+        }
+        default("sched_setaffinity", &[one, 8], EPERM);
+    }
+    for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo pidfd_open".split(' ') {
+        for other in [0, 2, 4711, (-4711i64).cast_unsigned(), u64::MAX] {
+            default(name, &[other, 9, 9], ALLOW);
+        }
+    }
+    default("sched_setaffinity", &[0, 8], ALLOW);
+    for other in [1, 2, 4711, u64::MAX] {
+        for name in ["sched_setscheduler", "sched_setattr", "sched_setparam"] {
+            default(name, &[other], EPERM);
+            default(name, &[0], ALLOW);
+        }
+        default("setpriority", &[0, other, 19], EPERM);
+        default("ioprio_set", &[1, other, 0x6000], EPERM);
+        if other > 1 {
+            default("sched_setaffinity", &[other, 8], PRETEND);
+        }
+    }
+    default("setpriority", &[0, 0, 19], ALLOW);
+    default("ioprio_set", &[1, 0, 0x6000], ALLOW);
+    // A group, or all processes of the user, process 1 among them.
+    for who in [0, 1, 1000] {
+        for (which, io_which) in [(1, 2), (2, 3)] {
+            default("setpriority", &[which, who, 19], EPERM);
+            default("ioprio_set", &[io_which, who, 0x6000], EPERM);
+        }
+    }
+}
+
+#[test]
 fn prctl_and_personality_keep_the_process_what_it_is() {
     for option in [35, 62, 67, 35 | 1 << 32] {
         default("prctl", &[option], EPERM);

@@ -8,6 +8,11 @@ pub fn rows() -> Vec<Row> {
             .args(|host| vec![host.canary()])
             .control_args(|host| vec![host.victim()]),
         row("signals to everything", "kill_all", Control::None("it would kill everything")).expect(Expect::Contained),
+        row(
+            "starving the process that keeps the limits",
+            "starve_init",
+            Control::None("it would slow the machine's init"),
+        ),
         row("tracing a process of the host", "ptrace_host", Control::SucceedsWhereAllowed)
             .args(|host| vec![host.canary()])
             .control_args(|host| vec![host.victim()]),
