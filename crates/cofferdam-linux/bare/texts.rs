@@ -27,6 +27,12 @@ pub fn field(status: &[u8], key: &[u8]) -> Option<u64> {
     words(line).nth(1).and_then(number)
 }
 
+/// How many sockets a network namespace has, by `/proc/net/sockstat`: those without a descriptor, too.
+pub fn sockets(sockstat: &[u8]) -> Option<u64> {
+    let line = sockstat.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"sockets:"))?;
+    words(line).nth(2).and_then(number)
+}
+
 /// What stands behind the name in a `stat` file: the name itself may hold anything.
 fn after_name(stat: &[u8]) -> &[u8] {
     let end = stat.iter().rposition(|&byte| byte == b')');
@@ -126,6 +132,8 @@ mod tests {
         assert_eq!(field(status, b"RssAnon:"), Some(128));
         assert_eq!(field(status, b"FDSize:"), Some(64));
         assert_eq!(field(status, b"RssShmem:"), None);
+        assert_eq!(sockets(b"sockets: used 17\nTCP: inuse 3 orphan 0\n"), Some(17));
+        assert_eq!(sockets(b"TCP: inuse 3\n"), None);
         assert_eq!(last_pid(b"0.00 0.01 0.05 1/200 4711\n"), 4711);
         assert_eq!(pid(b"12"), Some(12));
         assert_eq!(pid(b"self"), None);

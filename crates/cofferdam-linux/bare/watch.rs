@@ -6,8 +6,23 @@ use super::texts::{self, Path};
 
 /// How often memory and CPU time are summed up where no control group does it.
 const WATCH_EVERY_MICROS: u64 = 25_000;
-/// What a descriptor may hold in the kernel: a socket's send buffer, by default. Pipes hold less, files nothing.
-const DESCRIPTOR_BYTES: u64 = 208 * 1024;
+/// What a descriptor may hold in the kernel: a pipe's buffer. Of what else there is, each holds less.
+const DESCRIPTOR_BYTES: u64 = 72 * 1024;
+/// What a socket may hold in the kernel: the buffer of its own, and what was sent to it. The kernel's defaults, and the
+/// bounds of TCP that the network namespace was made with, keep each below that.
+const SOCKET_BYTES: u64 = 320 * 1024;
+/// Sockets of the whole sandbox that count for nothing.
+const FREE_SOCKETS: u64 = 16;
+/// What a thread has in the kernel: a stack, and what describes it.
+const THREAD_BYTES: u64 = 32 * 1024;
+/// What a file of the sandbox's own has in the kernel besides its contents: an inode, and a name.
+const FILE_BYTES: u64 = 1024;
+/// What describes one mapping of a process.
+const MAPPING_BYTES: u64 = 256;
+/// Mappings of all processes together, above which memory counts as used up: as many as the kernel allows one of them.
+const MAX_MAPPINGS: u64 = 65_530;
+/// Mappings are counted only at every eighth look: they take longer to read than everything else, and longer to make.
+const LOOKS_PER_COUNT: u32 = 8;
 /// Descriptors of a process that count for nothing.
 const FREE_DESCRIPTORS: u64 = 8;
 /// The size of a new table of descriptors.
@@ -52,6 +67,10 @@ pub struct Watch {
     due: u64,
     /// Looks in a row at which processes could not be listed.
     blind: u32,
+    /// Looks until mappings are counted again.
+    until_count: u32,
+    /// Mappings at the last count.
+    mappings: u64,
 }
 
 impl Watch {
@@ -67,6 +86,8 @@ impl Watch {
             last_look: now,
             due: now,
             blind: 0,
+            until_count: 0,
+            mappings: 0,
         })
     }
 
@@ -127,12 +148,24 @@ impl Watch {
     fn passed(&mut self) -> Option<Passed> {
         let total = total(self.seed);
         self.blind = if total.listed { 0 } else { self.blind + 1 };
-        if self.memory.is_some_and(|limit| total.memory > limit || self.blind >= MOST_BLIND) {
-            return Some(Passed::Memory);
+        if let Some(limit) = self.memory {
+            let used = total.memory + self.count_mappings() * MAPPING_BYTES;
+            if used > limit || self.mappings > MAX_MAPPINGS || self.blind >= MOST_BLIND {
+                return Some(Passed::Memory);
+            }
         }
         self.charge(&total);
         let charged = self.ledger.charged_micros().saturating_sub(self.since.charged_micros);
         self.cpu_micros.is_some_and(|limit| charged > limit).then_some(Passed::Cpu)
+    }
+
+    fn count_mappings(&mut self) -> u64 {
+        if self.until_count == 0 {
+            self.until_count = LOOKS_PER_COUNT;
+            self.mappings = mappings();
+        }
+        self.until_count -= 1;
+        self.mappings
     }
 
     fn charge(&mut self, total: &Total) {
@@ -164,9 +197,10 @@ fn total(seed: u64) -> Total {
         total.population.add(pid);
         let number = pid as u32;
         let status = sys::read_file(Path::new("/proc/", number, "/status").bytes(), &mut text);
-        let kibibytes = |key: &[u8]| texts::field(status, key).unwrap_or(0);
-        let resident = (kibibytes(b"RssAnon:") + kibibytes(b"RssShmem:")) * 1024;
-        total.memory += resident + counted_descriptors(number, status) * DESCRIPTOR_BYTES;
+        total.memory += match texts::field(status, b"RssAnon:") {
+            Some(_) => used_by(number, status),
+            None => used_by_threads(number, status),
+        };
         let stat = sys::read_file(Path::new("/proc/", number, "/stat").bytes(), &mut text);
         total.cpu_micros += texts::cpu_micros(stat);
         whole &= !stat.is_empty();
@@ -178,7 +212,96 @@ fn total(seed: u64) -> Total {
     }
     // What is stored in the sandbox's own tmpfs is memory as well.
     total.memory += sys::used_bytes(b"/tmp\0").unwrap_or(0);
+    total.memory += sys::used_files(b"/tmp\0").unwrap_or(0) * FILE_BYTES;
+    // Those that wait to be accepted, are on their way to another process, or were closed with something in them are in no
+    // process's list.
+    let sockets = texts::sockets(sys::read_file(b"/proc/net/sockstat\0", &mut text)).unwrap_or(0);
+    total.memory += sockets.saturating_sub(FREE_SOCKETS) * SOCKET_BYTES;
     total
+}
+
+/// What a process uses, by its status: pages, the tables that lead to them, and what the kernel holds for it.
+fn used_by(pid: u32, status: &[u8]) -> u64 {
+    const PAGES: [&[u8]; 4] = [b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:"];
+    let kibibytes = PAGES.iter().map(|key| texts::field(status, key).unwrap_or(0)).sum::<u64>();
+    let threads = texts::field(status, b"Threads:").unwrap_or(1);
+    kibibytes * 1024 + threads * THREAD_BYTES + counted_descriptors(pid, status) * DESCRIPTOR_BYTES
+}
+
+/// The same of a process whose first thread has ended, which then shows nothing: as one of its other threads shows it.
+fn used_by_threads(pid: u32, status: &[u8]) -> u64 {
+    let threads = texts::field(status, b"Threads:").unwrap_or(0);
+    if threads < 2 {
+        return THREAD_BYTES;
+    }
+    let mut used = threads * THREAD_BYTES;
+    each_thread(pid, |thread| {
+        let mut text = [0; TEXT];
+        let status = sys::read_file(Path::new("/proc/", thread, "/status").bytes(), &mut text);
+        if texts::field(status, b"RssAnon:").is_some() {
+            used = used.max(used_by(thread, status));
+        }
+    });
+    used
+}
+
+fn each_thread(pid: u32, mut visit: impl FnMut(u32)) {
+    let mut buffer = [0; ENTRIES];
+    each_name(Path::new("/proc/", pid, "/task").bytes(), &mut buffer, |name| {
+        if let Some(thread) = texts::pid(name) {
+            visit(thread as u32);
+        }
+    });
+}
+
+/// Mappings of all processes, no more than a little above [`MAX_MAPPINGS`].
+fn mappings() -> u64 {
+    let mut count = 0;
+    let mut entries = [0; ENTRIES];
+    each_process(&mut entries, |pid| {
+        if count <= MAX_MAPPINGS {
+            count += mappings_of(pid as u32, MAX_MAPPINGS - count);
+        }
+    });
+    count
+}
+
+fn mappings_of(pid: u32, most: u64) -> u64 {
+    let mut text = [0; TEXT];
+    let status = sys::read_file(Path::new("/proc/", pid, "/status").bytes(), &mut text);
+    if texts::field(status, b"RssAnon:").is_some() {
+        return listed_mappings(pid, status, most);
+    }
+    let mut count = 0;
+    if texts::field(status, b"Threads:").is_some_and(|threads| threads > 1) {
+        each_thread(pid, |thread| {
+            let mut text = [0; TEXT];
+            let status = sys::read_file(Path::new("/proc/", thread, "/status").bytes(), &mut text);
+            if count == 0 && texts::field(status, b"RssAnon:").is_some() {
+                count = listed_mappings(thread, status, most);
+            }
+        });
+    }
+    count
+}
+
+/// The mappings of one process, no more than a little above `most`. One that hides them has as many as fit into its
+/// address space, if need be.
+fn listed_mappings(pid: u32, status: &[u8], most: u64) -> u64 {
+    let pages = texts::field(status, b"VmSize:").unwrap_or(0) / 4;
+    let Ok(maps) = sys::open(Path::new("/proc/", pid, "/maps").bytes(), 0) else { return pages.min(most / 4) };
+    let mut text = [0; TEXT];
+    let mut count = 0;
+    while count <= most {
+        match sys::read(maps.number(), &mut text) {
+            Ok(length) if length > 0 => {
+                let read = text.get(..length).unwrap_or_default();
+                count += read.iter().filter(|&&byte| byte == b'\n').count() as u64;
+            }
+            _ => break,
+        }
+    }
+    count
 }
 
 /// Descriptors that a process has open and that count. One that hides them is judged by the size of its table, which

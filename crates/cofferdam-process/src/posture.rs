@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
 };
-use cofferdam_linux::cgroup::Stats;
+use cofferdam_linux::cgroup::{Stats, socket_share};
 use cofferdam_linux::marks;
 
 use crate::protocol::{Evidence, HostFacts, NAMESPACES, Walls};
@@ -17,6 +17,8 @@ pub struct GroupBounds {
     pub version: &'static str,
     /// Bytes.
     pub memory: Option<u64>,
+    /// Bytes that the buffers of TCP and UDP may hold, where the kernel counts them apart.
+    pub sockets: Option<u64>,
     /// Tasks.
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
@@ -31,6 +33,7 @@ impl GroupBounds {
         Self {
             version,
             memory: limits.memory.and_then(|_| stats.memory_bound()),
+            sockets: limits.memory.and_then(|_| stats.sockets_bound()),
             tasks: limits.pids.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
             apart: limits.cpu_time.is_some() && tells_apart(stats),
@@ -229,22 +232,43 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     if let Some(group) = measured.group {
         let holds = close_to(group.memory, bytes) && measured.evidence.members > 0;
         let swap = if measured.facts.cgroup_counts.0 { "swap counted" } else { "swap not counted by this kernel" };
-        return row(
-            Protection::Memory,
-            holds,
-            format!("{} memory limit {} bytes, {swap}", group.version, group.memory.unwrap_or(0)),
-        );
+        let mechanism = format!("{} memory limit {} bytes, {swap}", group.version, group.memory.unwrap_or(0));
+        return with_sockets(row(Protection::Memory, holds, mechanism), measured, group, bytes);
     }
+    // Without Landlock, nothing keeps a guest from memory behind /dev/zero that no process shows.
+    let shown = measured.walls.landlock_denies;
     let holds = measured.evidence.process_limits[0] <= bytes && measured.evidence.watching;
-    let item = row(
+    let mut item = row(
         Protection::Memory,
         holds,
         format!(
-            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills (descriptors \
-             beyond 8 count 208 KiB each); memory files and System V memory refused"
+            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills (page tables; 72 \
+             KiB for each descriptor beyond 8 of a process; 320 KiB for each socket beyond 16, also those that wait to be \
+             accepted); memory files, System V objects, memory behind /dev/zero and pages lent to pipes refused"
         ),
     );
+    if holds && !shown {
+        item.state = ProtectionState::WeakerThanAsked;
+        item.mechanism.push_str("; without Landlock, memory behind /dev/zero is not refused");
+    }
     with_remedy(item, group_remedy(measured))
+}
+
+/// Version 1 counts the buffers of TCP and UDP apart, and only where they have a bound of their own.
+fn with_sockets(mut item: PostureItem, measured: &Measured<'_>, group: &GroupBounds, bytes: u64) -> PostureItem {
+    if measured.facts.cgroup_version != 1 {
+        return item;
+    }
+    match group.sockets.filter(|sockets| *sockets <= socket_share(bytes)) {
+        Some(sockets) => item.mechanism.push_str(&format!("; TCP and UDP buffers {sockets} bytes besides")),
+        None if item.state == ProtectionState::Enforced => {
+            item.state = ProtectionState::WeakerThanAsked;
+            item.mechanism.push_str("; TCP and UDP buffers are not bounded by this kernel");
+            item.remedy = Some("use control groups v2".to_owned());
+        }
+        None => {}
+    }
+    item
 }
 
 fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
@@ -430,6 +454,7 @@ mod tests {
             let bounds = GroupBounds {
                 version: "cgroup v1",
                 memory: self.limits.memory.map(ByteSize::as_bytes),
+                sockets: self.limits.memory.map(|memory| socket_share(memory.as_bytes())),
                 tasks: self.limits.pids.map(|tasks| u64::from(tasks) + 1),
                 cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
                 apart: true,

@@ -178,25 +178,40 @@ pub fn close_range(first: i32, last: i32) {
 
 /// Bytes in use of the file system at a path that ends with a NUL.
 pub fn used_bytes(path: &[u8]) -> Res<u64> {
-    #[repr(C)]
-    #[derive(Default)]
-    struct Statfs {
-        kind: i64,
-        block_size: i64,
-        blocks: u64,
-        free: u64,
-        more: [u64; 5],
-        fragment_size: i64,
-        rest: [u64; 5],
-    }
+    let found = statfs(path)?;
+    let size = if found.fragment_size > 0 { found.fragment_size } else { found.block_size };
+    Ok(found.blocks.saturating_sub(found.free).saturating_mul(size as u64))
+}
+
+/// Files of the file system at a path that ends with a NUL.
+pub fn used_files(path: &[u8]) -> Res<u64> {
+    let found = statfs(path)?;
+    Ok(found.files.saturating_sub(found.free_files))
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Statfs {
+    kind: i64,
+    block_size: i64,
+    blocks: u64,
+    free: u64,
+    available: u64,
+    files: u64,
+    free_files: u64,
+    more: [u64; 2],
+    fragment_size: i64,
+    rest: [u64; 5],
+}
+
+fn statfs(path: &[u8]) -> Res<Statfs> {
     if path.last() != Some(&0) {
         return Err(EINVAL);
     }
     let mut found = Statfs::default();
     // SAFETY: the path ends with a NUL, the structure is the kernel's.
     unsafe { checked(call(number::STATFS, [path.as_ptr() as usize, &raw mut found as usize, 0, 0, 0, 0])) }?;
-    let size = if found.fragment_size > 0 { found.fragment_size } else { found.block_size };
-    Ok(found.blocks.saturating_sub(found.free).saturating_mul(size as u64))
+    Ok(found)
 }
 
 const TIOCSCTTY: usize = 0x540e;

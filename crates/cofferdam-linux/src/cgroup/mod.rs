@@ -29,6 +29,10 @@ const MOST_SPARE: usize = 64;
 const STILL_READ: Duration = Duration::from_millis(50);
 /// A group to which more than this is still charged is not used again.
 const MOST_LEFT: u64 = 16 << 20;
+/// The file of version 1 that bounds TCP and UDP buffers, in bytes.
+pub const SOCKETS_V1: &str = "memory.kmem.tcp.limit_in_bytes";
+const MIN_SOCKETS: u64 = 1 << 20;
+const MAX_SOCKETS: u64 = 16 << 20;
 const CPU_PERIOD_MICROS: u64 = 100_000;
 
 /// Which version of control groups.
@@ -375,7 +379,10 @@ impl Hierarchy {
         let controller = |name| self.has(name).then_some(());
         if controller("memory").is_some() {
             match version {
-                Version::V1 => bound_memory_v1(dir, bounds.memory)?,
+                Version::V1 => {
+                    bound_memory_v1(dir, bounds.memory)?;
+                    bound_sockets_v1(dir, bounds.memory)?;
+                }
                 Version::V2 => {
                     write_text(dir, "memory.max", &or_max(bounds.memory))?;
                     if bounds.memory.is_some() {
@@ -410,6 +417,18 @@ fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
     }
     write_if_present(dir, "memory.memsw.limit_in_bytes", &text)?;
     write_text(dir, "memory.limit_in_bytes", &text)
+}
+
+/// Bounds what TCP and UDP buffers hold, which version 1 counts apart from everything else, and only where they are bounded.
+fn bound_sockets_v1(dir: BorrowedFd<'_>, memory: Option<u64>) -> io::Result<()> {
+    let text = memory.map_or_else(|| "-1".to_owned(), |memory| socket_share(memory).to_string());
+    write_text(dir, SOCKETS_V1, &text)
+}
+
+/// Bytes that the buffers of TCP and UDP may hold besides this limit on memory, where version 1 counts them apart.
+#[must_use]
+pub fn socket_share(memory: u64) -> u64 {
+    (memory / 8).clamp(MIN_SOCKETS, MAX_SOCKETS)
 }
 
 fn or_max(value: Option<u64>) -> String {

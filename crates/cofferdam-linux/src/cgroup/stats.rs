@@ -105,6 +105,14 @@ impl Stats {
         self.number("memory.limit_in_bytes", "memory.max")
     }
 
+    /// The bound on what TCP and UDP buffers hold, in bytes, where they are counted apart from everything else.
+    pub fn sockets_bound(&self) -> Option<u64> {
+        match self.version {
+            Version::V1 => self.number(super::SOCKETS_V1, ""),
+            Version::V2 => None,
+        }
+    }
+
     /// How often the kernel killed a process for memory.
     pub fn memory_kills(&self) -> u64 {
         let text = self.read("memory.oom_control", "memory.events");

@@ -4,7 +4,8 @@ use super::rule::{Action, Case, Test, Verdict, any_bit, errno, field_one_of, one
 pub(super) const EPERM: Action = errno(libc::EPERM);
 pub(super) const ENOSYS: Action = errno(libc::ENOSYS);
 const ENOMEM: Action = errno(libc::ENOMEM);
-const EINVAL: Action = errno(libc::EINVAL);
+pub(super) const EINVAL: Action = errno(libc::EINVAL);
+const ENODEV: Action = errno(libc::ENODEV);
 const EOPNOTSUPP: Action = errno(libc::EOPNOTSUPP);
 const EAFNOSUPPORT: Action = errno(libc::EAFNOSUPPORT);
 const EPROTONOSUPPORT: Action = errno(libc::EPROTONOSUPPORT);
@@ -30,7 +31,12 @@ const CLONE_NEWNET: u32 = 0x4000_0000;
 const NEW_NAMESPACE: u32 =
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
 
-pub(super) const CLONE: Verdict = allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)])]);
+/// A thread with descriptors of its own, which no listing of its process shows.
+const CLONE_FILES: u32 = 0x0000_0400;
+const CLONE_THREAD: u32 = 0x0001_0000;
+const THREAD_WITH_OWN_FILES: Case = case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD])]);
+
+pub(super) const CLONE: Verdict = allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)]), THREAD_WITH_OWN_FILES]);
 
 // Sockets.
 const AF_UNIX: u32 = 1;
@@ -175,8 +181,17 @@ const PR_SET_MM: u32 = 35;
 const PR_SCHED_CORE: u32 = 62;
 const PR_SET_MEMORY_MERGE: u32 = 67;
 
-pub(super) const PRCTL: Verdict =
-    allow_except(&[case(EPERM, &[one_of(0, &[PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE])])]);
+const PR_SET_SECCOMP: u32 = 22;
+/// The size of the table of a process's locks, which may be made as large as memory is.
+const PR_FUTEX_HASH: u32 = 78;
+
+const NOT_ONESELF: Case = case(EPERM, &[one_of(0, &[PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE])]);
+const FUTEX_HASH: Case = case(EINVAL, &[one_of(0, &[PR_FUTEX_HASH])]);
+
+pub(super) const PRCTL: Verdict = allow_except(&[NOT_ONESELF, FUTEX_HASH]);
+/// See `Options::deny_kernel_memory`.
+pub(super) const PRCTL_WITHOUT_FILTERS: Verdict =
+    allow_except(&[NOT_ONESELF, FUTEX_HASH, case(EINVAL, &[one_of(0, &[PR_SET_SECCOMP])])]);
 
 const PER_LINUX: u32 = 0;
 const PERSONALITY_QUERY: u32 = 0xffff_ffff;
@@ -242,10 +257,41 @@ const SO_RCVBUFFORCE: u32 = 33;
 
 pub(super) const FCNTL_WITHOUT_PIPE_SIZE: Verdict =
     allow_except(&[SHARED_FILE, case(EPERM, &[one_of(1, &[F_SETPIPE_SZ])])]);
-pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[case(
-    PRETEND,
-    &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])],
-)]);
+const SO_ZEROCOPY: u32 = 60;
+// Memberships of multicast groups, which the kernel keeps for the network and charges to nobody. A sandbox has its loopback
+// only, on which there is nothing to receive.
+const SOL_IP: u32 = 0;
+const SOL_IPV6: u32 = 41;
+const SOL_UDP: u32 = 17;
+const IP_MEMBERSHIPS: &[u32] = &[35, 39, 41, 42, 46, 48];
+const IPV6_MEMBERSHIPS: &[u32] = &[20, 27, 42, 46, 48];
+/// Labels of flows come from a table that the whole machine shares.
+const IPV6_FLOWLABEL_MGR: u32 = 32;
+/// Keeps what was not sent yet in buffers that no limit on sockets counts.
+const UDP_CORK: u32 = 1;
+
+/// More is to come: a datagram waits in its sender until it does.
+const MSG_MORE: u32 = 0x8000;
+const SPLICE_F_MORE: u32 = 4;
+
+pub(super) const SEND_FLAGS_IN_2: Verdict = allow_except(&[case(EINVAL, &[any_bit(2, MSG_MORE)])]);
+pub(super) const SEND_FLAGS_IN_3: Verdict = allow_except(&[case(EINVAL, &[any_bit(3, MSG_MORE)])]);
+pub(super) const SPLICE: Verdict = allow_except(&[case(EINVAL, &[any_bit(5, SPLICE_F_MORE)])]);
+
+const MEMBERSHIPS: Case = case(ENODEV, &[one_of(1, &[SOL_IP]), one_of(2, IP_MEMBERSHIPS)]);
+const MEMBERSHIPS_6: Case = case(ENODEV, &[one_of(1, &[SOL_IPV6]), one_of(2, IPV6_MEMBERSHIPS)]);
+const FLOW_LABELS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, &[IPV6_FLOWLABEL_MGR])]);
+const CORK: Case = case(PRETEND, &[one_of(1, &[SOL_UDP]), one_of(2, &[UDP_CORK])]);
+
+pub(super) const SETSOCKOPT: Verdict = allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK]);
+pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[
+    MEMBERSHIPS,
+    MEMBERSHIPS_6,
+    FLOW_LABELS,
+    CORK,
+    case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])]),
+    case(EPERM, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_ZEROCOPY])]),
+]);
 
 // Memory.
 const MAP_TYPE: u32 = 0x0f;

@@ -3,8 +3,8 @@ use std::fmt;
 
 use super::arch::Arch;
 use super::checks::{
-    ENOSYS, EPERM, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, MMAP_WITHOUT_SHARED,
-    SETSOCKOPT_WITHOUT_BUFFERS, TO_ITSELF,
+    EINVAL, ENOSYS, EPERM, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, MMAP_WITHOUT_SHARED,
+    PRCTL_WITHOUT_FILTERS, SETSOCKOPT_WITHOUT_BUFFERS, TO_ITSELF,
 };
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
@@ -29,8 +29,10 @@ const FOR_BUILDING: &[&str] = &[
     "mount_setattr",
     "move_mount",
     "open_tree",
+    "prctl",
     "prlimit64",
     "sched_setaffinity",
+    "seccomp",
     "sethostname",
     "setns",
     "setrlimit",
@@ -83,6 +85,9 @@ pub struct Options {
     pub deny_memfd: bool,
     /// Refuse SysV shared memory and shared anonymous mappings, which outlive or escape a limit on address space.
     pub deny_shared_memory: bool,
+    /// Refuse what holds memory in the kernel that no process shows: SysV semaphores and messages, filters of the guest's
+    /// own, and pages that pipes and sockets only refer to, which may belong to larger ones.
+    pub deny_kernel_memory: bool,
     /// Refuse `sched_setaffinity`, where a share of the processors is enforced by affinity.
     pub deny_affinity: bool,
     /// Keep pipes and socket buffers at their default sizes, where each descriptor counts as holding one: setting the
@@ -129,6 +134,12 @@ fn changed_by_option(name: &str, options: &Options) -> Option<Verdict> {
         "fcntl" if options.deny_large_buffers => Some(FCNTL_WITHOUT_PIPE_SIZE),
         "setsockopt" if options.deny_large_buffers => Some(SETSOCKOPT_WITHOUT_BUFFERS),
         "inotify_add_watch" if options.watch_reads => Some(ALLOWED),
+        "msgget" | "semget" if options.deny_kernel_memory => Some(Verdict::Always(EPERM)),
+        // Programs take these for an old kernel, and do without.
+        "seccomp" | "sendfile" | "splice" | "tee" | "vmsplice" if options.deny_kernel_memory => {
+            Some(Verdict::Always(EINVAL))
+        }
+        "prctl" if options.deny_kernel_memory => Some(PRCTL_WITHOUT_FILTERS),
         "prlimit64" => options.mark_key.map(Verdict::Marking),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,

@@ -142,6 +142,7 @@ impl fmt::Display for Action {
                 libc::ENOMEM => f.write_str("ENOMEM"),
                 libc::EINVAL => f.write_str("EINVAL"),
                 libc::EOPNOTSUPP => f.write_str("EOPNOTSUPP"),
+                libc::ENODEV => f.write_str("ENODEV"),
                 libc::EAFNOSUPPORT => f.write_str("EAFNOSUPPORT"),
                 libc::EPROTONOSUPPORT => f.write_str("EPROTONOSUPPORT"),
                 other => write!(f, "errno {other}"),

@@ -309,7 +309,12 @@ fn rules(mould: Mould<'_>) -> io::Result<Ruleset> {
     }
     allow(&rules, c"/code", access::READ | access::EXECUTE)?;
     // Terminals are files of /dev/pts, and a rule on /dev reaches what is mounted below it.
-    allow(&rules, c"/dev", access::READ | access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+    let devices = access::READ | access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV;
+    for path in [c"/dev/pts", c"/dev/null", c"/dev/full", c"/dev/random", c"/dev/urandom", c"/dev/tty"] {
+        allow(&rules, path, if path == c"/dev/pts" { devices } else { devices & !access::READ_DIR })?;
+    }
+    // Opened for writing it could be mapped: memory that stays when no process has it mapped any more.
+    allow(&rules, c"/dev", access::READ)?;
     allow(&rules, c"/dev/shm", access::ALL)?;
     allow(&rules, c"/tmp", access::ALL)?;
     Ok(rules)

@@ -26,7 +26,7 @@ use super::cells::{self, Cell};
 use super::init::InitProgram;
 use super::init::handover::{Handover, MOST_BYTES, MOST_FDS, Measured};
 use super::template::Template;
-use super::{Filters, Identity, Named, PATIENCE, Step, evidence};
+use super::{Filters, Identity, Named, PATIENCE, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
 
 /// User and group inside every sandbox.
@@ -102,6 +102,7 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     let ids = outside_ids(setup);
     let members = lay_ground(setup)?;
     let proc = mount_proc(setup)?;
+    network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, code) = settle_in(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
     let outside_uid = drop_privileges(setup, ids, &proc)?;

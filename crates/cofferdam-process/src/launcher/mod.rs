@@ -12,6 +12,7 @@ mod cells;
 mod create;
 mod evidence;
 mod init;
+mod network;
 mod start;
 mod template;
 
@@ -117,6 +118,7 @@ impl Drafts {
         let options = seccomp::Options {
             deny_memfd: !counted,
             deny_shared_memory: !counted,
+            deny_kernel_memory: !counted,
             deny_affinity: !counted,
             deny_large_buffers: !counted,
             watch_reads: false,

@@ -19,6 +19,7 @@ const PRETEND: u32 = 0x0005_0000;
 const EPERM: u32 = PRETEND | 1;
 const ENOSYS: u32 = PRETEND | 38;
 const ENOMEM: u32 = PRETEND | 12;
+const ENODEV: u32 = PRETEND | 19;
 const EINVAL: u32 = PRETEND | 22;
 const EPROTONOSUPPORT: u32 = PRETEND | 93;
 const EOPNOTSUPP: u32 = PRETEND | 95;
@@ -53,6 +54,8 @@ fn all_options() -> impl Iterator<Item = Options> {
         deny_large_buffers: bits & 16 != 0,
         // It changes a call that no other option does; a bit of its own would double the time of the tests.
         watch_reads: bits & 1 != 0,
+        // With the other refusals for kernels' buffers; random tests part them.
+        deny_kernel_memory: bits & 16 != 0,
     })
 }
 

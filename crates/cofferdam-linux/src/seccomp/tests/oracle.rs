@@ -2,11 +2,19 @@
 use super::super::rule::{Action, Test, Verdict};
 use super::super::rules::RULES;
 use super::interpreter::{has_no_dead_code, verify};
-use super::{ALLOW, Arch, Call, ENOSYS, EPERM, KEY, KILL, Options, Program, all_options, compile, compile_stages, run};
+use super::{
+    ALLOW, Arch, Call, EINVAL, ENOSYS, EPERM, KEY, KILL, Options, Program, all_options, compile, compile_stages, run,
+};
 use proptest::prelude::*;
 
 /// Every number that a test could care about, on both sides of each comparison that the policy makes.
-const TELLING: [u64; 35] = [
+const TELLING: [u64; 41] = [
+    17,
+    22,
+    41,
+    60,
+    78,
+    0x0001_0400,
     0x1234_5679_0000_0000,
     0x89ab_cdef_0000_000f,
     7,
@@ -64,6 +72,10 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
             return 0x5_0000;
         }
         "inotify_add_watch" if options.watch_reads => return ALLOW,
+        "setsockopt" if options.deny_large_buffers && low[1] == 1 && low[2] == 60 => return EPERM,
+        "semget" | "msgget" if options.deny_kernel_memory => return EPERM,
+        "seccomp" | "sendfile" | "splice" | "tee" | "vmsplice" if options.deny_kernel_memory => return EINVAL,
+        "prctl" if options.deny_kernel_memory && low[0] == 22 => return EINVAL,
         "memfd_create" if options.deny_memfd => return EPERM,
         "shmget" if options.deny_shared_memory => return EPERM,
         "sched_setaffinity" if options.deny_affinity => return EPERM,
@@ -192,14 +204,17 @@ fn compiling_twice_gives_the_same_program() {
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
-    let all = any::<[bool; 6]>();
-    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads]| Options {
-        watch_reads,
-        deny_large_buffers,
-        deny_memfd,
-        deny_shared_memory,
-        deny_affinity,
-        mark_key: mark.then_some(KEY),
+    let all = any::<[bool; 7]>();
+    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads, kernel]| {
+        Options {
+            watch_reads,
+            deny_kernel_memory: kernel,
+            deny_large_buffers,
+            deny_memfd,
+            deny_shared_memory,
+            deny_affinity,
+            mark_key: mark.then_some(KEY),
+        }
     })
 }
 

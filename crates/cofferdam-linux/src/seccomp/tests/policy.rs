@@ -1,7 +1,7 @@
 //! The policy, in numbers taken from the kernel's headers and not from the table.
 use super::{
-    AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, I386,
-    KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, number, run,
+    AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENODEV, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
+    I386, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, number, run,
 };
 
 /// What becomes of a call, on each architecture that has it; at least one must.
@@ -429,6 +429,46 @@ fn options_refuse_more() {
         check(&shared, "mmap", &[0, 4096, 3, flags], ALLOW);
     }
     check(&shared, "memfd_create", &[1, 1], ALLOW);
+    let kernel = Options { deny_kernel_memory: true, ..Options::default() };
+    for name in ["semget", "msgget"] {
+        check(&kernel, name, &[], EPERM);
+    }
+    for name in ["seccomp", "sendfile", "splice", "tee", "vmsplice"] {
+        check(&kernel, name, &[], EINVAL);
+    }
+    check(&kernel, "prctl", &[22, 2], EINVAL);
+    check(&kernel, "prctl", &[15], ALLOW);
+    let buffers = Options { deny_large_buffers: true, ..Options::default() };
+    check(&buffers, "setsockopt", &[3, 1, 60], EPERM);
+}
+
+#[test]
+fn kernel_memory_that_is_charged_to_nobody_is_refused() {
+    default("prctl", &[78, 1, 1 << 24], EINVAL);
+    for option in [35, 39, 42, 46, 48] {
+        default("setsockopt", &[3, 0, option], ENODEV);
+    }
+    for option in [20, 27, 42, 46, 48] {
+        default("setsockopt", &[3, 41, option], ENODEV);
+    }
+    default("setsockopt", &[3, 41, 32], EPERM);
+    default("setsockopt", &[3, 17, 1], PRETEND);
+    for (level, option) in [(1, 2), (1, 7), (1, 20), (6, 1), (6, 42), (41, 26), (0, 1), (17, 103)] {
+        default("setsockopt", &[3, level, option], ALLOW);
+    }
+    for (name, given) in [
+        ("sendto", [3, 0, 0, 0x8000, 0, 0]),
+        ("sendmmsg", [3, 0, 0, 0xc000, 0, 0]),
+        ("sendmsg", [3, 0, 0x8040, 0, 0, 0]),
+        ("splice", [3, 0, 4, 0, 64, 5]),
+    ] {
+        default(name, &given, EINVAL);
+        default(name, &[3, 0, 0x4000, 0x4000, 64, 1], ALLOW);
+    }
+    // A thread without CLONE_FILES would have descriptors that no listing of its process shows.
+    default("clone", &[0x003d_0f00 & !0x400], EPERM);
+    default("clone", &[0x0001_0000 | 0x100 | 0x800], EPERM);
+    default("clone", &[0x0001_0000 | 0x100 | 0x800 | 0x400], ALLOW);
 }
 
 #[test]

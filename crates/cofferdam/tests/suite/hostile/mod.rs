@@ -9,6 +9,7 @@ mod containers;
 mod daemon;
 mod guests;
 mod host;
+mod host_memory;
 mod races;
 mod row;
 mod run;
@@ -62,6 +63,11 @@ fn processes_descriptors_and_output_are_limited() {
 #[test]
 fn memory_is_limited_in_every_form() {
     run::run(table::bombs::memory_rows());
+}
+
+#[test]
+fn kernel_memory_stays_within_the_memory_limit() {
+    run::run(table::kernel_memory::rows());
 }
 
 #[test]
@@ -164,6 +170,7 @@ fn daemons_do_not_outlive_the_sandbox() {
 #[test]
 fn every_guest_program_has_a_row_and_a_line_in_past_escapes() {
     let mut used: BTreeSet<String> = table::all().iter().map(|row| row.guest.to_owned()).collect();
+    used.extend(table::kernel_memory::rows().iter().map(|row| row.guest.to_owned()));
     used.extend(table::files::secrets().iter().map(|row| row.guest.to_owned()));
     used.extend(races::GUESTS.map(str::to_owned));
     assert_eq!(used, guests::all_names(), "rows and tests/guests/*.c differ");

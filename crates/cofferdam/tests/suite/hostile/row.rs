@@ -61,6 +61,8 @@ pub struct Row {
     pub timeout: Duration,
     pub expect: Expect,
     pub control: Control,
+    /// Mebibytes by which the host's memory in use may pass the memory limit while the attack runs.
+    pub host_memory: Option<u64>,
 }
 
 /// A row with the default limits, no arguments, in the lent workspace.
@@ -77,6 +79,7 @@ pub fn row(name: &'static str, guest: &'static str, control: Control) -> Row {
         timeout: Duration::from_secs(60),
         expect: Expect::Contained,
         control,
+        host_memory: None,
     }
 }
 
@@ -121,6 +124,12 @@ impl Row {
     /// The memory limit, in MiB.
     pub fn memory(mut self, mebibytes: u64) -> Self {
         self.limits.memory = Some(ByteSize::from_mebibytes(mebibytes));
+        self
+    }
+
+    /// The host's memory is read while it runs, and may be taken up to the memory limit and this many MiB.
+    pub fn host_memory(mut self, mebibytes: u64) -> Self {
+        self.host_memory = Some(mebibytes);
         self
     }
 

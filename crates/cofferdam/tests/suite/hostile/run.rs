@@ -17,6 +17,7 @@ use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 use super::guests::{Guests, open_temporary_directory};
 use super::host::{Host, SECRET_VARIABLE};
+use super::host_memory::HostMemory;
 use super::row::{Control, Expect, Place, Row};
 use crate::census::{census, left_behind};
 
@@ -64,7 +65,7 @@ pub fn run(rows: Vec<Row>) {
     block_on(async {
         let backend = backend();
         for row in &rows {
-            match attack(backend.as_ref(), &guests, &host, row).await {
+            match measured_attack(backend.as_ref(), &guests, &host, row).await {
                 Ok(Outcome::Held) => {}
                 Ok(Outcome::NotTried(why)) => println!("SKIP hostile: {}: {why}", row.name),
                 Err(why) => failures.push(format!("{}: {why}", row.name)),
@@ -189,6 +190,29 @@ fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result
     let outcome = judge(row, completed)?;
     let damage = host.damage();
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
+}
+
+/// As [`attack`], and looks at what the host's memory came to where the row bounds that.
+async fn measured_attack(
+    backend: &dyn Backend,
+    guests: &Guests,
+    host: &Host,
+    row: &Row,
+) -> std::result::Result<Outcome, String> {
+    let Some(slack) = row.host_memory else { return attack(backend, guests, host, row).await };
+    let limit = row.limits.memory.map_or(0, |limit| limit.as_bytes() >> 20) + slack;
+    let mut taken = Vec::new();
+    // Other programs take memory of the host as well, but not at the same moment again and again.
+    while taken.len() < 3 {
+        let watch = HostMemory::watch();
+        let outcome = attack(backend, guests, host, row).await?;
+        let most = watch.taken_mebibytes();
+        if most <= limit {
+            return Ok(outcome);
+        }
+        taken.push(most);
+    }
+    Err(format!("the host had {taken:?} MiB less to give while it ran; {limit} MiB may be taken"))
 }
 
 pub async fn attack(

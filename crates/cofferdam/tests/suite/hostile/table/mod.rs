@@ -3,6 +3,7 @@
 pub mod bombs;
 pub mod files;
 pub mod kernel;
+pub mod kernel_memory;
 pub mod network;
 pub mod privileges;
 pub mod processes;

@@ -1,0 +1,49 @@
+//! Bounds on the kernel memory that connections of a sandbox's own network may hold.
+//!
+//! The kernel charges a connection to a control group only once it is accepted, and to nothing where there is no group. So
+//! a listening socket gets a short queue, and a connection small buffers. The network is a loopback only: short queues and
+//! small buffers cost little there.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Mode, OFlags, openat};
+
+/// Settings of a network namespace, with the highest values that a sandbox gets. A host's lower ones stay.
+const SETTINGS: [(&str, &[u64]); 4] = [
+    ("core/somaxconn", &[16]),
+    ("ipv4/tcp_rmem", &[4096, 65_536, 131_072]),
+    ("ipv4/tcp_wmem", &[4096, 16_384, 131_072]),
+    ("ipv4/tcp_max_tw_buckets", &[1024]),
+];
+
+/// Bounds the network namespace that the calling process is in, by a writable proc file system.
+pub fn bound(proc: BorrowedFd<'_>) -> io::Result<()> {
+    SETTINGS.iter().try_for_each(|(name, highest)| {
+        let path = format!("sys/net/{name}");
+        let open = |flags| openat(proc, &path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from);
+        let mut text = String::new();
+        open(OFlags::RDONLY)?.read_to_string(&mut text)?;
+        Ok(open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())?)
+    })
+}
+
+fn lowered(text: &str, highest: &[u64]) -> String {
+    let values = text.split_whitespace().map(|value| value.parse().unwrap_or(u64::MAX));
+    let lowered: Vec<String> = values.zip(highest).map(|(value, highest)| value.min(*highest).to_string()).collect();
+    lowered.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_lowered_and_never_raised() {
+        assert_eq!(lowered("4096\n", &[16]), "16");
+        assert_eq!(lowered("8\n", &[16]), "8");
+        assert_eq!(lowered("4096\t131072\t33554432\n", &[4096, 65_536, 131_072]), "4096 65536 131072");
+        assert_eq!(lowered("?", &[16]), "16");
+    }
+}

@@ -1,0 +1,62 @@
+//! Attacks that have the kernel hold memory in its own objects: ten times the limit, while the host's memory is read.
+//!
+//! `docs/limits.md` has the table of all such objects, with what bounds each; a row here stands for each that a guest can
+//! make many of.
+
+use cofferdam_contract::LimitKind;
+
+use super::super::host::Host;
+use super::super::row::{Control, Expect, Place, Row, row, words};
+
+/// What the limit may be passed by: other programs of the host take and give memory, too, and without control groups it
+/// takes the watch a moment to see.
+const SLACK_MIB: u64 = 192;
+
+/// Each attack, the form of `kernel_memory.c`, and the processes that take part, which share the goal.
+macro_rules! attacks {
+    ($($name:literal: $form:literal $processes:literal,)*) => {
+        vec![$(attack($name, |_| words([$form, "640", $processes, "400"])),)*]
+    };
+}
+
+fn attack(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
+    row(name, "kernel_memory", Control::None("it would use up the machine"))
+        .args(args)
+        .place(Place::Lent)
+        .memory(64)
+        .disk(512)
+        .processes(40)
+        .host_memory(SLACK_MIB)
+        .expect(Expect::ContainedOrLimit(LimitKind::Memory))
+}
+
+pub fn rows() -> Vec<Row> {
+    attacks! {
+        "kernel memory: shared pages of /dev/zero": "zero-device" "1",
+        "kernel memory: System V semaphores": "semaphores" "1",
+        "kernel memory: System V messages": "messages" "1",
+        "kernel memory: page tables": "page-tables" "8",
+        "kernel memory: mappings": "mappings" "8",
+        "kernel memory: Unix connections that wait": "unix-queue" "1",
+        "kernel memory: TCP connections that wait": "tcp-queue" "1",
+        "kernel memory: sockets on their way": "in-flight" "1",
+        "kernel memory: Unix datagrams": "unix-datagrams" "1",
+        "kernel memory: UDP datagrams": "udp-datagrams" "4",
+        "kernel memory: TCP connections": "connections" "1",
+        "kernel memory: UDP datagrams that are not finished": "corked" "8",
+        "kernel memory: answers of netlink": "netlink" "8",
+        "kernel memory: locks of files": "locks" "8",
+        "kernel memory: locks of open files": "open-file-locks" "8",
+        "kernel memory: descriptors that watch descriptors": "watchers" "8",
+        "kernel memory: events of files": "events" "8",
+        "kernel memory: a table of locks": "lock-table" "1",
+        "kernel memory: filters": "filters" "8",
+        "kernel memory: pages lent to pipes": "lent-pages" "1",
+        "kernel memory: pages sent by reference": "sent-pages" "1",
+        "kernel memory: multicast groups": "memberships" "8",
+        "kernel memory: names of files": "names" "1",
+        "kernel memory: pages that were written and may only be read": "read-only" "8",
+        "kernel memory: processes whose first thread has ended": "hidden" "8",
+        "kernel memory: pipes": "pipes" "8",
+    }
+}
