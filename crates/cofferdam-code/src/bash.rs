@@ -3,25 +3,17 @@
 //! The directory that a line leaves is the next one's. Everything else ends with the line: each is a process of its own, so
 //! that one which hangs or crashes takes nothing with it. However much it writes, the beginning and the end are kept.
 
-mod kept;
-
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::{
-    Backend, Error, ErrorKind, OutputEvent, OutputStream, Result, Sandbox, SandboxId, SandboxPath, Spec, WORKSPACE_PATH,
-};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Spec};
 use serde::{Deserialize, Serialize};
 
+use crate::ends::{Ends, Text};
 use crate::result::limit_name;
-use crate::{CodeRequest, CodeResult, Executor, Place, Want};
-use kept::Kept;
+use crate::{CodeRequest, CodeResult, Executor, Place};
 
-/// How the directory is told, after all that the line wrote.
-const BEFORE: char = '\u{1e}';
-/// The longest that tells the directory.
-const MOST_TOLD: usize = 4200;
 /// Sandboxes whose directory is remembered.
 const MOST_DIRECTORIES: usize = 256;
 /// What is said where the default sandbox had to be made anew.
@@ -116,7 +108,7 @@ impl BashTool {
         let sandbox = self.default.sandbox().await?;
         let (mut result, mut shown) = self.run_in(&place, &*sandbox, line, timeout).await?;
         result.stderr = bytes::Bytes::from([ANEW.as_bytes(), result.stderr.bytes()].concat()).into();
-        shown.0[1].0.splice(..0, ANEW.bytes());
+        shown.0[1].head.splice(..0, ANEW.bytes());
         Ok((result, shown))
     }
 
@@ -127,45 +119,25 @@ impl BashTool {
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<(CodeResult, Shown)> {
-        let mark = crate::result::random_id()?;
-        let mut request = self.request(line, &mark, timeout);
-        request.working_dir = self.directory(sandbox.id());
-        let (mut result, mut shown) = match self.follow(place, sandbox, request).await {
+        let request = |directory| {
+            let mut request = CodeRequest::new(self.config.shell.clone(), line);
+            (request.timeout, request.working_dir) = (timeout, directory);
+            request
+        };
+        let keep = self.config.max_answer.saturating_mul(4);
+        let begins = self.directory(sandbox.id());
+        let ran = match self.executor.run_line(place, sandbox, request(begins.clone()), keep, &|_| {}).await {
             // The directory may be gone.
-            Err(error) if error.kind() == ErrorKind::InvalidInput && !self.directory(sandbox.id()).is_workspace() => {
+            Err(error) if error.kind() == ErrorKind::InvalidInput && !begins.is_workspace() => {
                 self.move_to(sandbox.id(), SandboxPath::default());
-                self.follow(place, sandbox, self.request(line, &mark, timeout)).await?
+                self.executor.run_line(place, sandbox, request(SandboxPath::default()), keep, &|_| {}).await?
             }
-            result => result?,
+            ran => ran?,
         };
-        // It is told where the line's standard error goes at its end, which may be its output.
-        for data in [&mut result.stdout, &mut result.stderr] {
-            let mut bytes = data.bytes().to_vec();
-            if take_told(&mut bytes, &mark).is_some() {
-                *data = bytes::Bytes::from(bytes).into();
-            }
+        if let Some(directory) = ran.directory {
+            self.move_to(sandbox.id(), directory);
         }
-        let told =
-            shown.0.iter_mut().find_map(|(head, _, tail)| take_told(tail, &mark).or_else(|| take_told(head, &mark)));
-        if let Some(told) = told {
-            // Outside of the workspace no exec can begin.
-            let inside = String::from_utf8(told).ok().filter(|told| told.starts_with(WORKSPACE_PATH));
-            self.move_to(sandbox.id(), inside.and_then(|told| SandboxPath::new(told).ok()).unwrap_or_default());
-        }
-        Ok((result, shown))
-    }
-
-    async fn follow(&self, place: &Place, sandbox: &dyn Sandbox, request: CodeRequest) -> Result<(CodeResult, Shown)> {
-        let kept = || Mutex::new(Kept::new(self.config.max_answer + MOST_TOLD));
-        let streams = [kept(), kept()];
-        let lock = |at: usize| streams[at].lock().unwrap_or_else(PoisonError::into_inner);
-        let on_event = |event: &OutputEvent| match event {
-            OutputEvent::Chunk(chunk) => lock(usize::from(chunk.stream == OutputStream::Stderr)).take(&chunk.data),
-            // Whose it was, nobody knows.
-            OutputEvent::Lost { bytes, .. } => lock(0).lose(*bytes),
-        };
-        let result = self.executor.execute_to_the_end(place, sandbox, request, &on_event).await?;
-        Ok((result, Shown(streams.map(|kept| kept.into_inner().unwrap_or_else(PoisonError::into_inner).parts()))))
+        Ok((ran.result, Shown([ran.stdout, ran.stderr])))
     }
 
     /// The directory that the next line begins in, in this sandbox.
@@ -190,18 +162,6 @@ impl BashTool {
             directories.truncate(MOST_DIRECTORIES - 1);
             directories.push_front((sandbox.clone(), directory));
         }
-    }
-
-    /// The line, after which the shell tells where it is, however the line ends.
-    fn request(&self, line: &str, mark: &str, timeout: Option<Duration>) -> CodeRequest {
-        let tell = format!(
-            "trap '{{ status=$?; set +x; }} 2>/dev/null; printf \"\\036{mark} %s\\036\" \"$(pwd -P 2>/dev/null)\" >&2; exit $status' EXIT"
-        );
-        let mut request = CodeRequest::new(self.config.shell.clone(), format!("{tell}\n{line}\n"));
-        request.timeout = timeout;
-        request.results = Want::No;
-        request.files = Want::No;
-        request
     }
 }
 
@@ -229,22 +189,11 @@ impl Fallback {
 }
 
 /// What is shown of output and of standard error: the beginning, the number of characters between, the end.
-struct Shown([(Vec<u8>, u64, Vec<u8>); 2]);
-
-/// Takes out where the shell was at its end, if it says so; gives what it said.
-fn take_told(data: &mut Vec<u8>, mark: &str) -> Option<Vec<u8>> {
-    let word = format!("{BEFORE}{mark} ").into_bytes();
-    let at = data.windows(word.len()).rposition(|window| window == word)?;
-    let from = at + word.len();
-    let length = data[from..].iter().position(|byte| *byte == BEFORE as u8)?;
-    let told = data[from..from + length].to_vec();
-    data.drain(at..=from + length);
-    Some(told)
-}
+struct Shown([Ends; 2]);
 
 /// What an agent reads of a result: output, then whatever is not as usual, each on a line.
 fn answer(result: &CodeResult, shown: Shown, most: usize) -> String {
-    let mut text = shown.text().cut(most);
+    let (mut text, _) = shown.text().cut(most);
     let mut say = |line: String| {
         if !text.is_empty() {
             text.push('\n');
@@ -274,69 +223,41 @@ fn failure(error: &Error) -> String {
     text + "]"
 }
 
-/// A text of which something may be missing in the middle.
-#[derive(Debug, Default, PartialEq)]
-struct Text {
-    before: String,
-    /// Characters that are missing, and what comes after them.
-    missing: Option<(u64, String)>,
-}
-
 impl Shown {
     /// Both streams, the output first.
     fn text(self) -> Text {
         let mut text = Text::default();
-        for (head, between, tail) in self.0 {
-            text.begin_line(&head);
-            text.add(&head);
+        for Ends { head, between, tail } in self.0 {
+            begin_line(&mut text, &head);
+            add(&mut text, &head);
             if between > 0 {
                 let passed = text.missing.take().map_or(0, |(missing, after)| missing + after.chars().count() as u64);
                 text.missing = Some((passed + between, String::new()));
-                text.add(&tail);
+                add(&mut text, &tail);
             }
         }
+        let end = text.end();
+        end.truncate(end.trim_end_matches('\n').len());
         text
     }
 }
 
-impl Text {
-    fn end(&mut self) -> &mut String {
-        self.missing.as_mut().map_or(&mut self.before, |(_, after)| after)
+/// What comes next begins a line of its own, if there is anything before and after.
+fn begin_line(text: &mut Text, next: &[u8]) {
+    let end = text.end();
+    if !end.is_empty() && !end.ends_with('\n') && !next.is_empty() {
+        end.push('\n');
     }
+}
 
-    /// What comes next begins a line of its own, if there is anything before and after.
-    fn begin_line(&mut self, next: &[u8]) {
-        let end = self.end();
-        if !end.is_empty() && !end.ends_with('\n') && !next.is_empty() {
-            end.push('\n');
-        }
-    }
-
-    /// Control characters that move a cursor are made visible.
-    fn add(&mut self, bytes: &[u8]) {
-        let text = String::from_utf8_lossy(bytes);
-        self.end().extend(text.chars().map(|c| match c {
-            '\n' | '\t' => c,
-            c if c.is_control() => char::REPLACEMENT_CHARACTER,
-            c => c,
-        }));
-    }
-
-    /// Keeps the beginning and the end, and says how much is missing between them.
-    fn cut(mut self, most: usize) -> String {
-        let end = self.end();
-        end.truncate(end.trim_end_matches('\n').len());
-        let (missing, after) = self.missing.unwrap_or((0, self.before.clone()));
-        let length = |text: &str| text.chars().count();
-        let count = length(&self.before) as u64 + missing + if missing > 0 { length(&after) as u64 } else { 0 };
-        if missing == 0 && count <= most as u64 {
-            return self.before;
-        }
-        let first: String = self.before.chars().take(most / 2).collect();
-        let last: String = after.chars().skip(length(&after).saturating_sub(most - most / 2)).collect();
-        let left_out = count - (length(&first) + length(&last)) as u64;
-        format!("{first}\n[… {left_out} of {count} characters left out …]\n{last}")
-    }
+/// Control characters that move a cursor are made visible.
+fn add(text: &mut Text, bytes: &[u8]) {
+    let more = String::from_utf8_lossy(bytes);
+    text.end().extend(more.chars().map(|c| match c {
+        '\n' | '\t' => c,
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    }));
 }
 
 #[cfg(test)]
@@ -360,12 +281,12 @@ mod tests {
     }
 
     fn shown(stdout: (&str, u64, &str), stderr: (&str, u64, &str)) -> Shown {
-        Shown([stdout, stderr].map(|(head, between, tail)| (head.into(), between, tail.into())))
+        Shown([stdout, stderr].map(|(head, between, tail)| Ends { head: head.into(), between, tail: tail.into() }))
     }
 
     #[test]
     fn head_and_tail_are_kept() {
-        let cut = |text: &str| shown((text, 0, ""), ("", 0, "")).text().cut(200);
+        let cut = |text: &str| shown((text, 0, ""), ("", 0, "")).text().cut(200).0;
         assert_eq!(cut("short"), "short");
         let text = format!("{}{}", "a".repeat(150), "b".repeat(150));
         let told = cut(&text);
@@ -377,20 +298,12 @@ mod tests {
     #[test]
     fn what_nobody_kept_is_counted() {
         let (a, b, c) = ("a".repeat(150), "b".repeat(150), "c".repeat(150));
-        let both = shown((&a, 1000, &b), (&c, 500, &a)).text().cut(200);
+        let both = shown((&a, 1000, &b), (&c, 500, &a)).text().cut(200).0;
         assert!(both.starts_with(&format!("{}\n[… 1901 of 2101 characters", &a[..100])), "{both}");
         assert!(both.ends_with(&a[..100]), "{both}");
-        let errors = shown((&a, 1000, &b), ("oh\n", 0, "")).text().cut(200);
+        let errors = shown((&a, 1000, &b), ("oh\n", 0, "")).text().cut(200).0;
         assert!(errors.ends_with("b\noh"), "{errors}");
-        let few = shown(("a", 7, "b"), ("", 0, "")).text().cut(200);
+        let few = shown(("a", 7, "b"), ("", 0, "")).text().cut(200).0;
         assert_eq!(few, "a\n[… 7 of 9 characters left out …]\nb");
-    }
-
-    #[test]
-    fn where_the_shell_was_is_taken_out() {
-        let mut data = b"one\x1em /a\x1e\xfftwo\x1em /workspace/b\x1elate".to_vec();
-        assert_eq!(take_told(&mut data, "m").as_deref(), Some(&b"/workspace/b"[..]));
-        assert_eq!(data, b"one\x1em /a\x1e\xfftwolate");
-        assert_eq!(take_told(&mut b"\x1em /a".to_vec(), "m"), None);
     }
 }

@@ -10,11 +10,15 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 
 use crate::{
-    ByteSize, Chunk, DirEntry, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream, Posture, Result,
-    SandboxId, SandboxPath, Snapshot, Spec, Warm, after_close,
+    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream,
+    Posture, Result, SandboxId, SandboxPath, Snapshot, Spec, Warm, after_close,
 };
+
+/// What a backend that cannot seek reads and drops at most, before the byte that a reading begins at.
+pub const MAX_SKIPPED: ByteSize = ByteSize::from_mebibytes(64);
 
 /// How thick the wall is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -226,6 +230,29 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// - Symlinks are followed only inside the workspace; one that leads outside is `PathEscape`.
     /// - A fifo, socket, device or directory is refused with `Conflict` and never blocks.
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader>;
+
+    /// Opens a plain file of the workspace for reading from the byte `offset` on. A shorter file is empty there.
+    ///
+    /// # Behavior
+    /// - The same rules for symlinks and special files as [`Self::read_file`].
+    /// - A backend that can seek does. One that cannot reads and drops what comes before, as it does here, and answers
+    ///   `ResourceExhausted` beyond [`MAX_SKIPPED`]: a sparse file of any length costs no more than that.
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        if offset > MAX_SKIPPED.as_bytes() {
+            let message = format!("this backend reads files from a byte up to {MAX_SKIPPED} only");
+            return Err(Error::new(ErrorKind::ResourceExhausted, "read_file", message)
+                .with_context("path", path.to_string())
+                .with_remedy("copy the part with a command, such as tail -c, and read that"));
+        }
+        let mut reader = self.read_file(path).await?;
+        let skipped = tokio::io::copy(&mut (&mut reader).take(offset), &mut tokio::io::sink()).await;
+        skipped.map_err(|error| {
+            Error::new(ErrorKind::Io, "read_file", "cannot read the file")
+                .with_context("path", path.to_string())
+                .with_source(error)
+        })?;
+        Ok(reader)
+    }
 
     /// Makes or replaces a plain file from `contents`, with the directories above it; gives the bytes written.
     ///

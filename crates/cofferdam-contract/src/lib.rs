@@ -21,7 +21,7 @@ pub mod supervise;
 mod units;
 mod warm;
 
-pub use backend::{Backend, Capabilities, Capability, Completed, Level, Sandbox, SandboxUsage, collect};
+pub use backend::{Backend, Capabilities, Capability, Completed, Level, MAX_SKIPPED, Sandbox, SandboxUsage, collect};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,

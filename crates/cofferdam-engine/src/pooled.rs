@@ -111,6 +111,10 @@ impl Sandbox for PooledSandbox {
         self.sandbox.read_file(path).await
     }
 
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        self.sandbox.read_file_from(path, offset).await
+    }
+
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.sandbox.write_file(path, contents).await
     }

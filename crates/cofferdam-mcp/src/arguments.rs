@@ -38,7 +38,8 @@ pub struct RunCode {
     /// Seconds of real time; not more than the server allows.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// Bytes of output to keep; not more than the server allows.
+    /// Characters that the result has of standard output and of standard error, half of them from the end; 20,000 where
+    /// nothing is said, not more than the server allows.
     #[serde(default)]
     pub max_output_bytes: Option<u64>,
     /// Give the contents of files that the code made or changed, as far as they fit.
@@ -68,7 +69,8 @@ pub struct RunCommand {
     /// Seconds of real time; not more than the server allows.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// Bytes of output to keep; not more than the server allows.
+    /// Characters that the result has of standard output and of standard error, half of them from the end; 20,000 where
+    /// nothing is said, not more than the server allows.
     #[serde(default)]
     pub max_output_bytes: Option<u64>,
 }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use cofferdam_contract::Capability;
 use rmcp::RoleServer;
 use rmcp::handler::server::ServerHandler;
 use rmcp::model::{
@@ -17,10 +18,11 @@ use tokio::sync::Mutex;
 
 use crate::calls::Caller;
 use crate::catalog::{self, Name};
+use crate::http::Client;
 use crate::live::Reporter;
 use crate::resources;
 use crate::server::Inner;
-use crate::store::Owner;
+use crate::store::{Account, Owner};
 
 /// Tells models what this is.
 const INSTRUCTIONS: &str = "Runs code and commands that nobody vouches for in sandboxes. Files live in the sandbox's \
@@ -53,6 +55,23 @@ impl Handler {
         self.session.get().map_or(Owner::Anyone, |number| Owner::Session(*number))
     }
 
+    fn account(&self, context: &RequestContext<RoleServer>) -> Account {
+        Account { owner: self.owner(), client: client(context) }
+    }
+
+    /// Returns whether a tool can do anything with this backend and the languages that may run.
+    fn offers(&self, tool: &str) -> bool {
+        let can = |capability| self.server.place.capabilities.contains(&capability);
+        match Name::parse(tool) {
+            Some(Name::RunCommand) => can(Capability::UnixPrograms) && self.server.runs_shells(),
+            Some(Name::SnapshotSandbox | Name::RestoreSandbox) => can(Capability::Snapshot),
+            Some(Name::ForkSandbox) => can(Capability::Fork),
+            Some(Name::ReadFile | Name::WriteFile | Name::EditFile | Name::ListFiles) => can(Capability::Files),
+            Some(Name::RunCode | Name::CreateSandbox | Name::CloseSandbox) => true,
+            None => false,
+        }
+    }
+
     /// Whether this request's client wants output as log messages. In the current revision each request says so; before
     /// it, a session may say that it does not.
     fn wants_logs(&self, context: &RequestContext<RoleServer>) -> bool {
@@ -80,6 +99,11 @@ impl Handler {
             result = work => result,
         }
     }
+}
+
+/// Returns where a request came from, where there are many clients.
+fn client(context: &RequestContext<RoleServer>) -> Option<Client> {
+    context.extensions.get::<http::request::Parts>().and_then(|parts| parts.extensions.get::<Client>()).copied()
 }
 
 fn includes_info(level: LoggingLevel) -> bool {
@@ -126,7 +150,8 @@ impl ServerHandler for Handler {
         _request: Option<PaginatedRequestParams>,
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(catalog::tools().to_vec()))
+        let tools = catalog::tools().iter().filter(|tool| self.offers(&tool.name)).cloned();
+        Ok(ListToolsResult::with_all_items(tools.collect()))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
@@ -143,7 +168,8 @@ impl ServerHandler for Handler {
             return Err(ErrorData::invalid_params(format!("there is no tool '{}'", shown.escape_debug()), None));
         };
         let reporter = Reporter::new(&context, self.wants_logs(&context));
-        let caller = Caller { server: &self.server, owner: self.owner(), own: &self.own, reporter: &reporter };
+        let (owner, client) = (self.owner(), client(&context));
+        let caller = Caller { server: &self.server, owner, client, own: &self.own, reporter: &reporter };
         let result = tokio::select! {
             biased;
             // Whoever drops what a call holds ends what runs for it. Nobody reads an answer to it.
@@ -160,7 +186,7 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
         let cursor = request.and_then(|request| request.cursor);
-        self.in_time(&context, resources::list(&self.server, self.owner(), cursor.as_deref())).await
+        self.in_time(&context, resources::list(&self.server, self.account(&context), cursor.as_deref())).await
     }
 
     async fn list_resource_templates(
@@ -176,7 +202,7 @@ impl ServerHandler for Handler {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let read = resources::read(&self.server, self.owner(), &request.uri);
+        let read = resources::read(&self.server, self.account(&context), &request.uri);
         self.in_time(&context, read).await.map(Into::into)
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::results::Entry;
 use crate::server::Inner;
-use crate::store::Owner;
+use crate::store::Account;
 use crate::{failure, media, uri};
 
 /// Resources of one page.
@@ -54,10 +54,11 @@ pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: us
 
 /// One page of the files in a session's sandboxes. The cursor is the address of what was looked at last: files come in the
 /// order of sandboxes and paths, and the walk goes on after it, so that all are listed in the end.
-pub async fn list(server: &Inner, owner: Owner, cursor: Option<&str>) -> Result<ListResourcesResult, ErrorData> {
+pub async fn list(server: &Inner, account: Account, cursor: Option<&str>) -> Result<ListResourcesResult, ErrorData> {
     let bad = |_| ErrorData::invalid_params("the cursor is none that this server gave", None);
     let after = cursor.map(uri::parse).transpose().map_err(bad)?;
-    let _call = server.enter_call().map_err(|error| protocol(&error))?;
+    let owner = account.owner;
+    let _call = server.enter_call(account.client).map_err(|error| protocol(&error))?;
     let mut page = ListResourcesResult::default();
     let mut left = Left { files: PAGE, looks: server.config.bounds.entries, last: None };
     let begin = after.as_ref().map_or("", |(id, _)| id);
@@ -142,15 +143,15 @@ pub fn template() -> ResourceTemplate {
 }
 
 /// The contents of a file: text where they are, else a blob.
-pub async fn read(server: &Inner, owner: Owner, address: &str) -> Result<ReadResourceResult, ErrorData> {
-    let contents = contents(server, owner, address).await.map_err(|error| protocol(&error))?;
+pub async fn read(server: &Inner, account: Account, address: &str) -> Result<ReadResourceResult, ErrorData> {
+    let contents = contents(server, account, address).await.map_err(|error| protocol(&error))?;
     Ok(ReadResourceResult::new(vec![contents]))
 }
 
-async fn contents(server: &Inner, owner: Owner, address: &str) -> Result<ResourceContents> {
+async fn contents(server: &Inner, account: Account, address: &str) -> Result<ResourceContents> {
     let (id, path) = uri::parse(address)?;
-    let _call = server.enter_call()?;
-    let sandbox = server.store.enter(owner, &id)?;
+    let _call = server.enter_call(account.client)?;
+    let sandbox = server.store.enter(account.owner, &id)?;
     let data = sandbox.read_file_to_end(&path, server.config.bounds.file).await?;
     let media_type = media::media_type(path.as_str(), &data);
     Ok(blob_or_text(address, media_type, data))

@@ -13,9 +13,9 @@ use serde_json::Value;
 /// Result of `run_code`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CodeOutput {
-    /// Standard output; what is not UTF-8 is replaced.
+    /// Standard output; the middle of a long one is left out. What is not UTF-8 is replaced.
     pub stdout: String,
-    /// Standard error; what is not UTF-8 is replaced.
+    /// Standard error; the middle of a long one is left out. What is not UTF-8 is replaced.
     pub stderr: String,
     /// How it ended.
     #[serde(flatten)]
@@ -89,9 +89,9 @@ pub struct FileChange {
 /// Result of `run_command`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CommandResult {
-    /// Standard output; what is not UTF-8 is replaced.
+    /// Standard output; the middle of a long one is left out. What is not UTF-8 is replaced.
     pub stdout: String,
-    /// Standard error; what is not UTF-8 is replaced.
+    /// Standard error; the middle of a long one is left out. What is not UTF-8 is replaced.
     pub stderr: String,
     /// How it ended.
     #[serde(flatten)]
@@ -112,7 +112,7 @@ pub struct End {
     pub signal: Option<i32>,
     /// Whether its time ran out.
     pub timed_out: bool,
-    /// Whether output beyond the maximum was dropped.
+    /// Whether output was left out.
     pub truncated: bool,
     /// The limit that killed it: memory, cpu, pids or disk.
     pub killed_by: Option<String>,

@@ -1,16 +1,19 @@
 //! What all clients of one server share: the backend, the sandboxes, the bounds.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cofferdam_code::{Executor, Origin, Place, Sessions};
 use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Spec};
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
+use crate::calls::shells;
 use crate::config::McpConfig;
 use crate::handler::Handler;
-use crate::store::{Frozen, InUse, Owner, Store};
+use crate::http::Client;
+use crate::store::{Account, Frozen, InUse, Store, part_of_client};
 
 /// A server: makes sandboxes of one backend for its clients, and closes them all in the end.
 #[derive(Debug, Clone)]
@@ -26,7 +29,7 @@ pub(crate) struct Inner {
     pub(crate) interpreters: Sessions,
     /// Where all sandboxes come from.
     pub(crate) place: Place,
-    calls: Semaphore,
+    calls: Calls,
     sessions: AtomicU64,
 }
 
@@ -51,7 +54,7 @@ impl Server {
     pub fn new(backend: Arc<dyn Backend>, config: McpConfig) -> Result<Self> {
         config.validate()?;
         let store = Store::new(config.bounds.clone());
-        let calls = Semaphore::new(config.bounds.calls);
+        let calls = Calls::default();
         let executor = Executor::new(config.code.clone())?;
         let place = Place::of(&*backend);
         let sessions = AtomicU64::new(0);
@@ -97,18 +100,37 @@ impl Inner {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Returns whether a shell is among the languages that may run.
+    pub fn runs_shells(&self) -> bool {
+        shells(&self.executor.config().languages).next().is_some()
+    }
+
     /// A place among the calls that may run at once.
-    pub fn enter_call(&self) -> Result<SemaphorePermit<'_>> {
-        self.calls.try_acquire().map_err(|_| {
-            let most = self.config.bounds.calls;
-            Error::new(ErrorKind::ResourceExhausted, "call", format!("{most} calls run at once, and no more may"))
-                .with_remedy("call again when one of them has ended")
-        })
+    pub fn enter_call(&self, client: Option<Client>) -> Result<InCall<'_>> {
+        let most = self.config.bounds.calls;
+        let mut counts = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = counts.get(&client).copied().unwrap_or_default();
+        let full = |whose: &str, most: usize| {
+            Error::new(
+                ErrorKind::ResourceExhausted,
+                "call",
+                format!("{most} calls {whose} run at once, and no more may"),
+            )
+            .with_remedy("call again when one of them has ended")
+        };
+        if client.is_some() && own >= part_of_client(most) {
+            return Err(full("of this address", part_of_client(most)));
+        }
+        if counts.values().sum::<usize>() >= most {
+            return Err(full("of this server", most));
+        }
+        *counts.entry(client).or_default() += 1;
+        Ok(InCall { calls: &self.calls, client })
     }
 
     /// Makes a sandbox. Who gives up meanwhile leaves nothing half made: what comes then is closed.
-    pub async fn make(&self, owner: Owner, source: Source) -> Result<InUse> {
-        let place = self.store.reserve(owner)?;
+    pub async fn make(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
+        let place = self.store.reserve(account)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
         let (executor, from) = (self.executor.clone(), self.place.clone());
         let (sender, receiver) = oneshot::channel();
@@ -122,6 +144,29 @@ impl Inner {
         });
         let died = || Error::new(ErrorKind::Internal, "create", "the task that makes the sandbox ended early");
         receiver.await.map_err(|_| died())??.claim().ok_or_else(died)
+    }
+}
+
+/// Calls that run, by the address of their client where there are many.
+#[derive(Debug, Default)]
+struct Calls(Mutex<HashMap<Option<Client>, usize>>);
+
+/// A call that runs.
+#[derive(Debug)]
+pub struct InCall<'a> {
+    calls: &'a Calls,
+    client: Option<Client>,
+}
+
+impl Drop for InCall<'_> {
+    fn drop(&mut self) {
+        let mut counts = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.client);
+            }
+        }
     }
 }
 
@@ -182,6 +227,7 @@ async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Owner;
     use cofferdam_simulated::{Config, SimulatedBackend};
     use std::task::{Context, Waker};
 

@@ -47,6 +47,11 @@ impl Sandbox for Steady {
         self.sandbox.read_file(path).await
     }
 
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        let _turn = self.turn.read().await;
+        self.sandbox.read_file_from(path, offset).await
+    }
+
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         let _turn = self.turn.read().await;
         self.sandbox.write_file(path, contents).await

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Bounds;
+use crate::http::Client;
 use crate::interpreters::Interpreters;
 use crate::steady::Steady;
 
@@ -36,6 +37,26 @@ pub enum Owner {
     Session(u64),
     /// Whoever knows the id.
     Anyone,
+}
+
+/// An owner, and the address of its client where there are many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Account {
+    /// The owner.
+    pub owner: Owner,
+    /// Where the client is.
+    pub client: Option<Client>,
+}
+
+impl From<Owner> for Account {
+    fn from(owner: Owner) -> Self {
+        Self { owner, client: None }
+    }
+}
+
+/// Returns how much of something one address may have, so that others find some: three quarters.
+pub fn part_of_client(most: usize) -> usize {
+    most - most / 4
 }
 
 /// What is counted.
@@ -58,7 +79,7 @@ pub struct Store {
 
 #[derive(Debug, Default)]
 struct State {
-    places: HashMap<(Kind, Owner), usize>,
+    places: HashMap<(Kind, Account), usize>,
     sandboxes: HashMap<String, Live>,
     snapshots: HashMap<String, Kept>,
     /// Closed for want of use, oldest first.
@@ -115,22 +136,22 @@ pub struct Frozen {
 pub struct Reserved {
     store: Arc<Store>,
     kind: Kind,
-    owner: Owner,
+    account: Account,
 }
 
 impl fmt::Debug for Reserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reserved").field("kind", &self.kind).field("owner", &self.owner).finish_non_exhaustive()
+        f.debug_struct("Reserved").field("kind", &self.kind).field("account", &self.account).finish_non_exhaustive()
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
         let mut state = self.store.lock();
-        if let Some(count) = state.places.get_mut(&(self.kind, self.owner)) {
+        if let Some(count) = state.places.get_mut(&(self.kind, self.account)) {
             *count -= 1;
             if *count == 0 {
-                state.places.remove(&(self.kind, self.owner));
+                state.places.remove(&(self.kind, self.account));
             }
         }
         drop(state);
@@ -212,42 +233,48 @@ impl Store {
     }
 
     /// Takes a place for a sandbox that is about to be made.
-    pub fn reserve(self: &Arc<Self>, owner: Owner) -> Result<Reserved> {
-        self.take(Kind::Sandbox, owner, self.bounds.sandboxes, self.bounds.sandboxes_of_client)
+    pub fn reserve(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
+        self.take(Kind::Sandbox, account.into(), self.bounds.sandboxes, self.bounds.sandboxes_of_client)
     }
 
     /// Takes a place for a snapshot.
-    pub fn reserve_snapshot(self: &Arc<Self>, owner: Owner) -> Result<Reserved> {
-        self.take(Kind::Snapshot, owner, self.bounds.snapshots, self.bounds.snapshots_of_client)
+    pub fn reserve_snapshot(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
+        self.take(Kind::Snapshot, account.into(), self.bounds.snapshots, self.bounds.snapshots_of_client)
     }
 
     /// Takes a place for a live interpreter.
-    pub fn reserve_interpreter(self: &Arc<Self>, owner: Owner) -> Result<Reserved> {
-        self.take(Kind::Interpreter, owner, usize::MAX, self.bounds.interpreters_of_client)
+    pub fn reserve_interpreter(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
+        self.take(Kind::Interpreter, account.into(), usize::MAX, self.bounds.interpreters_of_client)
     }
 
-    fn take(self: &Arc<Self>, kind: Kind, owner: Owner, most: usize, most_of_client: usize) -> Result<Reserved> {
+    fn take(self: &Arc<Self>, kind: Kind, account: Account, most: usize, most_of_client: usize) -> Result<Reserved> {
         let mut state = self.lock();
         if state.shut {
             return Err(ending());
         }
-        let all: usize = state.places.iter().filter(|((of, _), _)| *of == kind).map(|(_, count)| count).sum();
-        let own = state.places.get(&(kind, owner)).copied().unwrap_or_default();
-        if owner != Owner::Anyone && own >= most_of_client {
+        let count = |of: &dyn Fn(&Account) -> bool| -> usize {
+            let places = state.places.iter().filter(|((counted, account), _)| *counted == kind && of(account));
+            places.map(|(_, count)| count).sum()
+        };
+        if account.owner != Owner::Anyone && count(&|other| other.owner == account.owner) >= most_of_client {
             return Err(full(kind, most_of_client, "this session has"));
         }
-        if all >= most {
+        let most_of_address = part_of_client(most);
+        if account.client.is_some() && count(&|other| other.client == account.client) >= most_of_address {
+            return Err(full(kind, most_of_address, "this address has"));
+        }
+        if count(&|_| true) >= most {
             return Err(full(kind, most, "this server has"));
         }
-        *state.places.entry((kind, owner)).or_default() += 1;
+        *state.places.entry((kind, account)).or_default() += 1;
         drop(state);
-        Ok(Reserved { store: Arc::clone(self), kind, owner })
+        Ok(Reserved { store: Arc::clone(self), kind, account })
     }
 
     /// Puts a sandbox into its place, under a new id.
     pub async fn put(self: &Arc<Self>, place: Reserved, sandbox: Arc<dyn Sandbox>) -> Result<InUse> {
         let id = random_id("sb");
-        let owner = place.owner;
+        let owner = place.account.owner;
         let shared = Arc::new(Shared {
             sandbox: Arc::new(Steady::new(sandbox)),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
@@ -286,7 +313,9 @@ impl Store {
             drop(place);
             return Err(ending());
         }
-        state.snapshots.insert(id.clone(), Kept { owner: place.owner, frozen, last: Instant::now(), _place: place });
+        state
+            .snapshots
+            .insert(id.clone(), Kept { owner: place.account.owner, frozen, last: Instant::now(), _place: place });
         Ok(id)
     }
 

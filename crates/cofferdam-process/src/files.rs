@@ -2,7 +2,7 @@
 //! anywhere else, whatever it changes meanwhile.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -74,11 +74,19 @@ async fn blocking<T: Send + 'static>(
         .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, operation, "the file task ended early")))
 }
 
-/// Opens a plain file for reading.
-pub async fn read(room: Room, path: &SandboxPath) -> Result<FileReader> {
+/// Opens a plain file for reading from the byte `offset` on.
+pub async fn read(room: Room, path: &SandboxPath, offset: u64) -> Result<FileReader> {
     let path = path.clone();
     let file = blocking("read_file", move || match beneath::open_plain(room.dir.as_fd(), Path::new(path.as_str())) {
-        Ok(Ok(file)) => Ok(std::fs::File::from(file)),
+        Ok(Ok(file)) => {
+            let mut file = std::fs::File::from(file);
+            if offset > 0 {
+                // No file system seeks beyond its largest file.
+                let end = file.metadata().map_err(|error| failed("read_file", &path, error))?.len();
+                file.seek(SeekFrom::Start(offset.min(end))).map_err(|error| failed("read_file", &path, error))?;
+            }
+            Ok(file)
+        }
         Ok(Err(kind)) => Err(not_plain("read_file", &path, kind)),
         Err(error) => Err(failed("read_file", &path, error)),
     })

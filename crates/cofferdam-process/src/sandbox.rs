@@ -192,7 +192,11 @@ impl Sandbox for ProcessSandbox {
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
-        files::read(self.room("read_file")?, path).await
+        self.read_file_from(path, 0).await
+    }
+
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        files::read(self.room("read_file")?, path, offset).await
     }
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {

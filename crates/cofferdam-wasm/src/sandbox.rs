@@ -63,9 +63,13 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        self.read_file_from(path, 0).await
+    }
+
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
         let contents = self.0.tree("read_file")?.file(self.base(), relative(path));
         let contents = contents.map_err(|error| error.into_error("read_file", path.as_str()))?;
-        Ok(Box::new(Reader { contents, at: 0 }))
+        Ok(Box::new(Reader { contents, at: offset }))
     }
 
     async fn write_file(&self, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {

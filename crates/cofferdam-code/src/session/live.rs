@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use super::SessionBounds;
 use super::wire::{Said, Stream, frame};
 use crate::bootstrap::{self, Told};
-use crate::executor::{MOST_OUTPUT, OnOutput};
+use crate::executor::MOST_OUTPUT;
 use crate::result::{limit_name, random_id};
 use crate::{Language, error};
 
@@ -25,6 +25,9 @@ use crate::{Language, error};
 const BUFFER: ByteSize = ByteSize::from_mebibytes(8);
 /// How long to wait for the end of an interpreter that said that it ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Called with all output of a call as it comes, and how many of a chunk's bytes the result keeps.
+pub type OnSession<'a> = &'a (dyn Fn(&OutputEvent, usize) + Send + Sync);
 
 /// An interpreter that waits for calls. Dropping it kills it.
 pub struct Live {
@@ -105,7 +108,7 @@ impl Live {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "open a session", "the interpreter has no input"))?;
         let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _held: held };
         let until = Instant::now() + bounds.start_timeout;
-        let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_| {}).await?;
+        let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_, _| {}).await?;
         match answer.end {
             End::Served(Said::Done) => Ok(live),
             end => {
@@ -136,7 +139,7 @@ impl Live {
         code: &str,
         until: Instant,
         most: ByteSize,
-        on_output: OnOutput<'_>,
+        on_output: OnSession<'_>,
     ) -> Result<Answer> {
         let mark = random_id()?;
         let begun = Instant::now();
@@ -227,35 +230,33 @@ struct Taking<'a> {
     left: u64,
     came: u64,
     truncated: bool,
-    on_output: OnOutput<'a>,
+    on_output: OnSession<'a>,
 }
 
 impl<'a> Taking<'a> {
-    fn new(mark: &str, most: ByteSize, on_output: OnOutput<'a>) -> Self {
+    fn new(mark: &str, most: ByteSize, on_output: OnSession<'a>) -> Self {
         let streams = [Stream::new(mark), Stream::new(mark)];
         Self { streams, kept: Default::default(), left: most.as_bytes(), came: 0, truncated: false, on_output }
     }
 
     fn take(&mut self, stream: OutputStream, data: &[u8]) {
         let at = usize::from(stream == OutputStream::Stderr);
-        let mut output = self.streams[at].feed(data);
-        self.came += output.len() as u64;
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
-        if output.len() > most {
-            output.truncate(most);
-            self.truncated = true;
-        }
+        let output = self.streams[at].feed(data);
         if output.is_empty() {
             return;
         }
-        self.left -= output.len() as u64;
-        self.kept[at].extend_from_slice(&output);
-        (self.on_output)(&Chunk { stream, data: output.into() });
+        self.came += output.len() as u64;
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(output.len());
+        self.truncated |= most < output.len();
+        self.left -= most as u64;
+        self.kept[at].extend_from_slice(&output[..most]);
+        (self.on_output)(&OutputEvent::Chunk(Chunk { stream, data: output.into() }), most);
     }
 
     fn lose(&mut self, bytes: u64) {
         self.came += bytes;
         self.truncated = true;
+        (self.on_output)(&OutputEvent::Lost { bytes, chunks: 0 }, 0);
     }
 
     fn ended(&self) -> bool {

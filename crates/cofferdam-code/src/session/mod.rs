@@ -20,17 +20,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use cofferdam_contract::{Capability, Error, ErrorKind, ExecHandle, Exit, ExitWatch, Result, Retry, Sandbox, Usage};
+use cofferdam_contract::{
+    Capability, Chunk, Error, ErrorKind, ExecHandle, Exit, ExitWatch, OutputEvent, Result, Retry, Sandbox, Usage,
+};
 use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::ends::Ends;
 use crate::executor::{self, Channel, OnOutput};
+use crate::line::Keeper;
 use crate::result::random_id;
 use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
 
 pub use admitted::Admitted;
 pub use config::SessionBounds;
-use live::{Answer, End, Live};
+use live::{Answer, End, Live, OnSession};
 use wire::Said;
 
 /// Node takes types away from texts since then, and not from files alone.
@@ -252,13 +256,36 @@ impl CodeSession {
         request.language.clone_from(&self.language);
         let (place, version) = (&self.place, self.version.as_deref());
         let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
-        self.run(turn, admitted, on_output).await
+        self.run(turn, admitted, &within(on_output)).await
     }
 
-    /// As [`Self::call_live`], for a call that was admitted before the session was opened.
-    pub async fn call_admitted(&self, admitted: Admitted, on_output: OnOutput<'_>) -> Result<CodeResult> {
+    /// As [`Self::call_live`], and keeps `keep` bytes of the beginning and of the end of standard output and standard
+    /// error, however long they are.
+    pub async fn call_ends(
+        &self,
+        mut request: CodeRequest,
+        keep: usize,
+        on_output: OnOutput<'_>,
+    ) -> Result<(CodeResult, [Ends; 2])> {
+        check(&request)?;
+        let turn = self.turn()?;
+        request.language.clone_from(&self.language);
+        let (place, version) = (&self.place, self.version.as_deref());
+        let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
+        self.run_ends(turn, admitted, keep, on_output).await
+    }
+
+    /// As [`Self::call_ends`], for a call that was admitted before the session was opened.
+    pub async fn call_admitted(
+        &self,
+        admitted: Admitted,
+        keep: usize,
+        on_output: OnOutput<'_>,
+    ) -> Result<(CodeResult, [Ends; 2])> {
         match self.turn() {
-            Ok(turn) if admitted.request.language == self.language => self.run(turn, admitted, on_output).await,
+            Ok(turn) if admitted.request.language == self.language => {
+                self.run_ends(turn, admitted, keep, on_output).await
+            }
             Ok(_) => Err(admitted.not_started(Error::invalid("execute", "the session is of another language")).await),
             Err(error) => Err(admitted.not_started(error).await),
         }
@@ -278,7 +305,24 @@ impl CodeSession {
         Ok(Turn { session: self, place: Some(place) })
     }
 
-    async fn run(&self, mut turn: Turn<'_>, admitted: Admitted, on_output: OnOutput<'_>) -> Result<CodeResult> {
+    async fn run_ends(
+        &self,
+        turn: Turn<'_>,
+        admitted: Admitted,
+        keep: usize,
+        on_output: OnOutput<'_>,
+    ) -> Result<(CodeResult, [Ends; 2])> {
+        let keeper = Keeper::new(keep);
+        let shown = within(on_output);
+        let on_session = |event: &OutputEvent, kept: usize| {
+            shown(event, kept);
+            keeper.take(event);
+        };
+        let result = self.run(turn, admitted, &on_session).await?;
+        Ok((result, keeper.ends()))
+    }
+
+    async fn run(&self, mut turn: Turn<'_>, admitted: Admitted, on_output: OnSession<'_>) -> Result<CodeResult> {
         let Admitted { id, request, entry, screened, timeout, most } = admitted;
         let sandbox = &*self.sandbox;
         let executor = &self.executor;
@@ -415,6 +459,17 @@ impl CodeSession {
 
     fn why_gone(&self) -> Error {
         closed(&self.id, lock(&self.state).gone.as_deref().unwrap_or("it was closed"))
+    }
+}
+
+/// Passes on the output that the result keeps.
+fn within(on_output: OnOutput<'_>) -> impl Fn(&OutputEvent, usize) + Send + Sync {
+    move |event, kept| {
+        if let OutputEvent::Chunk(chunk) = event
+            && kept > 0
+        {
+            on_output(&Chunk { stream: chunk.stream, data: chunk.data.slice(..kept) });
+        }
     }
 }
 

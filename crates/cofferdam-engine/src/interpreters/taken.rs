@@ -84,6 +84,10 @@ impl Sandbox for Named {
         self.sandbox.read_file(path).await
     }
 
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        self.sandbox.read_file_from(path, offset).await
+    }
+
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.sandbox.write_file(path, contents).await
     }

@@ -1,7 +1,7 @@
 //! Code in a language.
 
 use bytes::Bytes;
-use cofferdam_code::{CodeRequest, CodeResult, Contents, RichKind, RichResult, Screened};
+use cofferdam_code::{CodeRequest, CodeResult, Contents, Ends, RichKind, RichResult, Screened};
 use cofferdam_contract::{ByteSize, Chunk, Result, SandboxPath};
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::Value;
@@ -24,30 +24,38 @@ impl Caller<'_> {
         let request = request(&arguments)?;
         // A language that may not run needs no sandbox to be refused.
         self.server.executor.config().languages.by_name(&request.language)?;
+        let most = text::most(&request, &self.server.executor.config().bounds)?;
         if let Some(name) = &arguments.session {
-            return self.run_in_session(Name::parse(name)?, arguments.sandbox.as_deref(), request).await;
+            return self.run_in_session(Name::parse(name)?, arguments.sandbox.as_deref(), request, most).await;
         }
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let place = &self.server.place;
-        let result = self.server.executor.execute_live(place, &**found.sandbox, request, &on_output).await?;
-        answer(result, None, found.place.clone())
+        let (result, ends) =
+            self.server.executor.execute_ends(place, &**found.sandbox, request, most, &on_output).await?;
+        answer(result, ends, most, None, found.place.clone())
     }
 
     /// Runs code in the sandbox's live interpreter of this name, which is started if there is none.
-    async fn run_in_session(self, name: Name, sandbox: Option<&str>, request: CodeRequest) -> Result<CallToolResult> {
+    async fn run_in_session(
+        self,
+        name: Name,
+        sandbox: Option<&str>,
+        request: CodeRequest,
+        most: usize,
+    ) -> Result<CallToolResult> {
         let found = self.find_lasting(sandbox).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let server = self.server;
-        let result = match found.sandbox.interpreters().enter(&name, &request.language)? {
+        let (result, ends) = match found.sandbox.interpreters().enter(&name, &request.language)? {
             Entered::Live(session) => {
-                session.call_live(request, &on_output).await.map_err(|error| name.gone(&session, error))?
+                session.call_ends(request, most, &on_output).await.map_err(|error| name.gone(&session, error))?
             }
             Entered::New(opening) => {
                 let language = request.language.clone();
                 // What may not run starts nothing.
                 let admitted = server.executor.admit_first(&server.place, found.sandbox.spec(), request).await?;
-                let opened = match server.store.reserve_interpreter(self.owner) {
+                let opened = match server.store.reserve_interpreter(self.account()) {
                     Ok(held) => {
                         let (place, held) = (&server.place, Box::new(held));
                         server.interpreters.open_holding(place, &found.sandbox, &language, held).await
@@ -58,10 +66,10 @@ impl Caller<'_> {
                     Ok(session) => opening.done(session),
                     Err(error) => return Err(admitted.not_started(error).await),
                 };
-                session.call_admitted(admitted, &on_output).await.map_err(|error| name.gone(&session, error))?
+                session.call_admitted(admitted, most, &on_output).await.map_err(|error| name.gone(&session, error))?
             }
         };
-        answer(result, Some(&name), found.place.clone())
+        answer(result, ends, most, Some(&name), found.place.clone())
     }
 }
 
@@ -77,9 +85,15 @@ fn request(arguments: &RunCode) -> Result<CodeRequest> {
     Ok(request)
 }
 
-fn answer(result: CodeResult, session: Option<&Name>, place: Place) -> Result<CallToolResult> {
-    let end = End::from(&result);
-    let mut text = text::of(&result.stdout.text(), &result.stderr.text(), &end);
+fn answer(
+    result: CodeResult,
+    ends: [Ends; 2],
+    most: usize,
+    session: Option<&Name>,
+    place: Place,
+) -> Result<CallToolResult> {
+    let (stdout, stderr, end) = text::ends(ends, most, End::from(&result));
+    let mut text = text::of(&stdout, &stderr, &end);
     let mut images = Vec::new();
     for rich in &result.results {
         match rich.data.get(PNG).and_then(Value::as_str) {
@@ -100,8 +114,8 @@ fn answer(result: CodeResult, session: Option<&Name>, place: Place) -> Result<Ca
         None => result.meta.runtime.interpreter.clone(),
     };
     let output = CodeOutput {
-        stdout: result.stdout.text().into_owned(),
-        stderr: result.stderr.text().into_owned(),
+        stdout,
+        stderr,
         end,
         results_dropped: result.results_dropped,
         files: result.files.changes.iter().map(FileChange::from).collect(),

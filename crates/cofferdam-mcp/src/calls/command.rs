@@ -1,51 +1,46 @@
 //! Shell lines, each in a process of its own; the directory where one ends is where the next begins.
 
 use bytes::Bytes;
-use cofferdam_code::{CodeRequest, Contents, Want};
-use cofferdam_contract::{ByteSize, Chunk, Error, ErrorKind, OutputStream, Result, SandboxPath, WORKSPACE_PATH};
+use cofferdam_code::{CodeRequest, Contents, Languages, Line};
+use cofferdam_contract::{ByteSize, Chunk, Error, ErrorKind, Result, SandboxPath};
 use rmcp::model::{CallToolResult, ContentBlock};
 
 use super::{Caller, structured, text};
 use crate::arguments::RunCommand;
 use crate::policy;
 use crate::results::{CommandResult, End};
-use crate::store::{InUse, random};
+use crate::store::InUse;
 
 /// Shells, the first of them that may run and is there.
 const SHELLS: [&str; 2] = ["bash", "sh"];
-/// Stands before the directory that a shell tells at its end, after all that the line wrote.
-const BEFORE: char = '\u{1e}';
+
+/// Returns the shells that may run here.
+pub fn shells(languages: &Languages) -> impl Iterator<Item = &'static str> {
+    SHELLS.into_iter().filter(|shell| languages.by_name(shell).is_ok())
+}
 
 impl Caller<'_> {
     pub(super) async fn run_command(self, arguments: RunCommand) -> Result<CallToolResult> {
         let asked = arguments.working_dir.as_deref().map(SandboxPath::new).transpose()?;
-        let mark = format!("{BEFORE}{} ", random()?);
-        let mut request = request(&arguments, &mark)?;
+        let mut request = request(&arguments)?;
+        let most = text::most(&request, &self.server.executor.config().bounds)?;
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let sandbox = &found.sandbox;
         request.working_dir = asked.clone().unwrap_or_else(|| sandbox.working_dir());
-        let result = match self.in_shell(sandbox, request.clone(), &mark).await {
+        let line = match self.in_shell(sandbox, request.clone(), most).await {
             // The directory that was kept may be gone.
             Err(error) if asked.is_none() && !request.working_dir.is_workspace() && is_about_directory(&error) => {
                 request.working_dir = SandboxPath::default();
-                self.in_shell(sandbox, request.clone(), &mark).await?
+                self.in_shell(sandbox, request.clone(), most).await?
             }
-            result => result?,
+            line => line?,
         };
-        let mut stderr = result.stderr.text().into_owned();
-        if let Some(at) = stderr.rfind(&mark) {
-            let told = stderr[at + mark.len()..].trim_end_matches('\n');
-            // Outside of the workspace nothing can begin.
-            let inside = told.starts_with(WORKSPACE_PATH).then(|| SandboxPath::new(told).ok()).flatten();
-            sandbox.set_working_dir(inside.unwrap_or_default());
-            stderr.truncate(at);
-        } else {
-            sandbox.set_working_dir(request.working_dir);
-        }
+        sandbox.set_working_dir(line.directory.unwrap_or(request.working_dir));
+        let (stdout, stderr, end) = text::ends([line.stdout, line.stderr], most, End::from(&line.result));
         let result = CommandResult {
-            stdout: result.stdout.text().into_owned(),
+            stdout,
             stderr,
-            end: End::from(&result),
+            end,
             working_dir: sandbox.working_dir().inside(),
             place: found.place.clone(),
         };
@@ -54,14 +49,8 @@ impl Caller<'_> {
     }
 
     /// Runs the line in the first shell that is there.
-    async fn in_shell(
-        self,
-        sandbox: &InUse,
-        mut request: CodeRequest,
-        mark: &str,
-    ) -> Result<cofferdam_code::CodeResult> {
-        let languages = &self.server.executor.config().languages;
-        let allowed: Vec<&str> = SHELLS.into_iter().filter(|shell| languages.by_name(shell).is_ok()).collect();
+    async fn in_shell(self, sandbox: &InUse, mut request: CodeRequest, most: usize) -> Result<Line> {
+        let allowed: Vec<&str> = shells(&self.server.executor.config().languages).collect();
         let Some((last, before)) = allowed.split_last() else {
             return Err(Error::new(
                 ErrorKind::Denied,
@@ -70,17 +59,17 @@ impl Caller<'_> {
             )
             .with_remedy("use run_code with a language that the server allows"));
         };
-        let on_output = |chunk: &Chunk| self.reporter.output(&without_mark(chunk, mark));
+        let on_output = |chunk: &Chunk| self.reporter.output(chunk);
+        let (executor, place) = (&self.server.executor, &self.server.place);
         for shell in before {
             request.language = (*shell).to_owned();
-            let place = &self.server.place;
-            match self.server.executor.execute_live(place, &***sandbox, request.clone(), &on_output).await {
+            match executor.run_line(place, &***sandbox, request.clone(), most, &on_output).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                result => return result,
+                line => return line,
             }
         }
         request.language = (*last).to_owned();
-        self.server.executor.execute_live(&self.server.place, &***sandbox, request, &on_output).await
+        executor.run_line(place, &***sandbox, request, most, &on_output).await
     }
 }
 
@@ -88,26 +77,12 @@ fn is_about_directory(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::NotFound | ErrorKind::Conflict | ErrorKind::PathEscape)
 }
 
-/// The line, after which the shell tells where it is, however the line ends.
-fn request(arguments: &RunCommand, mark: &str) -> Result<CodeRequest> {
-    let octal = mark.replace(BEFORE, "\\036");
-    let tell = format!("trap 'status=$?; printf \"{octal}%s\\n\" \"$PWD\" >&2; exit $status' EXIT");
-    let mut request = CodeRequest::new("", format!("{tell}\n{}\n", arguments.command));
+fn request(arguments: &RunCommand) -> Result<CodeRequest> {
+    let mut request = CodeRequest::new("", arguments.command.clone());
     request.env.clone_from(&arguments.env);
     request.stdin = arguments.stdin.clone().map(Bytes::from).unwrap_or_default();
     request.timeout = arguments.timeout_seconds.map(|time| policy::seconds("timeout_seconds", time)).transpose()?;
     request.max_output = arguments.max_output_bytes.map(ByteSize::from_bytes);
-    request.results = Want::No;
-    request.files = Want::No;
     request.contents = Contents::Leave;
     Ok(request)
-}
-
-/// Output as a client is told of it meanwhile: without what the shell tells us.
-fn without_mark(chunk: &Chunk, mark: &str) -> Chunk {
-    let at = match chunk.stream {
-        OutputStream::Stderr => chunk.data.windows(mark.len()).position(|part| part == mark.as_bytes()),
-        OutputStream::Stdout => None,
-    };
-    Chunk { stream: chunk.stream, data: chunk.data.slice(..at.unwrap_or(chunk.data.len())) }
 }

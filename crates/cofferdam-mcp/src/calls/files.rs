@@ -120,11 +120,7 @@ async fn read_part(
             .with_context("path", path.to_string())
             .with_source(error)
     };
-    let mut reader = sandbox.read_file(path).await?;
-    if offset > 0 {
-        // What a backend gives can only be read on; the disk limit bounds what that costs.
-        tokio::io::copy(&mut (&mut reader).take(offset), &mut tokio::io::sink()).await.map_err(failed)?;
-    }
+    let mut reader = sandbox.read_file_from(path, offset).await?;
     let usual = USUAL_READ.min(most.as_bytes());
     let mut data = Vec::new();
     (&mut reader).take(limit.unwrap_or(usual) + 1).read_to_end(&mut data).await.map_err(failed)?;

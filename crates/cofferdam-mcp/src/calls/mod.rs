@@ -6,6 +6,8 @@ mod files;
 mod sandboxes;
 mod text;
 
+pub use command::shells;
+
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
 use serde::Serialize;
@@ -15,16 +17,19 @@ use tokio::sync::Mutex;
 
 use crate::catalog::Name;
 use crate::failure;
+use crate::http::Client;
 use crate::live::Reporter;
 use crate::results::Place;
 use crate::server::{Inner, Source};
-use crate::store::{InUse, Owner};
+use crate::store::{Account, InUse, Owner};
 
 /// Who calls, and what it may use.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     pub(crate) server: &'a Inner,
     pub(crate) owner: Owner,
+    /// Where it is, where there are many.
+    pub(crate) client: Option<Client>,
     /// The sandbox of calls that name none.
     pub(crate) own: &'a Mutex<Option<String>>,
     pub(crate) reporter: &'a Reporter,
@@ -51,9 +56,14 @@ impl Drop for Alone<'_> {
 }
 
 impl<'a> Caller<'a> {
+    /// Returns what the caller's sandboxes count for.
+    fn account(self) -> Account {
+        Account { owner: self.owner, client: self.client }
+    }
+
     /// Carries out a call.
     pub async fn call(self, name: Name, arguments: JsonObject) -> CallToolResult {
-        let result = match self.server.enter_call() {
+        let result = match self.server.enter_call(self.client) {
             Ok(_call) => self.dispatch(name, arguments).await,
             Err(error) => Err(error),
         };
@@ -102,7 +112,7 @@ impl<'a> Caller<'a> {
         }
         let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
         if self.owner == Owner::Anyone {
-            let sandbox = self.server.make(self.owner, spec()).await?;
+            let sandbox = self.server.make(self.account(), spec()).await?;
             let alone = Alone { server: self.server, id: sandbox.id().to_owned() };
             return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _alone: Some(alone) });
         }
@@ -112,7 +122,7 @@ impl<'a> Caller<'a> {
             let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
             return Ok(Found { sandbox, place, _alone: None });
         }
-        let sandbox = self.server.make(self.owner, spec()).await?;
+        let sandbox = self.server.make(self.account(), spec()).await?;
         *own = Some(sandbox.id().to_owned());
         let place = Place { sandbox: Some(sandbox.id().to_owned()), created: true };
         Ok(Found { sandbox, place, _alone: None })

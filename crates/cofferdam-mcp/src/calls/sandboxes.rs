@@ -13,12 +13,12 @@ use crate::store::{Frozen, InUse, random};
 impl Caller<'_> {
     pub(super) async fn create_sandbox(self, arguments: CreateSandbox) -> Result<CallToolResult> {
         let spec = policy::spec(&self.server.config.spec, &arguments)?;
-        self.made(&self.server.make(self.owner, Source::Spec(Box::new(spec))).await?)
+        self.made(&self.server.make(self.account(), Source::Spec(Box::new(spec))).await?)
     }
 
     pub(super) async fn snapshot_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
-        let place = self.server.store.reserve_snapshot(self.owner)?;
+        let place = self.server.store.reserve_snapshot(self.account())?;
         let from = Sandbox::id(&**sandbox).clone();
         let (spec, working_dir) = (sandbox.spec().clone(), sandbox.working_dir());
         // Who gives up meanwhile leaves nothing half frozen: what comes then is dropped.
@@ -36,7 +36,7 @@ impl Caller<'_> {
         let spec = policy::tightened(&frozen.spec, &arguments.limits)?;
         let working_dir = frozen.working_dir.clone();
         let made =
-            self.server.make(self.owner, Source::State(State::Snapshot(Box::new(frozen), Box::new(spec)))).await?;
+            self.server.make(self.account(), Source::State(State::Snapshot(Box::new(frozen), Box::new(spec)))).await?;
         made.set_working_dir(working_dir);
         self.made(&made)
     }
@@ -44,7 +44,7 @@ impl Caller<'_> {
     pub(super) async fn fork_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
         let working_dir = sandbox.working_dir();
-        let fork = self.server.make(self.owner, Source::State(State::Fork(sandbox))).await?;
+        let fork = self.server.make(self.account(), Source::State(State::Fork(sandbox))).await?;
         fork.set_working_dir(working_dir);
         self.made(&fork)
     }

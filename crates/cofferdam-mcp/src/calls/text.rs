@@ -1,9 +1,31 @@
 //! What a model reads of a run: output whose middle is left out where it is long, then whatever is not as usual.
 
+use cofferdam_code::{Bounds, CodeRequest, Ends};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
+
 use crate::results::End;
 
-/// Characters of each stream that stand in the text. The structured result has all that was kept.
-const MOST: usize = 20_000;
+/// Characters of each stream that a result has where the call does not say how many.
+const USUAL_OUTPUT: ByteSize = ByteSize::from_bytes(20_000);
+
+/// Returns how much of each stream the result of a call has.
+///
+/// # Errors
+/// `Denied` if the call asks for more than is configured.
+pub fn most(request: &CodeRequest, bounds: &Bounds) -> Result<usize> {
+    let most = request.max_output.unwrap_or(USUAL_OUTPUT.min(bounds.max_output));
+    if most > bounds.max_output {
+        let message = format!("{most} of output is more than the {} that are allowed", bounds.max_output);
+        return Err(Error::new(ErrorKind::Denied, "policy", message).with_remedy("ask for less"));
+    }
+    Ok(usize::try_from(most.as_bytes()).unwrap_or(usize::MAX))
+}
+
+/// Returns both streams as text, with the middle of a long one left out, and the end, which says whether any was.
+pub fn ends(ends: [Ends; 2], most: usize, end: End) -> (String, String, End) {
+    let [(stdout, of_stdout), (stderr, of_stderr)] = ends.map(|ends| ends.text(most));
+    (stdout, stderr, End { truncated: of_stdout || of_stderr, ..end })
+}
 
 /// Output and end as one text.
 pub fn of(stdout: &str, stderr: &str, end: &End) -> String {
@@ -11,7 +33,7 @@ pub fn of(stdout: &str, stderr: &str, end: &End) -> String {
     for (name, text) in [("", stdout), ("stderr:\n", stderr)] {
         let text = text.trim_end_matches('\n');
         if !text.is_empty() {
-            parts.push(format!("{name}{}", cut(text, MOST)));
+            parts.push(format!("{name}{text}"));
         }
     }
     parts.extend(remarks(end));
@@ -24,9 +46,6 @@ pub fn of(stdout: &str, stderr: &str, end: &End) -> String {
 /// What is to be said about how something ended.
 fn remarks(end: &End) -> Vec<String> {
     let mut remarks = Vec::new();
-    if end.truncated {
-        remarks.push("[output beyond the maximum was dropped]".to_owned());
-    }
     match (&end.killed_by, end.timed_out, end.signal) {
         (Some(limit), ..) => remarks.push(format!("[killed at the {limit} limit]")),
         (None, true, _) => remarks.push(format!("[killed after {:.1} s: the time was over]", end.duration_seconds)),
@@ -39,24 +58,12 @@ fn remarks(end: &End) -> Vec<String> {
     remarks
 }
 
-/// Keeps the beginning and the end, and says how much is missing between them.
-fn cut(text: &str, most: usize) -> String {
-    let count = text.chars().count();
-    if count <= most {
-        return text.to_owned();
-    }
-    let at = |index: usize| text.char_indices().nth(index).map_or(text.len(), |(at, _)| at);
-    let (head, tail) = (at(most / 2), at(count - most / 2));
-    let left_out = count - 2 * (most / 2);
-    format!("{}\n[… {left_out} of {count} characters left out …]\n{}", &text[..head], &text[tail..])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn head_and_tail_are_kept_and_the_end_is_told() {
+    fn output_comes_first_and_then_how_it_ended() {
         let end = End {
             exit_code: 3,
             signal: None,
@@ -69,7 +76,7 @@ mod tests {
         let text = of("out\n", "err\n", &end);
         assert_eq!(
             text,
-            "out\nstderr:\nerr\n[output beyond the maximum was dropped]\n[exit code 3]\n\
+            "out\nstderr:\nerr\n[exit code 3]\n\
              [something was refused or killed at the disk limit]"
         );
         let quiet = End { exit_code: 0, truncated: false, limits_hit: Vec::new(), ..end.clone() };
@@ -78,9 +85,5 @@ mod tests {
         assert_eq!(of("", "", &killed), "[killed at the memory limit]");
         let late = End { timed_out: true, exit_code: -1, ..quiet };
         assert_eq!(of("", "", &late), "[killed after 1.0 s: the time was over]");
-        assert_eq!(
-            cut(&format!("{}{}", "é".repeat(6), "b".repeat(6)), 6),
-            "ééé\n[… 6 of 12 characters left out …]\nbbb"
-        );
     }
 }

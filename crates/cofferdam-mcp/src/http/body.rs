@@ -1,13 +1,19 @@
-//! Bodies of requests that must come within a time: who sends a byte now and then holds nothing for long.
+//! Bodies of requests, which must come within a time: a client that sends a byte now and then holds nothing for long. And
+//! bodies of answers, whose connection is idle when they end.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
+
+use super::connections::Connection;
 
 /// How long a body may take.
 const WHOLE: Duration = Duration::from_secs(60);
@@ -16,12 +22,13 @@ const WHOLE: Duration = Duration::from_secs(60);
 pub struct Timed {
     inner: Incoming,
     deadline: Pin<Box<Sleep>>,
+    connection: Arc<Connection>,
 }
 
 impl Timed {
-    /// The time begins now.
-    pub fn new(inner: Incoming) -> Self {
-        Self { inner, deadline: Box::pin(sleep(WHOLE)) }
+    /// The time begins now. The connection learns when the body is whole.
+    pub fn new(inner: Incoming, connection: Arc<Connection>) -> Self {
+        Self { inner, deadline: Box::pin(sleep(WHOLE)), connection }
     }
 }
 
@@ -51,7 +58,11 @@ impl Body for Timed {
         if self.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Some(Err(Broken::TooSlow)));
         }
-        Pin::new(&mut self.inner).poll_frame(context).map_err(Broken::Connection)
+        let polled = Pin::new(&mut self.inner).poll_frame(context).map_err(Broken::Connection);
+        if polled.is_ready() && self.inner.is_end_stream() {
+            self.connection.serve();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -60,5 +71,44 @@ impl Body for Timed {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
+    }
+}
+
+/// An answer on its way. Dropped, it leaves its connection idle.
+pub struct Answering {
+    inner: BoxBody<Bytes, Infallible>,
+    connection: Arc<Connection>,
+}
+
+impl Answering {
+    /// The body of an answer on this connection.
+    pub fn new(inner: BoxBody<Bytes, Infallible>, connection: Arc<Connection>) -> Self {
+        Self { inner, connection }
+    }
+}
+
+impl Body for Answering {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.connection.rest();
     }
 }

@@ -10,11 +10,15 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use sha2::{Digest, Sha256};
 
+use super::connections::NoRoom;
+
 /// An answer, as the SDK makes them.
 pub type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 /// The shortest token that is taken.
 const LEAST_CHARACTERS: usize = 16;
+/// When a client that finds no room may ask again.
+const RETRY_AFTER_SECONDS: &str = "10";
 
 /// What clients present. Its hash is kept, so that neither memory nor the time of a comparison tells it.
 #[derive(Clone)]
@@ -65,6 +69,19 @@ pub fn unauthorized() -> Answer {
     let mut answer =
         text(StatusCode::UNAUTHORIZED, "Unauthorized: send the server's token, as Authorization: Bearer\n");
     answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    answer
+}
+
+/// There is no room for the request now: 429 where the client has its part of it, else 503.
+pub fn full(full: NoRoom) -> Answer {
+    let mut answer = match full {
+        NoRoom::Client => {
+            text(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests: this client has all that it may have\n")
+        }
+        NoRoom::Server => text(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable: the server is full\n"),
+    };
+    answer.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static(RETRY_AFTER_SECONDS));
+    answer.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
     answer
 }
 

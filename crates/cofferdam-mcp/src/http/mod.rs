@@ -1,38 +1,48 @@
 //! Many clients over streamable HTTP: one address, one path.
 //!
 //! ```text
-//! connection -> path -> token -> Host and Origin -> the SDK: a session, or a request of its own
+//! connection -> path -> token -> room -> Host and Origin -> the SDK: a session, or a request of its own
 //! ```
 
 mod body;
+mod connections;
 mod guard;
 mod sessions;
+mod stall;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
+use http::{Method, StatusCode};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::Server;
 use crate::handler::Handler;
-use body::Timed;
+use body::{Answering, Timed};
+pub(crate) use connections::Client;
+use connections::{Connection, Connections, NoRoom};
 pub use guard::Token;
-use sessions::Sessions;
+use sessions::{ASKED, Asked, Sessions};
+use stall::Stalling;
 
 /// The path that is served.
 pub const PATH: &str = "/mcp";
-/// How long the head of a request may take, and how long a connection may be without one.
-const HEAD: Duration = Duration::from_secs(30);
+/// How long a connection may be without a request that has the token.
+const NEW_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the head of a later request may take, and how long a connection may be without one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a write may wait for a client that does not read.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most headers of a request, and the most bytes of its head.
 const MOST_HEADERS: usize = 64;
 const MOST_HEAD: usize = 64 * 1024;
@@ -131,32 +141,29 @@ impl Listening {
         let ending = CancellationToken::new();
         let service =
             Arc::new(Service { inner: service(server, &config, ending.clone()), token: config.token.clone() });
-        let connections = Arc::new(Semaphore::new(bounds.connections));
+        let connections = Connections::new(bounds.connections);
         let graceful = GracefulShutdown::new();
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                accepted = accept(&listener, &connections) => accepted,
+                accepted = accept(&listener) => accepted,
             };
-            let Some((stream, place)) = accepted else { continue };
-            let service = Arc::clone(&service);
+            let Some((stream, client)) = accepted else { continue };
+            let entry = connections.enter(client);
+            let (service, own) = (Arc::clone(&service), Arc::clone(&entry));
             let answer = service_fn(move |request: hyper::Request<Incoming>| {
-                let service = Arc::clone(&service);
-                async move { Ok::<_, std::convert::Infallible>(service.answer(request).await) }
+                let (service, own) = (Arc::clone(&service), Arc::clone(&own));
+                async move { Ok::<_, std::convert::Infallible>(service.answer(request, own).await) }
             });
             let mut builder = hyper::server::conn::http1::Builder::new();
             builder
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEAD)
+                .header_read_timeout(HEAD_TIMEOUT)
                 .max_headers(MOST_HEADERS)
                 .max_buf_size(MOST_HEAD);
-            let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), answer));
-            tokio::spawn(async move {
-                // How a connection ends is its client's business.
-                let _ = connection.await;
-                drop(place);
-            });
+            let stream = TokioIo::new(Stalling::new(stream, WRITE_TIMEOUT));
+            tokio::spawn(follow(graceful.watch(builder.serve_connection(stream, answer)), entry));
         }
         drop(listener);
         ending.cancel();
@@ -166,19 +173,30 @@ impl Listening {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(connections).acquire_owned().await.ok()?;
+/// Drives a connection to its end, which is its client's business, or cuts it off.
+async fn follow(connection: impl Future, entry: Arc<Connection>) {
+    let late = async {
+        sleep(NEW_TIMEOUT).await;
+        if !entry.is_new() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        _ = connection => {}
+        () = entry.evicted.cancelled() => {}
+        () = late => {}
+    }
+}
+
+async fn accept(listener: &TcpListener) -> Option<(TcpStream, Client)> {
     match listener.accept().await {
-        Ok((stream, _)) => {
+        Ok((stream, from)) => {
             // A late answer is worse than a small packet.
             let _ = stream.set_nodelay(true);
-            Some((stream, place))
+            Some((stream, Client::of(from.ip())))
         }
         Err(_) => {
-            tokio::time::sleep(AFTER_FAILURE).await;
+            sleep(AFTER_FAILURE).await;
             None
         }
     }
@@ -210,7 +228,7 @@ struct Service {
 }
 
 impl Service {
-    async fn answer(&self, request: hyper::Request<Incoming>) -> guard::Answer {
+    async fn answer(&self, mut request: hyper::Request<Incoming>, connection: Arc<Connection>) -> guard::Answer {
         if request.uri().path() != PATH {
             return guard::not_found();
         }
@@ -219,7 +237,22 @@ impl Service {
         {
             return guard::unauthorized();
         }
-        self.inner.handle(request.map(Timed::new)).await
+        if let Err(full) = connection.receive() {
+            return guard::full(full);
+        }
+        request.extensions_mut().insert(connection.client);
+        let (asked, deletes) = (Asked::of(connection.client), request.method() == Method::DELETE);
+        let request = request.map(|body| Timed::new(body, Arc::clone(&connection)));
+        let mut answer = ASKED.scope(Arc::clone(&asked), self.inner.handle(request)).await;
+        if asked.found_full() {
+            answer = guard::full(NoRoom::Server);
+        }
+        if deletes && answer.status() == StatusCode::ACCEPTED {
+            // Clients take 200 and 204 for the end of a session, and complain of 202.
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+        }
+        connection.serve();
+        answer.map(|body| Answering::new(body, connection).boxed())
     }
 }
 

@@ -1,20 +1,67 @@
-//! Client sessions over HTTP, of which there is a most: the SDK's own, and no more than that.
+//! Client sessions over HTTP, of which there is a most: the SDK's own, and no more than that. Where there are as many as
+//! there may be, one that is not used makes room.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError};
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId, SessionManager};
-use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::connections::Client;
+
+/// A session that was used within this time makes no room for another.
+const MIN_IDLE: Duration = Duration::from_secs(60);
+
+tokio::task_local! {
+    /// The request that is being answered.
+    pub static ASKED: Arc<Asked>;
+}
+
+/// What is known of a request, and becomes of it.
+#[derive(Debug)]
+pub struct Asked {
+    /// Where it came from.
+    pub client: Client,
+    full: AtomicBool,
+}
+
+impl Asked {
+    /// A request of a client.
+    pub fn of(client: Client) -> Arc<Self> {
+        Arc::new(Self { client, full: AtomicBool::new(false) })
+    }
+
+    /// Returns whether it was refused for want of sessions.
+    pub fn found_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+}
 
 /// The sessions.
 #[derive(Debug)]
 pub struct Sessions {
     inner: LocalSessionManager,
     most: usize,
-    beginning: Mutex<()>,
+    min_idle: Duration,
+    beginning: tokio::sync::Mutex<()>,
+    uses: Arc<Mutex<HashMap<SessionId, Use>>>,
+}
+
+/// How a session is used.
+#[derive(Debug, Clone, Copy)]
+struct Use {
+    client: Option<Client>,
+    last: Instant,
+    /// Requests that are being answered.
+    busy: usize,
 }
 
 impl Sessions {
@@ -25,7 +72,75 @@ impl Sessions {
         // Answers that were sent are kept only until the next request: kept for a time, as many would gather as a client can
         // have made in it.
         inner.session_config.completed_cache_ttl = Duration::ZERO;
-        Self { inner, most, beginning: Mutex::new(()) }
+        let beginning = tokio::sync::Mutex::new(());
+        Self { inner, most, min_idle: MIN_IDLE.min(idle), beginning, uses: Arc::default() }
+    }
+
+    fn uses(&self) -> MutexGuard<'_, HashMap<SessionId, Use>> {
+        lock(&self.uses)
+    }
+
+    fn used(&self, id: &SessionId) {
+        if let Some(of) = self.uses().get_mut(id) {
+            of.last = Instant::now();
+        }
+    }
+
+    /// Closes a session that may make room; returns whether one did.
+    async fn make_room(&self) -> bool {
+        let chosen = victim(&self.uses(), Instant::now(), self.min_idle);
+        let Some(id) = chosen else { return false };
+        self.uses().remove(&id);
+        self.inner.close_session(&id).await.is_ok()
+    }
+}
+
+/// Returns the session that has been idle for longest, among those of the client that has most of them.
+fn victim(uses: &HashMap<SessionId, Use>, now: Instant, min_idle: Duration) -> Option<SessionId> {
+    let mut counts: BTreeMap<Option<Client>, usize> = BTreeMap::new();
+    for of in uses.values() {
+        *counts.entry(of.client).or_default() += 1;
+    }
+    let idle = |of: &Use| of.busy == 0 && now.saturating_duration_since(of.last) >= min_idle;
+    let candidates = uses.iter().filter(|(_, of)| idle(of));
+    let chosen = candidates.max_by_key(|(_, of)| (counts[&of.client], now.saturating_duration_since(of.last)));
+    chosen.map(|(id, _)| id.clone())
+}
+
+fn lock(uses: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
+    // What a panic leaves behind is still consistent: every change is one step.
+    uses.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The answer to a request: its session is in use as long as it lives.
+struct Busy<S> {
+    inner: Pin<Box<S>>,
+    id: SessionId,
+    uses: Arc<Mutex<HashMap<SessionId, Use>>>,
+}
+
+impl<S> Busy<S> {
+    fn new(inner: S, sessions: &Sessions, id: &SessionId) -> Self {
+        if let Some(of) = sessions.uses().get_mut(id) {
+            of.busy += 1;
+        }
+        Self { inner: Box::pin(inner), id: id.clone(), uses: Arc::clone(&sessions.uses) }
+    }
+}
+
+impl<S: Stream> Stream for Busy<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        self.inner.as_mut().poll_next(context)
+    }
+}
+
+impl<S> Drop for Busy<S> {
+    fn drop(&mut self) {
+        if let Some(of) = lock(&self.uses).get_mut(&self.id) {
+            (of.busy, of.last) = (of.busy.saturating_sub(1), Instant::now());
+        }
     }
 }
 
@@ -62,10 +177,16 @@ impl SessionManager for Sessions {
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Refused> {
         // Counted and made in one step.
         let _beginning = self.beginning.lock().await;
-        if self.inner.sessions.read().await.len() >= self.most {
+        let live: Vec<SessionId> = self.inner.sessions.read().await.keys().cloned().collect();
+        self.uses().retain(|id, _| live.contains(id));
+        if live.len() >= self.most && !self.make_room().await {
+            let _ = ASKED.try_with(|asked| asked.full.store(true, Ordering::Relaxed));
             return Err(Refused::Full(self.most));
         }
-        Ok(self.inner.create_session().await?)
+        let made = self.inner.create_session().await?;
+        let client = ASKED.try_with(|asked| asked.client).ok();
+        self.uses().insert(made.0.clone(), Use { client, last: Instant::now(), busy: 0 });
+        Ok(made)
     }
 
     async fn initialize_session(
@@ -81,6 +202,7 @@ impl SessionManager for Sessions {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
+        self.uses().remove(id);
         Ok(self.inner.close_session(id).await?)
     }
 
@@ -89,10 +211,12 @@ impl SessionManager for Sessions {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        Ok(self.inner.create_stream(id, message).await?)
+        self.used(id);
+        Ok(Busy::new(self.inner.create_stream(id, message).await?, self, id))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
+        self.used(id);
         Ok(self.inner.accept_message(id, message).await?)
     }
 
@@ -100,6 +224,7 @@ impl SessionManager for Sessions {
         &self,
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+        self.used(id);
         Ok(self.inner.create_standalone_stream(id).await?)
     }
 
@@ -108,6 +233,27 @@ impl SessionManager for Sessions {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+        self.used(id);
         Ok(self.inner.resume(id, last_event_id).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_idle_session_of_the_busiest_client_makes_room() {
+        let now = Instant::now() + Duration::from_secs(3600);
+        let client = |number: u8| Some(Client::of([192, 0, 2, number].into()));
+        let of = |of: u8, idle: u64, busy| Use { client: client(of), last: now - Duration::from_secs(idle), busy };
+        let chosen = |all: &[Use]| {
+            let uses = all.iter().enumerate().map(|(at, of)| (SessionId::from(at.to_string()), *of)).collect();
+            victim(&uses, now, Duration::from_secs(60)).map(|id| id.to_string())
+        };
+        // Another client's is older, but that client has one.
+        assert_eq!(chosen(&[of(1, 900, 0), of(2, 100, 0), of(2, 300, 0)]).as_deref(), Some("2"));
+        assert_eq!(chosen(&[of(1, 900, 0), of(2, 100, 1), of(2, 300, 1)]).as_deref(), Some("0"));
+        assert_eq!(chosen(&[of(1, 59, 0), of(2, 900, 1)]), None);
     }
 }

@@ -224,13 +224,74 @@ async fn without_sessions_the_id_is_the_right() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn connections_without_the_token_keep_nobody_out() {
+    let served = Served::new(Bounds { connections: 8, ..Bounds::default() }, Some(TOKEN)).await;
+    let bearer = format!("Bearer {TOKEN}");
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        stream.write_all(b"POST /mcp HTTP/1.1\r\nHost: ").await.unwrap();
+        silent.push(stream);
+    }
+    let answer = served.send("POST", &[("Authorization", &bearer)], &initialize()).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    // They are cut off, the first of them to make room, the last of them because nothing comes.
+    for mut stream in [silent.remove(0), silent.pop().unwrap()] {
+        let read = timeout(Duration::from_secs(20), stream.read_to_end(&mut Vec::new())).await;
+        assert!(read.is_ok(), "the connection is still open");
+    }
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_full_says_when_to_come_again() {
+    let served = Served::new(Bounds { connections: 4, clients: 1, ..Bounds::default() }, None).await;
+    let session = served.session().await;
+    let second = served.send("POST", &[], &initialize()).await;
+    assert_eq!(status(&second), 503, "{second}");
+    assert!(second.to_ascii_lowercase().contains("\r\nretry-after: "), "{second}");
+    let delete = [("Mcp-Session-Id", session.as_str()), ("MCP-Protocol-Version", "2025-11-25")];
+    let deleted = served.send("DELETE", &delete, "").await;
+    assert_eq!(status(&deleted), 204, "{deleted}");
+    let session = served.session().await;
+    let body = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call",
+        "params": {"name": "run_command", "arguments": {"command": "sleep 3947.5"}}});
+    let mut streams = Vec::new();
+    for number in 1..=3 {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        let headers = [("Mcp-Session-Id", session.as_str()), ("MCP-Protocol-Version", "2025-11-25")];
+        let body = body.to_string().replace("\"id\":7", &format!("\"id\":{number}"));
+        stream.write_all(served.text("POST", &headers, &body).as_bytes()).await.unwrap();
+        until_running("3947.5", number, Duration::from_secs(30)).await;
+        streams.push(stream);
+    }
+    let fourth = served.send("POST", &current("tools/list"), &call("x", json!({}))).await;
+    assert_eq!(status(&fourth), 429, "{fourth}");
+    assert!(fourth.to_ascii_lowercase().contains("\r\nretry-after: "), "{fourth}");
+    drop(streams);
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_have_every_sandbox() {
+    let bounds = Bounds { sandboxes: 4, sandboxes_of_client: 4, ..Bounds::default() };
+    let served = Served::new(bounds, None).await;
+    for _ in 0..3 {
+        assert!(served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].is_string());
+    }
+    let fourth = served.stateless("create_sandbox", json!({})).await;
+    assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() {
     let bounds = Bounds { clients: 2, message: ByteSize::from_bytes(50_000), ..Bounds::default() };
     let served = Served::new(bounds, None).await;
     served.session().await;
     served.session().await;
     let third = served.send("POST", &[], &initialize()).await;
-    assert!(status(&third) >= 500 && !third.to_ascii_lowercase().contains("mcp-session-id"), "{third}");
+    assert!(status(&third) == 503 && !third.to_ascii_lowercase().contains("mcp-session-id"), "{third}");
     let large = served
         .send("POST", &current("run_command"), &call("run_command", json!({"command": "x".repeat(60_000)})))
         .await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cofferdam_contract::{Access, Limits, Workspace};
+use cofferdam_contract::{Access, Capability, Limits, Workspace};
 use cofferdam_mcp::{Bounds, McpConfig};
 use cofferdam_simulated::{Config, SimulatedBackend};
 use serde_json::{Value, json};
@@ -28,9 +28,6 @@ async fn every_tool_is_listed_with_schemas_and_hints() {
         "edit_file",
         "list_files",
         "create_sandbox",
-        "snapshot_sandbox",
-        "restore_sandbox",
-        "fork_sandbox",
         "close_sandbox",
     ];
     assert_eq!(names, expected);
@@ -41,6 +38,45 @@ async fn every_tool_is_listed_with_schemas_and_hints() {
         assert_eq!(tool["annotations"]["readOnlyHint"], read_only, "{tool}");
         assert!(tool["annotations"]["destructiveHint"].is_boolean(), "{tool}");
     }
+    client.gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_that_the_backend_cannot_serve_are_not_listed() {
+    let listed = async |capabilities: Vec<Capability>| {
+        let simulated =
+            SimulatedBackend::new(Config { capabilities: capabilities.into_iter().collect(), ..Config::default() });
+        let mut client = Client::new(std::sync::Arc::new(simulated), McpConfig::default()).await;
+        let answer = client.request("tools/list", json!({})).await;
+        client.gone().await;
+        let tools = answer["result"]["tools"].as_array().unwrap().iter();
+        tools.map(|tool| tool["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let wasm = listed(vec![Capability::Files, Capability::Snapshot, Capability::Fork]).await;
+    assert!(!wasm.contains(&"run_command".to_owned()) && wasm.contains(&"fork_sandbox".to_owned()), "{wasm:?}");
+    assert_eq!(listed(Vec::new()).await, ["run_code", "create_sandbox", "close_sandbox"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_long_output_is_kept() {
+    let mut client = Client::processes().await;
+    let line = "seq 1 400000; echo error: the last line; seq 1 400000 >&2; echo failed >&2; exit 2";
+    let command = client.works("run_command", json!({"command": line})).await;
+    let code =
+        "import sys\nprint('begin')\nfor i in range(300000): print(i)\nprint('error: the last line')\nsys.exit(2)";
+    let program = client.works("run_code", json!({"language": "python", "code": code})).await;
+    let session = code.replace("sys.exit(2)", "1");
+    let session = client.works("run_code", json!({"language": "python", "session": "main", "code": session})).await;
+    for (result, first) in [(&command, "1\n2\n"), (&program, "begin\n"), (&session, "begin\n")] {
+        let stdout = result["stdout"].as_str().unwrap();
+        assert!(stdout.starts_with(first) && stdout.ends_with("error: the last line\n"), "{result}");
+        assert!(stdout.contains("characters left out") && stdout.len() < 21_000, "{}", stdout.len());
+        assert_eq!(result["truncated"], true, "{result}");
+    }
+    assert!(command["stderr"].as_str().unwrap().ends_with("\n400000\nfailed\n"), "{command}");
+    assert_eq!((&command["exit_code"], &command["working_dir"]), (&json!(2), &json!("/workspace")));
+    let more = client.works("run_command", json!({"command": "seq 1 20000", "max_output_bytes": 200_000})).await;
+    assert_eq!((more["stdout"].as_str().unwrap().lines().count(), &more["truncated"]), (20_000, &json!(false)));
     client.gone().await;
 }
 

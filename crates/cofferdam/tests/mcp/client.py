@@ -25,7 +25,7 @@ async def use(connect, mode):
     async with connect(mode, on_log) as client:
         check(client.protocol_version == ("2025-11-25" if mode == "legacy" else mode), client.protocol_version)
         names = [tool.name for tool in (await client.list_tools()).tools]
-        check(len(names) == 11 and "run_code" in names, names)
+        check(len(names) == 8 and "run_code" in names and "fork_sandbox" not in names, names)
 
         async def call(name, **arguments):
             result = await client.call_tool(name, arguments)

@@ -206,7 +206,7 @@ fn the_inspector_lists_calls_and_finds_no_fault_with_the_schemas() {
             (json, String::from_utf8_lossy(&output.stderr).into_owned())
         };
         let (tools, _) = inspect(&["--method", "tools/list", "--strict"]);
-        assert_eq!(tools["tools"].as_array().map(Vec::len), Some(11), "{tools}");
+        assert_eq!(tools["tools"].as_array().map(Vec::len), Some(8), "{tools}");
         let call = ["--method", "tools/call", "--tool-name", "run_code", "--tool-arg"];
         let (result, _) = inspect(&[&call[..], &["language=python", "code=print(6*7)"]].concat());
         assert_eq!(result["structuredContent"]["stdout"], "42\n", "{result}");

@@ -2,8 +2,55 @@
 
 use std::collections::VecDeque;
 
-/// One stream, as much of it as an answer can show. Text is UTF-8; whatever is not counts and shows as a character a byte
-/// at most.
+/// The beginning and the end of one stream. Text is UTF-8; whatever is not counts and shows as a character a byte at most.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ends {
+    pub(crate) head: Vec<u8>,
+    /// Characters between the two; where there are none, the head is all.
+    pub(crate) between: u64,
+    pub(crate) tail: Vec<u8>,
+}
+
+impl Ends {
+    /// Returns the stream as text of at most `most` characters: the beginning and the end of a longer one, with a line
+    /// between them that says how much is left out. The flag says whether anything is.
+    pub fn text(&self, most: usize) -> (String, bool) {
+        let decode = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let missing = (self.between > 0).then(|| (self.between, decode(&self.tail)));
+        Text { before: decode(&self.head), missing }.cut(most)
+    }
+}
+
+/// A text of which something may be missing in the middle.
+#[derive(Debug, Default, PartialEq)]
+pub struct Text {
+    pub before: String,
+    /// Characters that are missing, and what comes after them.
+    pub missing: Option<(u64, String)>,
+}
+
+impl Text {
+    /// Returns the part in which the text ends.
+    pub fn end(&mut self) -> &mut String {
+        self.missing.as_mut().map_or(&mut self.before, |(_, after)| after)
+    }
+
+    /// Keeps the beginning and the end, and says how much is missing between them, if anything is.
+    pub fn cut(self, most: usize) -> (String, bool) {
+        let (missing, after) = self.missing.unwrap_or((0, self.before.clone()));
+        let length = |text: &str| text.chars().count();
+        let count = length(&self.before) as u64 + missing + if missing > 0 { length(&after) as u64 } else { 0 };
+        if missing == 0 && count <= most as u64 {
+            return (self.before, false);
+        }
+        let first: String = self.before.chars().take(most / 2).collect();
+        let last: String = after.chars().skip(length(&after).saturating_sub(most - most / 2)).collect();
+        let left_out = count - (length(&first) + length(&last)) as u64;
+        (format!("{first}\n[… {left_out} of {count} characters left out …]\n{last}"), true)
+    }
+}
+
+/// Collects the ends of one stream as it comes.
 #[derive(Debug)]
 pub struct Kept {
     /// Bytes of the beginning, and of the end, that are kept.
@@ -18,16 +65,9 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Keeps so many characters of the beginning, and as many of the end.
-    pub fn new(characters: usize) -> Self {
-        Self {
-            most: characters.saturating_mul(4),
-            head: Vec::new(),
-            tail: VecDeque::new(),
-            between: 0,
-            passed: 0,
-            later: false,
-        }
+    /// Keeps so many bytes of the beginning, and as many of the end.
+    pub fn new(bytes: usize) -> Self {
+        Self { most: bytes, head: Vec::new(), tail: VecDeque::new(), between: 0, passed: 0, later: false }
     }
 
     /// Takes what came.
@@ -52,18 +92,18 @@ impl Kept {
         self.between += characters(self.tail.drain(..)) + bytes;
     }
 
-    /// The beginning, the number of characters between, and the end; all of it is the beginning where that is 0. A character
-    /// that is cut counts as one between.
-    pub fn parts(mut self) -> (Vec<u8>, u64, Vec<u8>) {
+    /// Returns the ends. A character that is cut counts as one between.
+    pub fn ends(mut self) -> Ends {
         let tail = self.tail.make_contiguous();
         if self.passed == 0 {
             self.head.extend_from_slice(tail);
-            return (self.head, 0, Vec::new());
+            return Ends { head: self.head, ..Ends::default() };
         }
         let begun = begun(&self.head);
         self.head.truncate(self.head.len() - begun);
         let going_on = tail.iter().take(3).take_while(|byte| is_later(**byte)).count();
-        (self.head, (self.between + u64::from(begun > 0)).max(1), tail[going_on..].to_vec())
+        let between = (self.between + u64::from(begun > 0)).max(1);
+        Ends { head: self.head, between, tail: tail[going_on..].to_vec() }
     }
 }
 
@@ -98,10 +138,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn parts(kept: Kept) -> (Vec<u8>, u64, Vec<u8>) {
+        let Ends { head, between, tail } = kept.ends();
+        (head, between, tail)
+    }
+
     fn kept(most: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
-        let mut kept = Kept::new(most);
+        let mut kept = Kept::new(4 * most);
         pieces.iter().for_each(|piece| kept.take(piece));
-        kept.parts()
+        parts(kept)
     }
 
     #[test]
@@ -120,11 +165,11 @@ mod tests {
                 text.chars().count() as u64
             );
         }
-        let mut lost = Kept::new(1);
+        let mut lost = Kept::new(4);
         lost.take(b"ab");
         lost.lose(7);
         lost.take(b"yz");
-        assert_eq!(lost.parts(), (b"ab".to_vec(), 7, b"yz".to_vec()));
+        assert_eq!(parts(lost), (b"ab".to_vec(), 7, b"yz".to_vec()));
     }
 
     #[test]

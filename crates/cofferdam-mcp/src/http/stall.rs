@@ -1,0 +1,100 @@
+//! A stream whose writes must go on: a client that reads nothing of its answer is cut off.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// The stream, and when a write that waits fails.
+pub struct Stalling<S> {
+    inner: S,
+    most: Duration,
+    /// Set while a write waits.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Stalling<S> {
+    /// Fails a write that waits for `most`.
+    pub fn new(inner: S, most: Duration) -> Self {
+        Self { inner, most, deadline: None }
+    }
+
+    fn watched<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.deadline = None;
+            return polled;
+        }
+        let most = self.most;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(most)));
+        if deadline.as_mut().poll(context).is_ready() {
+            deadline.as_mut().reset(Instant::now() + most);
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")));
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write(context, data);
+        self.watched(context, polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.inner).poll_flush(context);
+        self.watched(context, polled)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.watched(context, polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write_vectored(context, data);
+        self.watched(context, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_is_never_read_fails_and_one_that_is_read_slowly_does_not() {
+        let (ours, mut theirs) = tokio::io::duplex(16);
+        let mut stream = Stalling::new(ours, Duration::from_secs(30));
+        let writer = tokio::spawn(async move {
+            let slow = stream.write_all(&[0; 64]).await.map_err(|error| error.kind());
+            (slow, stream.write_all(&[0; 64]).await.map_err(|error| error.kind()))
+        });
+        let mut buffer = [0; 16];
+        for _ in 0..4 {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            theirs.read_exact(&mut buffer).await.unwrap();
+        }
+        assert_eq!(writer.await.unwrap(), (Ok(()), Err(io::ErrorKind::TimedOut)));
+    }
+}
