@@ -7,8 +7,8 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bollard::models::ContainerStateStatusEnum as Status;
@@ -17,8 +17,10 @@ use bollard::query_parameters::{
     AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder, RemoveContainerOptionsBuilder,
 };
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry};
+use cofferdam_linux::cgroup::Foreign;
 use tokio::io::AsyncWrite;
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::attached::{Reader, Words};
@@ -26,6 +28,7 @@ use crate::create;
 use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
 use crate::host::Host;
+use crate::outside;
 use crate::stream::next;
 
 /// Time an engine has to make a container vanish that it said to remove, or that is being removed by itself.
@@ -67,6 +70,12 @@ pub(crate) struct Container {
     pub engine: Engine,
     pub id: String,
     gone: AtomicBool,
+    /// Whether its processes are stopped where they stand.
+    paused: AtomicBool,
+    /// Its control groups, once they were found.
+    groups: OnceLock<Arc<Foreign>>,
+    /// One removal at a time.
+    removing: Mutex<()>,
     runtime: Handle,
 }
 
@@ -87,6 +96,9 @@ impl Container {
             engine: engine.clone(),
             id: made.id,
             gone: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            groups: OnceLock::new(),
+            removing: Mutex::default(),
             runtime: Handle::current(),
         })
     }
@@ -113,8 +125,20 @@ impl Container {
         })
     }
 
+    /// Its control groups, where they are this host's and can be seen.
+    pub(crate) async fn groups(&self) -> Option<Arc<Foreign>> {
+        if self.groups.get().is_none()
+            && let Some(found) = outside::groups(&self.engine, &self.id).await
+        {
+            let _ = self.groups.set(found);
+        }
+        self.groups.get().cloned()
+    }
+
     /// Stops every process in it where it stands.
     pub(crate) async fn pause(&self) -> Result<()> {
+        // Set even where it fails: it may have been stopped all the same.
+        self.paused.store(true, Ordering::Release);
         match self.engine.change(self.engine.docker.pause_container(&self.id)).await {
             Ok(()) => Ok(()),
             // Paused already, which Docker says by 409 and Podman by 500.
@@ -126,7 +150,10 @@ impl Container {
     /// Lets its processes go on.
     pub(crate) async fn resume(&self) -> Result<()> {
         match self.engine.change(self.engine.docker.unpause_container(&self.id)).await {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.paused.store(false, Ordering::Release);
+                Ok(())
+            }
             Err(failed) if self.is_paused().await == Some(false) => drop_ok(failed),
             Err(failed) => Err(self.error("resume", "let the container go on", failed)),
         }
@@ -229,20 +256,30 @@ impl Container {
 
     /// Removes it; returns when it is gone, or else remembers it. Idempotent.
     pub(crate) async fn remove(&self) -> Result<()> {
+        let _turn = self.removing.lock().await;
         if self.gone.load(Ordering::Acquire) {
             return Ok(());
+        }
+        self.remove_now().await
+    }
+
+    async fn remove_now(&self) -> Result<()> {
+        // What is stopped would not end before the engine lets it resume, which it does when it removes it.
+        if !self.paused.load(Ordering::Acquire) {
+            outside::overpower(&self.engine, &self.id, self.groups().await).await;
         }
         self.noted(remove(&self.engine, &self.id).await)
     }
 
     /// The same where its first process has ended, upon which the engine removes it.
     pub(crate) async fn remove_ended(&self) -> Result<()> {
+        let _turn = self.removing.lock().await;
         if self.gone.load(Ordering::Acquire) {
             return Ok(());
         }
         match see_gone(&self.engine, &self.id, ALONE_LIMIT).await {
             Ok(true) => self.noted(Ok(())),
-            _ => self.remove().await,
+            _ => self.remove_now().await,
         }
     }
 
@@ -275,9 +312,13 @@ impl Drop for Container {
             return;
         }
         let (host, engine, id) = (Arc::clone(&self.host), self.engine.clone(), std::mem::take(&mut self.id));
+        let (groups, paused) = (self.groups.take(), *self.paused.get_mut());
         self.host.remember_leftover(&id);
         // Where the runtime has ended, the closed connection ends what runs, and the next sweep finds what does not.
         self.runtime.spawn(async move {
+            if !paused {
+                outside::overpower(&engine, &id, groups).await;
+            }
             if remove(&engine, &id).await.is_ok() {
                 host.forget_leftover(&id);
             }

@@ -22,6 +22,7 @@ mod host;
 mod image;
 mod labels;
 mod make;
+mod outside;
 mod posture;
 #[cfg(test)]
 mod posture_tests;

@@ -17,6 +17,7 @@ use crate::create::{self, AGENT_DIRECTORY, AGENT_FILE, ImageFacts, Plan, Room};
 use crate::engine::Engine;
 use crate::host::{Found, Host};
 use crate::image;
+use crate::outside;
 use crate::posture::{Kept, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
 use crate::user::{self, Lent};
@@ -236,6 +237,10 @@ impl Maker<'_> {
         self.found.has_agent.store(true, Ordering::Release);
         self.check_lent(&evidence)?;
         let kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
+        if let Some(meter) = outside::meter(container, evidence.bounds.version > 0).await {
+            guest.set_meter(meter);
+        }
+        bind(&guest, container);
         let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
         Ok(Raw { id, container: Arc::clone(container), guest, evidence, kept, user: self.user, ours })
     }
@@ -304,6 +309,18 @@ impl Maker<'_> {
             ..defaults
         }
     }
+}
+
+/// Has a container ended with its connection: its agent may be one that cannot, or does not, end by itself.
+fn bind(guest: &Guest, container: &Arc<Container>) {
+    let (closed, container) = (guest.until_closed(), Arc::downgrade(container));
+    tokio::spawn(async move {
+        closed.await;
+        if let Some(container) = container.upgrade() {
+            // What cannot be removed is remembered, and the caller that closes the sandbox gets the error.
+            let _ = container.remove_ended().await;
+        }
+    });
 }
 
 /// Finds out why a connection ended, for those who waited for an answer.

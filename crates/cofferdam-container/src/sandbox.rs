@@ -150,7 +150,7 @@ impl Sandbox for ContainerSandbox {
             return Ok(());
         }
         // Nothing in it changes until it goes on.
-        let usage = self.raw.guest.usage().await?;
+        let usage = self.raw.guest.usage(self.spec.limits()).await?;
         self.raw.guest.set_paused(true);
         if let Err(error) = self.raw.container.pause().await {
             self.raw.guest.set_paused(false);
@@ -177,7 +177,7 @@ impl Sandbox for ContainerSandbox {
         let paused = self.paused.lock().await;
         match *paused {
             Some(usage) => Ok(usage),
-            None => self.raw.guest.usage().await,
+            None => self.raw.guest.usage(self.spec.limits()).await,
         }
     }
 

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::engine::Engine;
 use crate::labels::{self, Owner, Standing};
+use crate::outside;
 
 /// Time that a container has to be in a state that the API knows.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
@@ -21,6 +22,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
     let mut removed = 0;
     for id in leftovers(engine, us).await? {
+        outside::overpower(engine, &id, outside::groups(engine, &id).await).await;
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         if engine.change(engine.docker.remove_container(&id, Some(options))).await.is_ok() {
             removed += 1;

@@ -260,8 +260,10 @@ impl Supervision {
     pub fn exit(&self, ended: Option<Ended>, accounts: &Accounts, now: Instant) -> Option<Exit> {
         let reasons = self.reasons;
         let closed = accounts.closed_by_owner;
-        let cancelled = reasons.cancelled || (ended.is_none() && closed && !reasons.timed_out);
-        let explained = self.kills_the_rest() || accounts.memory_kills || closed;
+        // What was killed and did not end takes its sandbox along, for the reason for which it was killed.
+        let killed = self.kills_the_rest();
+        let cancelled = reasons.cancelled || (ended.is_none() && closed && !killed);
+        let explained = killed || accounts.memory_kills || closed;
         // Who kept the program is gone and took it along. Where we, or a limit, ended it, that is the exec's end.
         let killed = Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 };
         let ended = ended.or(explained.then_some(killed))?;
@@ -475,6 +477,10 @@ mod tests {
         assert_eq!(it.exit(None, &Accounts::default(), begun), None);
         let closed = Accounts { closed_by_owner: true, ..Accounts::default() };
         assert!(it.exit(None, &closed, begun).unwrap().cancelled);
+        let (mut spinning, _) = supervision(Some(SECOND));
+        spinning.looked(Some(1_000_000), begun);
+        let exit = spinning.exit(None, &closed, begun).unwrap();
+        assert!(!exit.cancelled && exit.killed_by == Some(LimitKind::Cpu), "closed since the kill had no effect");
         let memory = Accounts { memory_kills: true, forks_refused: true, ..Accounts::default() };
         let exit = it.exit(None, &memory, begun).unwrap();
         assert_eq!(exit.limits_hit, [LimitKind::Memory, LimitKind::Pids]);

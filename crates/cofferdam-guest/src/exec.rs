@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::flow::{Input, Window};
-use crate::guest::Inner;
+use crate::guest::{ANSWER_TIMEOUT, Inner};
 use crate::ledger::Share;
 use crate::link::Link;
 use crate::record::RunningExec;
@@ -62,6 +62,8 @@ impl ExecControl for Control {
 pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
     let begun = Instant::now();
     let link = &inner.link;
+    let metered = inner.metered().await;
+    let base = metered.filter(|_| inner.is_metered_alike());
     let (started, on_start) = Telling::new();
     let (ended, on_end) = Telling::new();
     let (wishes, on_wish) = mpsc::unbounded_channel();
@@ -76,27 +78,45 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         let window = Arc::clone(&window);
         let share = Arc::new(Share::new(&inner.ledger, exec));
         begun_of = Some((made, Arc::clone(&share)));
-        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), share })
+        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), share, base })
     })?;
     let (handle, share) = begun_of.ok_or_else(|| Error::closed("start"))?;
-    let unordered = Unordered { link, exec: Some(exec) };
-    let script = match request.command() {
-        Command::Script(script) => Some(put_script(inner, exec, script).await?),
-        Command::Argv(_) | Command::Shell(_) => None,
-    };
-    let words = words(request.command(), script.as_deref());
+    let mut unordered = Unordered { link, exec: Some(exec) };
     let allowance = Allowance {
         wall: request.timeout().unwrap_or(limits.wall_time),
         cpu: limits.cpu_time,
-        counted: inner.counts_cpu,
-        processors: inner.processors,
+        counted: inner.counts_cpu(),
+        processors: inner.processors(),
     };
-    let standing = inner.running.add(exec, Standing::new(begun, allowance, script.is_some()));
-    let run = Run { inner: Arc::clone(inner), exec, standing, share, looking: None, limits: limits.clone() };
-    order(inner, exec, request, &words).await?;
-    // From here on the exec is its task's to end.
-    let mut unordered = unordered;
+    let script = matches!(request.command(), Command::Script(_));
+    let standing = inner.running.add(exec, Standing::new(begun, allowance, script));
+    let mut run = Run {
+        inner: Arc::clone(inner),
+        exec,
+        begun,
+        metered,
+        around: None,
+        standing,
+        share,
+        looking: None,
+        limits: limits.clone(),
+    };
+    // Its time begins now, whether or not the agent takes the order.
+    let ordered = tokio::select! {
+        biased;
+        ordered = put_and_order(inner, exec, request) => Some(ordered?),
+        () = run.overdue() => None,
+    };
     unordered.exec = None;
+    let Some(words) = ordered else {
+        // Nothing of it ran.
+        if let Some(Slot::Exec(slot)) = link.take(exec) {
+            run.standing.supervision().due(Instant::now());
+            slot.driver.finish(run.exit(None, None));
+        }
+        return Ok(handle);
+    };
+    // From here on the exec is its task's to end.
     let (tell, told) = oneshot::channel();
     tokio::spawn(run.drive(on_start, on_end, on_wish, tell));
     if let Stdin::Bytes(data) = request.stdin() {
@@ -160,6 +180,17 @@ fn encoded<'t>(texts: impl Iterator<Item = &'t str>) -> (usize, Vec<u8>) {
     (count, bytes.0)
 }
 
+/// Puts a script there, if there is one, and orders the exec. Gives its words.
+async fn put_and_order(inner: &Arc<Inner>, exec: u64, request: &ExecRequest) -> Result<Vec<String>> {
+    let script = match request.command() {
+        Command::Script(script) => Some(put_script(inner, exec, script).await?),
+        Command::Argv(_) | Command::Shell(_) => None,
+    };
+    let words = words(request.command(), script.as_deref());
+    order(inner, exec, request, &words).await?;
+    Ok(words)
+}
+
 async fn order(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]) -> Result<()> {
     let terminal = request.terminal();
     let base = [("PATH", inner.path.as_str())].into_iter();
@@ -199,12 +230,16 @@ async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<St
 }
 
 async fn remove_script(inner: &Arc<Inner>, exec: u64) {
+    // What is left there goes with the sandbox.
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, try_remove_script(inner, exec)).await;
+}
+
+async fn try_remove_script(inner: &Arc<Inner>, exec: u64) {
     let directory = exec.to_string();
     let path = directory.as_bytes();
     let adjust = Order::Adjust { root: Root::Code, path, mode: Some(0o755), modified: None };
     for order in [adjust, Order::Remove { root: Root::Code, path }] {
         inner.link.going().await;
-        // What is left there goes with the sandbox.
         let _ = files::simple(inner, "start", &directory, &order).await;
     }
 }
@@ -218,10 +253,21 @@ pub fn keep_limits(
     first: Option<u64>,
     on_end: oneshot::Receiver<Ended>,
 ) {
-    let standing = Standing::adopt(exec, limits, first, inner.counts_cpu, inner.processors);
+    let standing = Standing::adopt(exec, limits, first, inner.counts_cpu(), inner.processors());
     let standing = inner.running.add(exec.id, standing);
     let share = Arc::new(Share::new(&inner.ledger, exec.id));
-    let run = Run { inner: Arc::clone(inner), exec: exec.id, standing, share, looking: None, limits: limits.clone() };
+    let run = Run {
+        inner: Arc::clone(inner),
+        exec: exec.id,
+        begun: Instant::now(),
+        // All of a copy's time is its execs'.
+        metered: Some(0),
+        around: None,
+        standing,
+        share,
+        looking: None,
+        limits: limits.clone(),
+    };
     // Nobody has a handle that could wish for anything.
     let (_, on_wish) = mpsc::unbounded_channel();
     tokio::spawn(run.drive_adopted(on_end, on_wish));
@@ -231,6 +277,11 @@ pub fn keep_limits(
 struct Run {
     inner: Arc<Inner>,
     exec: u64,
+    begun: Instant,
+    /// What the host itself counted before it was ordered.
+    metered: Option<u64>,
+    /// What it had counted of the enclosure and its monitor by the end, since then.
+    around: Option<u64>,
     standing: Listed,
     /// Its part in the CPU time of its sandbox.
     share: Arc<Share>,
@@ -250,12 +301,21 @@ impl Run {
         on_wish: mpsc::UnboundedReceiver<Wish>,
         tell: oneshot::Sender<StartResult>,
     ) {
-        match on_start.await {
-            Ok(Ok(counts)) => {
+        let started = tokio::select! {
+            biased;
+            started = on_start => Some(started),
+            () = self.overdue() => None,
+        };
+        match started {
+            Some(Ok(Ok(counts))) => {
                 self.standing.begin(counts);
                 let _ = tell.send(Ok(()));
             }
-            not_started => {
+            // Its time is over, and the agent does not say whether it runs: it is ended all the same.
+            None => {
+                let _ = tell.send(Ok(()));
+            }
+            Some(not_started) => {
                 if self.standing.script {
                     remove_script(&self.inner, self.exec).await;
                 }
@@ -275,6 +335,28 @@ impl Run {
         let ended = self.until_end(on_end, on_wish).await;
         self.clean_up().await;
         self.tell_end(ended).await;
+    }
+
+    /// Waits until its real time is over.
+    async fn overdue(&mut self) {
+        let mut pauses = self.inner.link.pauses();
+        loop {
+            let paused = pauses.borrow_and_update().since();
+            if let Some(since) = paused {
+                // Time does not count until it resumes.
+                let _ = pauses.wait_for(|pause| pause.since().is_none()).await;
+                self.standing.supervision().postpone(since.elapsed());
+                continue;
+            }
+            let left = self.standing.supervision().left(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left) => {}
+                _ = pauses.changed() => {}
+            }
+        }
     }
 
     /// Keeps its limits until it has ended.
@@ -341,16 +423,20 @@ impl Run {
         if due.look {
             let (inner, share) = (Arc::clone(&self.inner), Arc::clone(&self.share));
             let limit = self.standing.allowed_cpu();
-            let base = self.standing.base().cpu_micros.unwrap_or(0);
+            let base = self.standing.base().cpu_micros.or(self.metered).unwrap_or(0);
+            let metered = self.metered;
             *look = Some(Box::pin(async move {
-                let counted = count(&inner).await?;
-                let charged = || share.charged(counted).unwrap_or(counted.saturating_sub(base));
-                let reached = limit.is_some_and(|limit| u128::from(charged()) >= limit.as_micros());
+                let counted = count(&inner).await;
+                let charged = |counted: u64| share.charged(counted).unwrap_or(counted.saturating_sub(base));
+                let over = |used: u64, limit: Duration| u128::from(used) >= limit.as_micros();
+                let reached = counted.is_some_and(|counted| limit.is_some_and(|limit| over(charged(counted), limit)));
                 // Only then is it worth a look whose it was.
                 if reached && share.has_company() {
                     inner.tell_apart(None).await;
                 }
-                Some(charged())
+                let used = counted.map(charged);
+                let around = inner.metered_around(metered).await;
+                inner.judged(used, around)
             }));
         }
         let kill = self.standing.supervision().kill_now(Instant::now());
@@ -367,8 +453,8 @@ impl Run {
             // Once it is gone, nobody can tell what it was that used so much.
             let inner = Arc::clone(&self.inner);
             self.looking = Some(tokio::spawn(async move {
-                if let Ok(reply) = inner.link.wait("exit", answer).await {
-                    inner.ledger.take_in(&reply, None);
+                if let Ok(Ok(reply)) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+                    inner.take_in(reply, None).await;
                 }
             }));
         }
@@ -378,11 +464,16 @@ impl Run {
     /// Sees to it that what it used is known, as far as that is to be known, and gives what is charged to it, where
     /// somebody counts.
     async fn settle(&mut self, ended: Option<(Ended, Counts)>) -> Option<u64> {
-        let counted = ended.and_then(|(_, counts)| counts.cpu_micros);
+        let counted = match self.inner.metered_alike().await {
+            Some(counted) => Some(counted),
+            None => ended.and_then(|(_, counts)| counts.cpu_micros),
+        };
         self.tell_end(ended.map(|(ended, _)| ended)).await;
         let base = self.standing.base().cpu_micros;
         let alone = counted.zip(base).map(|(now, before)| now.saturating_sub(before));
-        counted.and_then(|counted| self.share.charged(counted)).or(alone)
+        let used = counted.and_then(|counted| self.share.charged(counted)).or(alone);
+        self.around = self.inner.metered_around(self.metered).await;
+        used
     }
 
     /// Tells the others what it used.
@@ -398,12 +489,18 @@ impl Run {
     fn exit(&self, end: Option<(Ended, Counts)>, used: Option<u64>) -> Result<Exit> {
         let link = &self.inner.link;
         let (watched_memory, watched_cpu) = link.passed();
+        // Whatever an agent says, nothing uses more than all processors for all of the time, or more memory than there is.
+        let most = self.begun.elapsed().saturating_mul(self.inner.processors());
+        let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
+        let most = self.around.map_or(most, |around| around.min(most));
+        let used = used.map(|used| used.min(most));
+        let memory = self.limits.memory.map_or(u64::MAX, |size| size.as_bytes());
         let base = self.standing.base();
         let counts = end.map_or(base, |(_, counts)| counts);
         let more = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
         let accounts = Accounts {
             cpu_micros: used,
-            peak_bytes: counts.peak,
+            peak_bytes: counts.peak.map(|peak| peak.min(memory)),
             memory_kills: more(counts.kills, base.kills) || link.is_out_of_memory(),
             forks_refused: more(counts.refused, base.refused),
             disk_full: self.limits.disk.is_some() && counts.full.is_some_and(|full| full > 0),
@@ -411,7 +508,11 @@ impl Run {
             watched_cpu,
             closed_by_owner: link.is_closed_by_owner(),
         };
-        let ended = end.map(|(ended, _)| ended);
+        let ended = end.map(|(ended, _)| Ended {
+            cpu_micros: ended.cpu_micros.min(used.unwrap_or(most)),
+            peak_bytes: ended.peak_bytes.min(memory),
+            ..ended
+        });
         if let Some(error) = self.standing.supervision().uncounted(ended) {
             return Err(error);
         }
@@ -420,16 +521,14 @@ impl Run {
     }
 }
 
-/// CPU microseconds of the sandbox.
+/// CPU microseconds of the sandbox: by the host's own count of it where there is one, else as the agent says.
 async fn count(inner: &Inner) -> Option<u64> {
-    loop {
-        inner.link.going().await;
-        match inner.link.call("exit", &Order::Count).await {
-            Ok(Reply::Counted(counts)) => return counts.cpu_micros,
-            // It was held in this moment.
-            Err(error) if error.kind() == ErrorKind::Conflict => {}
-            _ => return None,
-        }
+    if let Some(counted) = inner.metered_alike().await {
+        return Some(counted);
+    }
+    match inner.answer(&Order::Count).await {
+        Some(Reply::Counted(counts)) => counts.cpu_micros,
+        _ => None,
     }
 }
 

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
@@ -21,13 +21,20 @@ use crate::evidence::{Bounds, Evidence};
 use crate::ledger::Ledger;
 use crate::link::Link;
 use crate::running::Running;
-use crate::settings::{Ending, Groups, Settings};
+use crate::settings::{Ending, Groups, Meter, Settings};
 use crate::slots::Reply;
-use crate::wire::{Order, Root};
+use crate::wire::{Counts, Order, Root};
 use crate::{exec, files, probes};
 
 /// Time that an agent has to end by itself.
 const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// Time that the agent has for an answer on which a limit depends.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// CPU microseconds that a monitor may need for itself, besides as much again as its guest.
+const MONITOR_MICROS: u64 = 5_000_000;
+/// No agent sees more processors.
+const MAX_PROCESSORS: u32 = 4096;
 
 /// What execs and operations need.
 pub(crate) struct Inner {
@@ -38,9 +45,11 @@ pub(crate) struct Inner {
     pub env: Vec<(String, String)>,
     pub patience: Duration,
     pub groups: Groups,
-    /// Whether somebody counts CPU time who can be asked while an exec runs.
-    pub counts_cpu: bool,
-    pub processors: u32,
+    /// Whether the agent counts CPU time and can be asked for it while an exec runs.
+    agent_counts: bool,
+    processors: u32,
+    /// What the host counts itself.
+    meter: OnceLock<Meter>,
     pub running: Arc<Running>,
     pub ledger: Arc<Ledger>,
     pub frozen: AtomicBool,
@@ -49,7 +58,7 @@ pub(crate) struct Inner {
 impl Inner {
     /// Of a guest that was measured.
     pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
-        let Settings { workspace, code, path, env, groups, patience, .. } = settings;
+        let Settings { workspace, code, path, env, groups, patience, meter, .. } = settings;
         Self {
             link,
             workspace,
@@ -58,8 +67,9 @@ impl Inner {
             env,
             patience,
             groups,
-            counts_cpu: evidence.counts_cpu,
-            processors: evidence.processors,
+            agent_counts: evidence.counts_cpu,
+            processors: evidence.processors.clamp(1, MAX_PROCESSORS),
+            meter: meter.map_or_else(OnceLock::new, OnceLock::from),
             running: Arc::default(),
             ledger: Arc::default(),
             frozen: AtomicBool::new(false),
@@ -71,17 +81,86 @@ impl Inner {
         if path.is_workspace() { self.workspace.clone() } else { format!("{}/{}", self.workspace, path.as_str()) }
     }
 
-    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
-    pub async fn tell_apart(&self, ended: Option<(u64, u64)>) {
+    /// Whether CPU time is counted by anything that can be asked while an exec runs.
+    pub fn counts_cpu(&self) -> bool {
+        self.agent_counts || self.meter.get().is_some()
+    }
+
+    /// Processors on which guests can run at once.
+    pub fn processors(&self) -> u32 {
+        match self.meter.get() {
+            // Looks come too late where an agent says that there are fewer than there are.
+            Some(Meter::Same(_)) => self.processors.max(cofferdam_linux::process::processors()),
+            _ => self.processors,
+        }
+    }
+
+    /// CPU microseconds that the host counts itself.
+    pub async fn metered(&self) -> Option<u64> {
+        let (Meter::Same(read) | Meter::Around(read)) = self.meter.get()?;
+        tokio::time::timeout(ANSWER_TIMEOUT, read()).await.ok().flatten()
+    }
+
+    /// Whether the host reads the counter that the agent reads.
+    pub fn is_metered_alike(&self) -> bool {
+        matches!(self.meter.get(), Some(Meter::Same(_)))
+    }
+
+    /// The same where it is the counter that the agent reads.
+    pub async fn metered_alike(&self) -> Option<u64> {
+        if self.is_metered_alike() { self.metered().await } else { None }
+    }
+
+    /// What the host counts of the enclosure together with its monitor, since it counted `base`.
+    pub async fn metered_around(&self, base: Option<u64>) -> Option<u64> {
+        match self.meter.get() {
+            Some(Meter::Around(_)) => Some(self.metered().await?.saturating_sub(base?)),
+            _ => None,
+        }
+    }
+
+    /// The CPU time to judge an exec by, from what is charged to it and what the host counted around it.
+    pub fn judged(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
+        // What a monitor needs for itself is not the guest's, but it is no more than that.
+        let certain = around.map(|around| around.saturating_sub(MONITOR_MICROS) / 2);
+        match used {
+            Some(used) => Some(used.max(certain.unwrap_or(0))),
+            None if self.agent_counts => around,
+            None => certain,
+        }
+    }
+
+    /// Asks the agent a question of supervision. An answer that does not come in time is none.
+    pub async fn answer(&self, order: &Order<'_>) -> Option<Reply> {
         loop {
             self.link.going().await;
-            match self.link.call("exit", &Order::Shares).await {
-                Ok(reply) => return self.ledger.take_in(&reply, ended),
+            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", order)).await {
+                Ok(Ok(reply)) => return Some(reply),
                 // It was held in this moment.
-                Err(error) if error.kind() == ErrorKind::Conflict => {}
-                Err(_) => return,
+                Ok(Err(error)) if error.kind() == ErrorKind::Conflict => {}
+                Ok(Err(_)) => return None,
+                Err(_) if self.link.is_still() => {}
+                Err(_) => return None,
             }
         }
+    }
+
+    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
+    pub async fn tell_apart(&self, ended: Option<(u64, u64)>) {
+        if let Some(reply) = self.answer(&Order::Shares).await {
+            self.take_in(reply, ended).await;
+        }
+    }
+
+    /// Takes in who used what, by the host's own count where there is one.
+    pub async fn take_in(&self, reply: Reply, ended: Option<(u64, u64)>) {
+        let reply = match (reply, self.metered_alike().await) {
+            (Reply::Shares { counts, used }, Some(micros)) => {
+                Reply::Shares { counts: Counts { cpu_micros: Some(micros), ..counts }, used }
+            }
+            (reply, _) => reply,
+        };
+        self.ledger.take_in(&reply, ended);
     }
 
     /// The error where an operation cannot be asked for.
@@ -153,6 +232,11 @@ impl Guest {
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
 
+    /// Has CPU time judged by what the host counts itself, from the next exec on, where the settings named nothing.
+    pub fn set_meter(&self, meter: Meter) {
+        let _ = self.inner.meter.set(meter);
+    }
+
     /// Starts a command under these limits' wall time and CPU time; as `Sandbox::start`.
     pub async fn start(&self, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
         request.validate()?;
@@ -198,19 +282,28 @@ impl Guest {
         files::simple(&self.inner, "remove", &path.inside(), &order).await
     }
 
-    /// As `Sandbox::usage`: what the enclosure's own control groups say, and where there are none only what is stored.
-    pub async fn usage(&self) -> Result<SandboxUsage> {
+    /// As `Sandbox::usage`: what the enclosure's own control groups say, and where there are none only what is stored. What
+    /// the agent says is cut to these limits, and to the CPU time that the host counts itself.
+    pub async fn usage(&self, limits: &Limits) -> Result<SandboxUsage> {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
         let Reply::Counted(counts) = self.inner.link.call("usage", &Order::Count).await? else {
             return Err(Error::new(ErrorKind::Internal, "usage", "the agent answered another question"));
         };
+        let cpu_micros = match (self.inner.meter.get(), self.inner.metered().await) {
+            (Some(Meter::Same(_)), Some(metered)) => Some(metered),
+            (_, Some(metered)) => counts.cpu_micros.map(|micros| micros.min(metered)),
+            (_, None) => counts.cpu_micros,
+        };
+        let most = |value: Option<u64>, limit: Option<u64>| value.map(|value| value.min(limit.unwrap_or(u64::MAX)));
+        let memory = limits.memory.map(|size| size.as_bytes());
+        // The agent is not the guest's.
+        let processes = counts.tasks.map(|tasks| u32::try_from(tasks.saturating_sub(1)).unwrap_or(u32::MAX));
         Ok(SandboxUsage {
-            cpu_seconds: counts.cpu_micros.map(|micros| micros as f64 / 1e6),
-            memory_bytes: counts.memory,
-            peak_memory_bytes: counts.peak,
-            // The agent is not the guest's.
-            processes: counts.tasks.map(|tasks| u32::try_from(tasks.saturating_sub(1)).unwrap_or(u32::MAX)),
+            cpu_seconds: cpu_micros.map(|micros| micros as f64 / 1e6),
+            memory_bytes: most(counts.memory, memory),
+            peak_memory_bytes: most(counts.peak, memory),
+            processes,
             disk_bytes: counts.stored,
         })
     }

@@ -42,7 +42,7 @@ pub use guest::Guest;
 pub use hold::Held;
 pub use record::Record;
 pub use renewal::Renewal;
-pub use settings::{Ending, Groups, Reason, Rule, Settings, usual_rules};
+pub use settings::{Ending, Groups, Meter, ReadCpu, Reason, Rule, Settings, usual_rules};
 pub use wire::TAKEN;
 
 /// The version of the protocol that the agent in [`AGENT`] speaks. Hosts talk to no other one.

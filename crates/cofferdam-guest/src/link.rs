@@ -180,6 +180,11 @@ impl Link {
         self.table().slots.remove(&exec);
     }
 
+    /// Gives back what was enrolled and is not ordered after all.
+    pub fn take(&self, exec: u64) -> Option<Slot> {
+        self.table().slots.remove(&exec)
+    }
+
     /// Whether the agent cannot answer because its owner stopped it.
     pub fn set_paused(&self, paused: bool) {
         self.paused.send_modify(|pause| {
@@ -193,7 +198,7 @@ impl Link {
     }
 
     /// Whether the agent is not to be expected to say anything.
-    fn is_still(&self) -> bool {
+    pub fn is_still(&self) -> bool {
         self.paused.borrow().since().is_some()
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Access, Limits, WORKSPACE_PATH};
@@ -50,6 +51,28 @@ impl Ending {
 /// itself showed. It has two seconds.
 pub type Reason = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Option<Ending>> + Send>> + Send + Sync>;
 
+/// Reads the CPU microseconds that the host itself counts of an enclosure; `None` where it cannot now.
+pub type ReadCpu = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<u64>> + Send>> + Send + Sync>;
+
+/// What the host counts of an enclosure by its own means. The agent's word is only a refinement of it.
+#[derive(Clone)]
+pub enum Meter {
+    /// The counter that the agent reads, read from outside. It replaces the agent's.
+    Same(ReadCpu),
+    /// A counter of the enclosure together with its monitor. The agent's count is bounded by it, and replaced by it while
+    /// the agent does not answer.
+    Around(ReadCpu),
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Same(_) => "Same",
+            Self::Around(_) => "Around",
+        })
+    }
+}
+
 /// How a guest is to be run.
 pub struct Settings {
     /// The workspace inside. Default `/workspace`.
@@ -76,6 +99,8 @@ pub struct Settings {
     pub silence: Duration,
     /// Time that the agent has for an answer. Default 60 s.
     pub patience: Duration,
+    /// What the host counts itself, if anything. It must be readable.
+    pub meter: Option<Meter>,
     /// Asked why, when the connection ends by itself.
     pub reason: Option<Reason>,
     /// Where the agent's program is inside, where it is to be compared with [`AGENT`](crate::AGENT) before anything else:
@@ -97,6 +122,7 @@ impl Default for Settings {
             groups: Groups::Look,
             silence: Duration::from_secs(60),
             patience: Duration::from_secs(60),
+            meter: None,
             reason: None,
             program: None,
         }

@@ -128,6 +128,8 @@ pub struct ExecSlot {
     pub window: Arc<Window>,
     pub terminal: bool,
     pub share: Arc<Share>,
+    /// CPU microseconds that the host itself counted before it was ordered, by the counter that the agent reads.
+    pub base: Option<u64>,
 }
 
 impl ExecSlot {
@@ -248,6 +250,7 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
     let running = exec.started.was_told();
     match *answer {
         Answer::Started { counts } if !running => {
+            let counts = Counts { cpu_micros: exec.base.or(counts.cpu_micros), ..counts };
             // Here, so that execs begin in the order in which they did.
             exec.share.begin(&counts);
             exec.started.tell(Ok(counts));

@@ -226,6 +226,28 @@ pub fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+/// CPU microseconds that all threads of the process have used that a descriptor stands for; `None` once it was reaped.
+pub fn cpu_micros(pidfd: BorrowedFd<'_>) -> Option<u64> {
+    let number = || {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|pid: &i32| *pid > 0)
+    };
+    let pid = number()?;
+    // Its number is its own until it is reaped.
+    clock_of(pid).filter(|_| number() == Some(pid))
+}
+
+fn clock_of(pid: i32) -> Option<u64> {
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both write to what they are given, which is of their type.
+    let found = unsafe {
+        libc::clock_getcpuclockid(pid, &raw mut clock) == 0 && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    found.then(|| seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000))
+}
+
 /// Sends a signal by number; -1 means every process the caller may signal, except itself and process 1.
 pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: plain numbers.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
-use cofferdam_guest::{Ending, Evidence, Guest, Reason, Record, Renewal, Settings};
+use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::budget::{Budget, Lease};
@@ -197,7 +197,7 @@ pub(crate) struct Raw {
     image: String,
     root: RootFs,
     access: Access,
-    limits: Limits,
+    pub limits: Limits,
     /// `None` once it was closed.
     disks: Mutex<Option<Disks>>,
     /// What it came from, whose memory it still shares.
@@ -306,7 +306,8 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     let ready_by = Instant::now() + host.config.deadlines.boot;
     let Started { vm, reader, writer } = host.vmm.start(machine).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let settings = Settings { reason: Some(reason(&vm)), ..Plan::settings(spec, &host.config) };
+    let settings =
+        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(Raw {
             id: new_id(),
@@ -343,7 +344,8 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
     let ready_by = Instant::now() + host.config.deadlines.boot;
     let Started { vm, reader, writer } = host.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let settings = Settings { reason: Some(reason(&vm)), ..Plan::settings(spec, &host.config) };
+    let settings =
+        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
     let id = new_id();
     let renewal = Renewal::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
@@ -447,6 +449,16 @@ fn bind(guest: Guest, vm: &Arc<dyn Vm>) -> Guest {
         }
     });
     guest
+}
+
+/// Reads what a machine's monitor has used.
+fn meter(vm: &Arc<dyn Vm>) -> Meter {
+    // Held weakly, as below.
+    let vm: Weak<dyn Vm> = Arc::downgrade(vm);
+    Meter::Around(Arc::new(move || {
+        let micros = vm.upgrade().and_then(|vm| vm.cpu_micros());
+        Box::pin(std::future::ready(micros))
+    }))
 }
 
 /// Finds out why a connection ended, for those who waited for an answer.

@@ -116,7 +116,7 @@ impl Shared {
             return Ok(());
         }
         // Nothing in it changes until it goes on.
-        let usage = self.raw.guest.usage().await?;
+        let usage = self.raw.guest.usage(&self.raw.limits).await?;
         let record = match self.stop().await {
             Ok(record) => Some(record),
             Err(error) if error.kind() == ErrorKind::Conflict => {
@@ -235,7 +235,7 @@ impl Sandbox for VmSandbox {
         let paused = self.shared.paused.lock().await;
         match &*paused {
             Some(Pause { usage, .. }) => Ok(*usage),
-            None => raw.guest.usage().await,
+            None => raw.guest.usage(&raw.limits).await,
         }
     }
 

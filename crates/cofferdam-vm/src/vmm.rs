@@ -313,6 +313,10 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// What bounds its monitor from outside, as it was read back. A clause for people.
     fn kept(&self) -> String;
 
+    /// CPU microseconds that its monitor has used, the guest's included, as the host's kernel counts them; `None` once it
+    /// has ended.
+    fn cpu_micros(&self) -> Option<u64>;
+
     /// Ends it at once.
     ///
     /// # Behavior

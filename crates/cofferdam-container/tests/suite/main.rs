@@ -7,6 +7,7 @@ mod faults;
 mod images;
 mod life;
 mod own;
+mod starved;
 mod support;
 mod sweep;
 mod volume;

@@ -184,7 +184,7 @@ impl Sandbox for EnclosureSandbox {
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {
-        self.guest.usage().await
+        self.guest.usage(self.spec.limits()).await
     }
 
     async fn close(&self) -> Result<()> {

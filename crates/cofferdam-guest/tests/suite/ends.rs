@@ -60,7 +60,7 @@ async fn whoever_waits_is_told_when_the_agent_is_killed() {
     for error in [
         guest.read_file(&path).await.err().unwrap(),
         guest.list_dir(&path).await.err().unwrap(),
-        guest.usage().await.err().unwrap(),
+        guest.usage(&Limits::default()).await.err().unwrap(),
         guest.start(&ExecRequest::argv(["true"]).build().unwrap(), &Limits::default()).await.err().unwrap(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

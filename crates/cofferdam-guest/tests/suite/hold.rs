@@ -99,7 +99,7 @@ async fn while_it_is_held_nothing_runs_and_no_time_counts() {
         guest.write_file(&path, Box::new(std::io::Cursor::new("x"))).await.unwrap_err(),
         guest.list_dir(&SandboxPath::new("").unwrap()).await.unwrap_err(),
         guest.remove(&path).await.unwrap_err(),
-        guest.usage().await.unwrap_err(),
+        guest.usage(&Limits::default()).await.unwrap_err(),
         guest.freeze().await.unwrap_err(),
         guest.hold().await.unwrap_err(),
     ];

@@ -1,9 +1,12 @@
 //! The host against peers that are no agent: whatever they send, it ends with an error, soon, and in bounded memory.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Error, ErrorKind, ExecRequest, Limits, SandboxPath};
-use cofferdam_guest::{Guest, Settings};
+use bytes::Bytes;
+use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Exit, LimitKind, Limits, SandboxPath, Script};
+use cofferdam_guest::{Guest, Meter, ReadCpu, Settings};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -93,7 +96,7 @@ async fn ask(guest: &Guest, what: Asked) -> Result<(), Error> {
         }
         Asked::Write => guest.write_file(&path, Box::new(tokio::io::repeat(0).take(10 << 20))).await.map(drop),
         Asked::List => guest.list_dir(&path).await.map(drop),
-        Asked::Usage => guest.usage().await.map(drop),
+        Asked::Usage => guest.usage(&Limits::default()).await.map(drop),
     }
 }
 
@@ -193,6 +196,74 @@ async fn silence_is_an_error_of_its_own() {
         let kind = result.unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Closed), "{what:?}: {kind:?}");
     }
+}
+
+/// An agent that answers so to a start, and then nothing, with a minute for each answer.
+async fn mute(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Guest {
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    tokio::spawn(async move {
+        let (mut stream, _, id) = behave(theirs).await?;
+        stream.write_all(&answer(id)).await.ok()?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
+    });
+    let (reader, writer) = tokio::io::split(ours);
+    let settings = Settings { patience: LONG, ..Settings::default() };
+    Guest::connect(reader, writer, settings, Instant::now() + LONG).await.unwrap().0
+}
+
+/// Runs something with that agent, in less than the agent has for one answer.
+async fn exit_of(guest: &Guest, request: ExecRequest, limits: &Limits) -> Exit {
+    let running = async { guest.start(&request, limits).await?.exit().await };
+    tokio::time::timeout(LONG / 2, running).await.expect("it does not wait for the agent").unwrap()
+}
+
+fn script() -> ExecRequest {
+    let contents = Bytes::from_static(b"x");
+    let script = Script { interpreter: vec!["sh".into()], name: "x".into(), contents, args: vec![] };
+    ExecRequest::builder(Command::Script(script)).build().unwrap()
+}
+
+#[tokio::test]
+async fn time_out_runs_from_the_order_whatever_the_agent_does() {
+    let limits = Limits { wall_time: Duration::from_secs(1), ..Limits::default() };
+    let plain = || ExecRequest::argv(["true"]).build().unwrap();
+    let started = |id| frame(STARTED, id, &[0xff; 64]);
+    for (request, guest) in
+        [(plain(), mute(|_| Vec::new()).await), (plain(), mute(started).await), (script(), mute(|_| Vec::new()).await)]
+    {
+        let exit = exit_of(&guest, request, &limits).await;
+        assert!(exit.timed_out && exit.code == -1, "{exit:?}");
+    }
+}
+
+#[tokio::test]
+async fn cpu_limit_holds_by_the_hosts_own_count_with_an_agent_that_does_not_answer() {
+    let limits = Limits { cpu_time: Some(Duration::from_secs(1)), wall_time: LONG * 10, ..Limits::default() };
+    for kind in [Meter::Same as fn(ReadCpu) -> Meter, Meter::Around] {
+        let guest = mute(|id| frame(STARTED, id, &[0xff; 64])).await;
+        let used = Arc::new(AtomicU64::new(0));
+        // Each look finds two seconds more.
+        let read = move || used.fetch_add(2_000_000, Ordering::Relaxed);
+        guest.set_meter(kind(Arc::new(move || {
+            let read = read();
+            Box::pin(async move { Some(read) })
+        })));
+        let exit = exit_of(&guest, ExecRequest::argv(["spin"]).build().unwrap(), &limits).await;
+        assert_eq!(exit.killed_by, Some(LimitKind::Cpu), "{exit:?}");
+    }
+}
+
+#[tokio::test]
+async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
+    let invented = (1u64 << 60).to_le_bytes();
+    let guest = mute(move |id| {
+        let ended = [&[0; 4][..], &invented.repeat(10)].concat();
+        [frame(STARTED, id, &[0; 64]), frame(ENDED, id, &ended)].concat()
+    });
+    let limits = Limits::default();
+    let exit = exit_of(&guest.await, ExecRequest::argv(["true"]).build().unwrap(), &limits).await;
+    assert!(exit.usage.cpu_seconds <= LONG.as_secs_f64() * 4096.0, "{exit:?}");
+    assert_eq!(exit.usage.peak_memory_bytes, limits.memory.map(|size| size.as_bytes()));
 }
 
 #[tokio::test]

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, openat};
 
+mod foreign;
 mod place;
 mod stats;
 
+pub use foreign::Foreign;
 use place::{mounts, owner_name, v1_parents, v2_parents};
 pub use stats::Stats;
 use stats::{field, has_file};

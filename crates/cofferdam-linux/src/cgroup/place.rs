@@ -201,9 +201,9 @@ fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
 /// A control group file system that is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mounted {
-    point: PathBuf,
-    unified: bool,
-    options: Vec<String>,
+    pub(super) point: PathBuf,
+    pub(super) unified: bool,
+    pub(super) options: Vec<String>,
 }
 
 /// What is mounted. The kernel takes long to write down every mount, so the usual places are looked at first.

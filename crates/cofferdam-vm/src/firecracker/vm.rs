@@ -254,6 +254,10 @@ impl Vm for FirecrackerVm {
         self.kept.clone()
     }
 
+    fn cpu_micros(&self) -> Option<u64> {
+        process::cpu_micros(self.process.as_fd())
+    }
+
     async fn kill(&self) -> Result<()> {
         process::kill_by_pidfd(self.process.as_fd()).map_err(io("kill", super::PROGRAM))?;
         let mut end = self.end.clone();

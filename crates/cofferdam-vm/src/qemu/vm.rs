@@ -232,6 +232,10 @@ impl Vm for QemuVm {
         self.kept.clone()
     }
 
+    fn cpu_micros(&self) -> Option<u64> {
+        process::cpu_micros(self.process.as_fd())
+    }
+
     async fn kill(&self) -> Result<()> {
         process::kill_by_pidfd(self.process.as_fd()).map_err(io("kill", PROGRAM))?;
         match tokio::time::timeout(KILL_LIMIT, self.ended()).await {

@@ -136,7 +136,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
         let begun = Instant::now();
         promptly(guest.hold()).await.unwrap();
         println!("held after {:?}", begun.elapsed());
-        assert_eq!(guest.usage().await.unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(guest.usage(&Limits::default()).await.unwrap_err().kind(), ErrorKind::Conflict);
         promptly(guest.release()).await.unwrap();
         count = other_than(&guest, "count", &count).await;
     }
@@ -189,7 +189,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
         }
     })
     .await;
-    assert!(promptly(guest.usage()).await.unwrap().processes.is_some_and(|count| count >= 1));
+    assert!(promptly(guest.usage(&Limits::default())).await.unwrap().processes.is_some_and(|count| count >= 1));
 
     // And once more: what was adopted is written down, too.
     let record = promptly(guest.hold()).await.unwrap().into_record();

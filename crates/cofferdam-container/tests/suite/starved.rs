@@ -1,0 +1,86 @@
+//! Guests that leave process 1 hardly any processor time: limits hold all the same, and nothing is left of the container.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cofferdam_contract::{Backend, ExecHandle, ExecRequest, LimitKind, Limits, OutputEvent, Sandbox, Spec};
+
+use crate::support::{self, TestEngine, left};
+
+/// Names the engine for a process of this program that is a supervisor.
+const ENGINE: &str = "COFFERDAM_TEST_STARVED";
+const SPINNERS: u32 = 500;
+const NO_HANG: Duration = Duration::from_secs(120);
+
+fn spec(cpu: u64) -> Spec {
+    let limits = Limits {
+        cpu_time: Some(Duration::from_secs(cpu)),
+        wall_time: NO_HANG * 10,
+        pids: Some(SPINNERS + 50),
+        ..Limits::default()
+    };
+    Spec::builder().limits(limits).build().unwrap()
+}
+
+fn spinners() -> ExecRequest {
+    // All begin at once: each would keep the next from being started.
+    let one = "(: </tmp/begin; while :; do :; done) &";
+    let line = format!(
+        "mkfifo /tmp/begin; i=0; while [ $i -lt {SPINNERS} ]; do {one} i=$((i+1)); done; sleep 1; echo all; : >/tmp/begin; wait"
+    );
+    ExecRequest::shell(line).build().unwrap()
+}
+
+/// Starts them, and waits until all are there.
+async fn spin(sandbox: &dyn Sandbox) -> ExecHandle {
+    let handle = sandbox.start(spinners()).await.unwrap();
+    let mut output = handle.output();
+    while !matches!(output.next().await, Some(OutputEvent::Chunk(_))) {}
+    handle
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
+    for engine in support::engines("limits_hold_and_close_removes_with_five_hundred_spinners") {
+        let before = engine.census().await;
+        let backend = engine.backend();
+        let sandbox = backend.create(spec(5)).await.unwrap();
+        let done = tokio::time::timeout(NO_HANG, sandbox.exec(spinners())).await.unwrap().unwrap();
+        assert_eq!(done.exit.killed_by, Some(LimitKind::Cpu), "{}: {:?}", engine.name, done.exit);
+        assert!(done.exit.usage.cpu_seconds >= 5.0, "{}: {:?}", engine.name, done.exit);
+        let _ = tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap();
+        let sandbox = backend.create(spec(1000)).await.unwrap();
+        let handle = tokio::time::timeout(NO_HANG, spin(&*sandbox)).await.unwrap();
+        tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
+        assert!(handle.exit().await.unwrap().cancelled, "{}", engine.name);
+        assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
+    }
+}
+
+/// Nothing for a test of its own: what [`killed_supervisor_leaves_no_spinner`] kills.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn supervisor() {
+    let Ok(name) = std::env::var(ENGINE) else { return };
+    let engines: Vec<TestEngine> = support::engines("supervisor");
+    let engine = engines.into_iter().find(|engine| engine.name == name).expect("the engine is there");
+    let sandbox = engine.backend().create(spec(1000)).await.unwrap();
+    let _handle = spin(&*sandbox).await;
+    println!("spinning");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_supervisor_leaves_no_spinner() {
+    for engine in support::engines("killed_supervisor_leaves_no_spinner") {
+        let before = engine.census().await;
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "starved::supervisor", "--nocapture"]).env(ENGINE, engine.name);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("spinning")), "{}", engine.name);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
+    }
+}

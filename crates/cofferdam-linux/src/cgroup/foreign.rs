@@ -1,0 +1,204 @@
+//! The control groups of a container, which an engine made: read from outside, and emptied whatever its process 1 does.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use super::place::{self, Mounted};
+use super::{Stats, Version, write_text};
+use crate::process;
+
+/// Processes that are listed in one round.
+const MAX_LISTED: usize = 1 << 16;
+/// Rounds in which processes are killed, and the time between two: one that has just been killed needs a processor to end.
+const KILL_ROUNDS: usize = 500;
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
+/// The least number of characters of a name that stands for one container and nothing else.
+const MIN_NAME: usize = 32;
+/// What stands before and after the name in the paths of groups that Docker and Podman make.
+const PLACES: [(&str, &str); 4] = [
+    ("docker/", ""),
+    ("system.slice/docker-", ".scope"),
+    ("libpod_parent/libpod-", ""),
+    ("machine.slice/libpod-", ".scope"),
+];
+const MAX_SHARES: &str = "262144";
+const MAX_WEIGHT: &str = "10000";
+
+/// The control groups of one container.
+#[derive(Debug)]
+pub struct Foreign {
+    name: String,
+    version: Version,
+    stats: Stats,
+    dirs: Vec<OwnedFd>,
+}
+
+impl Foreign {
+    /// Finds the groups of the container by that name, of which this is a process. The number may be of another process-id
+    /// namespace: where the process is in no group of that name, groups of that name are looked for where engines put
+    /// them. `NotFound` where there are none.
+    pub fn of(pid: i32, name: &str) -> io::Result<Self> {
+        if name.len() < MIN_NAME || name.contains(['/', '.']) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let mounts = place::mounts(&fs::read_to_string("/proc/self/cgroup")?)?;
+        let ways = [(Version::V1, false), (Version::V2, true)];
+        let of_process = ways.map(|(version, unified)| (version, groups(&mounts, &theirs, name, unified)));
+        let by_name = ways.map(|(version, unified)| (version, named(&mounts, name, unified)));
+        let found = of_process.into_iter().chain(by_name).find(|(_, found)| !found.is_empty());
+        let (version, found) = found.ok_or(io::ErrorKind::NotFound)?;
+        let open = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let (mut dirs, mut copies, mut layout) = (Vec::new(), Vec::new(), Vec::new());
+        for (controllers, path) in found {
+            let dir = open(&path)?;
+            copies.push(dir.try_clone()?);
+            dirs.push(dir);
+            layout.push(controllers);
+        }
+        Ok(Self { name: name.to_owned(), version, stats: Stats::new(version, copies, &layout), dirs })
+    }
+
+    /// What they count.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Gives their processes as much of the processors as there is, so that those that were killed can end. Where the
+    /// caller may not, nothing changes.
+    pub fn raise(&self) {
+        for dir in &self.dirs {
+            match self.version {
+                Version::V1 => {
+                    let _ = write_text(dir.as_fd(), "cpu.shares", MAX_SHARES);
+                    let _ = write_text(dir.as_fd(), "cpu.cfs_quota_us", "-1");
+                }
+                Version::V2 => {
+                    let _ = write_text(dir.as_fd(), "cpu.weight", MAX_WEIGHT);
+                    let _ = write_text(dir.as_fd(), "cpu.max", "max");
+                }
+            }
+        }
+    }
+
+    /// Kills every process in them, process 1 of the container like any other, until none is left; `false` where some are
+    /// left, or the caller may not. Blocks its thread.
+    pub fn kill(&self) -> bool {
+        self.raise();
+        for _ in 0..KILL_ROUNDS {
+            let all_at_once = self.version == Version::V2
+                && self.dirs.iter().all(|dir| write_text(dir.as_fd(), "cgroup.kill", "1").is_ok());
+            let left = self.stats.processes(MAX_LISTED);
+            if left.is_empty() {
+                return true;
+            }
+            if !all_at_once && !left.iter().any(|pid| self.kill_member(*pid)) {
+                return false;
+            }
+            std::thread::sleep(KILL_INTERVAL);
+        }
+        false
+    }
+
+    /// Kills a process that is in the groups; `false` where that is not permitted.
+    fn kill_member(&self, pid: i32) -> bool {
+        // Another process may have its number by now: what the descriptor stands for is looked at once more.
+        let Ok(descriptor) = process::pidfd(pid) else { return true };
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        !groups.contains(&self.name) || process::kill_by_pidfd(descriptor.as_fd()).is_ok()
+    }
+}
+
+/// The directories of a container's groups, and the controllers of each: those of version 1 that are of use, or that of
+/// version 2.
+fn groups(mounts: &[Mounted], theirs: &str, name: &str, unified: bool) -> Vec<(Vec<String>, PathBuf)> {
+    let mut found: Vec<(Vec<String>, PathBuf)> = Vec::new();
+    for line in theirs.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let Some(path) = up_to(path, name) else { continue };
+        let controllers: Vec<String> =
+            controllers.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let mount = mounts.iter().find(|mount| match unified {
+            true => mount.unified && controllers.is_empty(),
+            false => !mount.unified && controllers.iter().any(|name| mount.options.contains(name)),
+        });
+        if let Some(mount) = mount {
+            found.push((controllers, mount.point.join(path)));
+        }
+    }
+    found
+}
+
+/// The same where engines put groups of that name.
+fn named(mounts: &[Mounted], name: &str, unified: bool) -> Vec<(Vec<String>, PathBuf)> {
+    let mut found = Vec::new();
+    for mount in mounts.iter().filter(|mount| mount.unified == unified) {
+        let places = PLACES.iter().map(|(before, after)| mount.point.join(format!("{before}{name}{after}")));
+        if let Some(path) = places.into_iter().find(|path| path.is_dir()) {
+            found.push((if unified { Vec::new() } else { mount.options.clone() }, path));
+        }
+    }
+    found
+}
+
+/// A path, without its first slash, up to the part that has this name in it.
+fn up_to(path: &str, name: &str) -> Option<PathBuf> {
+    let mut found = PathBuf::new();
+    for part in Path::new(path).components().skip_while(|part| *part == Component::RootDir) {
+        let Component::Normal(part) = part else { return None };
+        found.push(part);
+        if part.to_str().is_some_and(|part| part.contains(name)) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn groups_of_a_container_are_found_by_its_id_and_no_others() {
+        let mount = |point: &str, unified, options: &[&str]| Mounted {
+            point: point.into(),
+            unified,
+            options: options.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let mounts = [
+            mount("/c/memory", false, &["rw", "memory"]),
+            mount("/c/cpu", false, &["rw", "cpu", "cpuacct"]),
+            mount("/c/unified", true, &[]),
+        ];
+        let paths = |text: &str, unified| -> Vec<String> {
+            let found = groups(&mounts, text, ID, unified).into_iter();
+            found.map(|(_, path)| path.to_str().unwrap().to_owned()).collect()
+        };
+        let first = format!("4:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n2:freezer:/docker/{ID}\n0::/init\n");
+        assert_eq!(paths(&first, false), [format!("/c/memory/docker/{ID}"), format!("/c/cpu/docker/{ID}")]);
+        assert!(paths(&first, true).is_empty());
+        let second = format!("0::/machine.slice/libpod-{ID}.scope/container/deep\n");
+        assert_eq!(paths(&second, true), [format!("/c/unified/machine.slice/libpod-{ID}.scope")]);
+        assert!(paths(&second, false).is_empty());
+        for other in ["0::/\n", "4:memory:/user.slice\n", &format!("4:memory:/../{ID}\n"), "rubbish", ""] {
+            assert!(paths(other, true).is_empty() && paths(other, false).is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn process_outside_of_the_named_groups_is_not_found() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Foreign::of(own, ID).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for name in ["", "short", &format!("{ID}/x"), &format!("..{ID}")] {
+            assert_eq!(Foreign::of(own, name).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name}");
+        }
+    }
+}
