@@ -62,7 +62,7 @@ async fn the_engine_is_asked_for_every_wall() {
         assert!(config.devices.unwrap_or_default().is_empty());
         assert!(config.binds.unwrap_or_default().iter().all(|bind| bind.contains("cofferdam-agent-")));
         assert_eq!(config.memory, Some(512 << 20));
-        assert_eq!(config.pids_limit, Some(11));
+        assert_eq!(config.pids_limit, Some(257));
         let labels = found.config.unwrap().labels.unwrap();
         assert_eq!(labels["dev.cofferdam.tenant"], "acme");
         assert_eq!(labels["dev.cofferdam.label.odd\n\"key"], "\u{1b}[2J");
