@@ -263,7 +263,7 @@ pub(super) static RULES: &[Rule] = &[
         "asking and the default are fine; others switch off address randomisation or emulate old systems",
     ),
     refuse("pidfd_getfd", "takes descriptors out of other processes"),
-    check("pidfd_open", NOT_INIT, "a handle on a process that the caller can see already, but not on process 1"),
+    allow("pidfd_open", "a handle on a process that the caller can see already; the kernel shields process 1"),
     allow("pidfd_send_signal", "signals without the race on process numbers"),
     allow("pipe", "pipes"),
     allow("pipe2", "pipes"),

@@ -37,7 +37,6 @@ static void signals(void)
     MUST_BE_FILTERED(syscall(SYS_tgkill, 1, 1, SIGCHLD));
     MUST_BE_FILTERED(syscall(SYS_rt_sigqueueinfo, 1, SIGCHLD, &info));
     MUST_BE_FILTERED(syscall(SYS_rt_tgsigqueueinfo, 1, 1, SIGCHLD, &info));
-    MUST_BE_FILTERED(syscall(SYS_pidfd_open, 1, 0));
 }
 
 static void limits_and_memory(void)

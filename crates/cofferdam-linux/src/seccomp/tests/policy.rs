@@ -349,7 +349,7 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
 fn process_one_is_out_of_reach() {
     // Signals, handles, and numbers of which the kernel cuts the upper half.
     for one in [1, 1 | 1 << 32] {
-        for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo pidfd_open".split(' ') {
+        for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo".split(' ') {
             default(name, &[one, 9, 9], EPERM);
         }
         for name in ["tgkill", "rt_tgsigqueueinfo"] {
@@ -357,7 +357,7 @@ fn process_one_is_out_of_reach() {
         }
         default("sched_setaffinity", &[one, 8], EPERM);
     }
-    for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo pidfd_open".split(' ') {
+    for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo".split(' ') {
         for other in [0, 2, 4711, (-4711i64).cast_unsigned(), u64::MAX] {
             default(name, &[other, 9, 9], ALLOW);
         }
