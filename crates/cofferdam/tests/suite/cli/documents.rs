@@ -1,7 +1,7 @@
 //! What the documents show is tried as it stands there.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -23,11 +23,18 @@ fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     blocks
 }
 
-/// A shell that finds our program by its name, in a directory of its own, with what this user's host may be unable to enforce.
-fn shell(line: &str, home: &Path) -> Command {
+/// Writes a configuration that allows for what this user's host may be unable to enforce. Returns where it is.
+pub(super) fn configure(home: &Path, more: &str) -> PathBuf {
     let config = home.join("config.toml");
     let weaker: Vec<_> = WEAKER.split(',').collect();
-    std::fs::write(&config, format!("allow_weaker = {weaker:?}\n")).expect("written");
+    std::fs::write(&config, format!("allow_weaker = {weaker:?}\n{more}")).expect("written");
+    config
+}
+
+/// A shell that finds our program by its name, in a directory of its own.
+pub(super) fn shell(line: &str, home: &Path) -> Command {
+    let config = home.join("config.toml");
+    let config = if config.exists() { config } else { configure(home, "") };
     let ours = Path::new(env!("CARGO_BIN_EXE_cofferdam")).parent().expect("a directory");
     let path = std::env::join_paths(
         [ours.into()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),

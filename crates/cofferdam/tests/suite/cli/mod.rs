@@ -4,6 +4,8 @@ mod code;
 mod configuration;
 #[cfg(feature = "container")]
 mod containers;
+#[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
+mod documented;
 mod documents;
 mod forms;
 #[cfg(feature = "vm")]

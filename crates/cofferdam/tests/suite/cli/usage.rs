@@ -83,7 +83,7 @@ fn the_top_level_help() {
 
     Examples:
       cofferdam run script.py              run a Python program; the extension picks the interpreter
-      cofferdam run --timeout 5s -- make   run a command
+      cofferdam run --timeout 5s -- date   run a command
       cofferdam doctor                     tell what this host can enforce and what is missing
 
     Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
@@ -99,7 +99,8 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
       tip: a similar argument exists: '--memory'
       tip: to pass '--memroy' as a value, use '-- --memroy'
     Usage: cofferdam run [OPTIONS] FILE [ARGS]...
-           cofferdam run [OPTIONS] --lang LANG --code TEXT [ARGS]...
+           cofferdam run [OPTIONS] [--lang LANG] --code TEXT [ARGS]...
+           cofferdam run [OPTIONS] [--lang LANG] - [ARGS]...
            cofferdam run [OPTIONS] -- COMMAND [ARGS]...
       try: cofferdam run --help
     ");
@@ -121,7 +122,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
 fn errors_say_what_failed_why_and_what_to_do() {
     assert_snapshot!(complaint(&["run"], 125), @r"
     cofferdam: run failed: there is nothing to run
-      try: name a FILE, give --lang and --code, or put a command after --; see cofferdam run --help
+      try: name a FILE, give --code, pipe code in with '-', or put a command after --; see cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "missing.py"], 127), @r"
     cofferdam: run failed: cannot read 'missing.py': No such file or directory

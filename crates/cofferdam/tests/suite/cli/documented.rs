@@ -1,0 +1,206 @@
+//! Every command that README.md, the pages in docs and `--help` show is run as it stands there, or has a row that says why
+//! not and what runs it instead.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::documents::{configure, shell};
+use super::{cofferdam, outcome, repository};
+
+/// What is done about a shown command.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Row {
+    /// Runs it here, in order with the others of its block.
+    Here,
+    /// Runs it where an interpreter for WebAssembly is installed.
+    WithInterpreter,
+    /// Runs it with the container engine of the tests.
+    WithEngine,
+    /// Leaves it out, for this reason.
+    Elsewhere(&'static str),
+}
+
+/// How commands are treated that do not simply run here; the first row whose text a command begins with counts.
+const ROWS: &[(&str, Row)] = &[
+    ("cargo ", Row::Elsewhere("a task of this repository")),
+    ("git clone ", Row::Elsewhere("fetches from the network")),
+    ("sudo ", Row::Elsewhere("changes the host")),
+    ("apt-get ", Row::Elsewhere("changes the host")),
+    ("systemd-run ", Row::Elsewhere("needs a user session of systemd")),
+    ("docker run ", Row::Elsewhere("shows options of another program")),
+    ("cat /sys/kernel/security/lsm", Row::Elsewhere("needs securityfs")),
+    ("claude ", Row::Elsewhere("another program; the configurations of clients are run by documents")),
+    ("tail -n 1 audit-", Row::Elsewhere("needs a log; the audit suite computes these hashes")),
+    ("cofferdam setup", Row::Elsewhere("downloads for minutes; the wasm-supply suite does it")),
+    ("cofferdam run --tty", Row::Elsewhere("needs a terminal; terminals has one")),
+    ("cofferdam run --net ", Row::Here),
+    ("cofferdam run --level wasm -- prog.wasm", Row::Here),
+    ("cofferdam run --level wasm", Row::WithInterpreter),
+    ("cofferdam run --backend wasm -- python3", Row::WithInterpreter),
+    ("cofferdam doctor --backend docker", Row::WithEngine),
+    ("cofferdam run --backend docker script.py", Row::WithEngine),
+    ("cofferdam run --backend docker:runsc", Row::WithEngine),
+    ("SANDBOX_TYPE=docker ", Row::WithEngine),
+    ("cofferdam image list", Row::WithEngine),
+    ("cofferdam image build-base", Row::Elsewhere("takes long; every run of the tests makes this image with it")),
+    ("cofferdam image import", Row::Elsewhere("needs a root file system; the container suite imports one")),
+    ("cofferdam image pull", Row::Elsewhere("needs a public registry; the container suite has one of its own")),
+    ("cofferdam run --image", Row::Elsewhere("needs those images; the container suite makes them")),
+    ("cofferdam vm ", Row::Elsewhere("takes minutes; machines builds, lists and prunes images")),
+    ("cofferdam run --level vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
+    ("cofferdam run --backend vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
+    ("SANDBOX_TYPE=vm ", Row::Elsewhere("needs an image of virtual machines; machines has one")),
+    ("cofferdam doctor --backend vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
+    ("cofferdam snapshot ", Row::Elsewhere("needs a virtual machine; snapshots has one")),
+    ("cofferdam mcp --http", Row::Elsewhere("serves until it is ended; documents starts and ends it")),
+    ("cofferdam audit verify /var/log", Row::Elsewhere("names a log and a hash of an example")),
+];
+
+fn row(command: &str) -> Row {
+    ROWS.iter().find(|(start, _)| command.starts_with(start)).map_or(Row::Here, |(_, row)| *row)
+}
+
+/// A block of commands, and where it stands.
+struct Block {
+    page: String,
+    commands: Vec<String>,
+}
+
+/// Takes the command out of a line of a page: what stands before a comment.
+fn command_of(line: &str) -> Option<String> {
+    let line = line.split_once("  #").map_or(line, |(command, _)| command).trim();
+    (!line.is_empty() && !line.starts_with('#')).then(|| line.to_owned())
+}
+
+/// The commands of the `sh` blocks of every page.
+fn pages() -> Vec<Block> {
+    let mut files = vec![repository().join("README.md")];
+    let mut docs: Vec<PathBuf> = std::fs::read_dir(repository().join("docs"))
+        .expect("docs")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    docs.sort();
+    files.extend(docs.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    let mut blocks = Vec::new();
+    for file in files {
+        let page = file.file_name().expect("a name").to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&file).expect("a page");
+        for block in text.split("\n```").filter_map(|part| part.strip_prefix("sh\n")) {
+            blocks.push(Block { page: page.clone(), commands: block.lines().filter_map(command_of).collect() });
+        }
+    }
+    blocks
+}
+
+/// The examples of the help of every command.
+fn helps() -> Vec<Block> {
+    let (_, help, _) = outcome(cofferdam().arg("--help"));
+    let list = help.split_once("Commands:\n").expect("a list of commands").1;
+    let names: Vec<_> = list
+        .lines()
+        .map_while(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty())
+        .collect();
+    assert!(names.contains(&"run") && names.contains(&"doctor"), "{names:?}");
+    let mut blocks = Vec::new();
+    for name in std::iter::once(None).chain(names.into_iter().map(Some)) {
+        let (_, help, _) = outcome(cofferdam().args(name).arg("--help"));
+        let Some((_, examples)) = help.split_once("Examples:\n") else { continue };
+        let lines = examples.lines().take_while(|line| line.starts_with("  "));
+        let commands = lines.filter_map(|line| {
+            // A description stands behind two spaces; a line that begins otherwise goes on with the one before.
+            let command = line.trim().split("  ").next()?.to_owned();
+            ["cofferdam ", "printf ", "echo "].iter().any(|start| command.starts_with(start)).then_some(command)
+        });
+        blocks.push(Block { page: format!("cofferdam {} --help", name.unwrap_or("")), commands: commands.collect() });
+    }
+    blocks
+}
+
+/// A home with what the pages talk of: programs, a project, a make file.
+fn home() -> tempfile::TempDir {
+    let home = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &[u8]| {
+        let path = home.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        std::fs::write(path, text).expect("written");
+    };
+    let primes = std::fs::read(repository().join("examples/primes.py")).expect("the example");
+    write("examples/primes.py", &primes);
+    for name in ["script.py", "x.py"] {
+        write(name, b"import sys\nprint('ran', sys.argv[1:])\n");
+    }
+    write("project/script.js", b"console.log('ran')\n");
+    write("Makefile", b"all:\n\techo made\ntest:\n\techo tested\n");
+    // A module whose _start returns at once.
+    write(
+        "prog.wasm",
+        b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x05\x03\x01\0\x01\x07\x13\x02\x06memory\x02\0\x06_start\0\0\
+          \x0a\x04\x01\x02\0\x0b",
+    );
+    home
+}
+
+/// Runs a command; `None` where this host has not what it needs.
+fn run_shown(command: &str, how: Row, home: &Path) -> Option<(i32, String, String)> {
+    let mut shell = shell(command, home);
+    shell.env("XDG_RUNTIME_DIR", home);
+    match how {
+        Row::Elsewhere(_) => return None,
+        Row::Here => {}
+        Row::WithEngine => {
+            let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
+                println!("SKIP {command}: COFFERDAM_TEST_DOCKER names no engine");
+                return None;
+            };
+            shell.env("DOCKER_HOST", format!("unix://{socket}"));
+        }
+        Row::WithInterpreter => {}
+    }
+    let ended = outcome(&mut shell);
+    if how == Row::WithInterpreter && ended.0 != 0 && ended.2.contains("is not installed") {
+        println!("SKIP {command}: no interpreter for WebAssembly is installed");
+        return None;
+    }
+    Some(ended)
+}
+
+#[test]
+fn every_documented_command_works_as_written() {
+    let mut done = BTreeSet::new();
+    let mut failed = Vec::new();
+    for Block { page, commands } in pages().into_iter().chain(helps()) {
+        let home = home();
+        let daemon = commands.iter().any(|command| command.starts_with("cofferdam daemon"));
+        if commands.iter().any(|command| command.starts_with("cofferdam audit")) {
+            // There is a log to ask for once something has run.
+            configure(home.path(), &format!("[audit]\ndirectory = {:?}\n", home.path().join("audit")));
+            let (status, _, stderr) = outcome(&mut shell("cofferdam run -- true", home.path()));
+            assert_eq!(status, 0, "{stderr}");
+        }
+        for command in commands {
+            // What a daemon serves is another thing than what a command runs itself.
+            if !daemon && !done.insert(command.clone()) {
+                continue;
+            }
+            let Some((status, stdout, stderr)) = run_shown(&command, row(&command), home.path()) else { continue };
+            let answers = !command.contains("print(6 * 7)") || stdout.trim_end().ends_with("42");
+            if status != 0 || !answers {
+                failed.push(format!("{page}: {command}\n  status {status}\n  {stdout}\n  {stderr}"));
+            }
+        }
+        if daemon {
+            outcome(shell("cofferdam daemon stop", home.path()).env("XDG_RUNTIME_DIR", home.path()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn every_row_of_documented_commands_has_a_command() {
+    let commands: Vec<_> = pages().into_iter().chain(helps()).flat_map(|block| block.commands).collect();
+    assert!(commands.len() > 60, "{} commands were found", commands.len());
+    for (start, _) in ROWS {
+        assert!(commands.iter().any(|command| command.starts_with(start)), "nothing shown begins with '{start}'");
+    }
+}
