@@ -76,9 +76,10 @@ pub fn at_least(
     }
     let what = if operation == "execute" { name.to_owned() } else { format!("a session in {name}") };
     let message = format!("{what} needs {} {least} or newer, and the sandbox has {version}", language.program());
-    Err(Error::new(ErrorKind::Unavailable, operation, message)
-        .with_fault(Fault::Host)
-        .with_remedy(format!("install a newer one, or name it in [languages.{name}] of the configuration")))
+    Err(Error::new(ErrorKind::Unavailable, operation, message).with_fault(Fault::Host).with_remedy(format!(
+        "name an image that has it (--image), or install a newer one on the host and name it in [languages.{name}] of \
+             the configuration"
+    )))
 }
 
 /// A kind of sandbox: those with the same backend and root have the same interpreters.

@@ -190,6 +190,13 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
     let read_only = mount.is_some_and(|mount| mount.read_only);
+    let refused = evidence.workspace_writable == Some(false);
+    if refused && !read_only && measured.spec.workspace().access() == Access::ReadWrite {
+        return with_remedy(
+            row(Protection::Workspace, false, "asked for as writable, and guests cannot write to it"),
+            "name another OCI runtime (--backend docker:NAME), or check who owns the directory",
+        );
+    }
     let (holds, mechanism) = match measured.spec.workspace() {
         Workspace::HostDir { access: Access::ReadOnly, .. } => (read_only, "host directory, mounted read-only"),
         Workspace::HostDir { access: Access::ReadWrite, .. } => {

@@ -187,6 +187,16 @@ fn a_private_workspace_is_read_only_only_where_that_was_tried() {
 }
 
 #[test]
+fn a_writable_workspace_that_guests_cannot_write_to_is_reported() {
+    let spec = spec();
+    for (tried, holds) in [(Some(false), false), (Some(true), true), (None, true)] {
+        let evidence = Evidence { workspace_writable: tried, ..evidence(&spec) };
+        let posture = judged(&spec, &facts(), &evidence, Kept::default());
+        assert_eq!(!short(&posture).contains(&Protection::Workspace), holds, "{tried:?}");
+    }
+}
+
+#[test]
 fn a_lent_directory_has_no_limit() {
     for (access, weaker) in [(Access::ReadWrite, true), (Access::ReadOnly, false)] {
         let lent = Workspace::HostDir { path: "/x".into(), access };

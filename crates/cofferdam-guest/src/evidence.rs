@@ -131,7 +131,7 @@ pub struct Evidence {
     pub landlock_abi: u32,
     /// Whether guests run under the rules of the settings, and the kernel refuses what no rule allows.
     pub landlock: bool,
-    /// Whether guests can make files in the workspace; tried only where the rules forbid it.
+    /// Whether guests can make files in the workspace; `None` where that could not be tried.
     pub workspace_writable: Option<bool>,
     /// Whether what an exec starts is found again wherever it goes. Where it is not, a kill reaches rather too much.
     pub marks: bool,

@@ -48,9 +48,13 @@ const SOCKETS: [&str; 8] = [
 ];
 const O_WRONLY: u32 = 1;
 const O_CREAT_EXCL: u32 = 0o300;
+const O_DIRECTORY: u32 = if cfg!(target_arch = "aarch64") { 0o40_000 } else { 0o200_000 };
+const O_TMPFILE: u32 = 0o20_000_000 | O_DIRECTORY;
 const S_IFMT: u64 = 0o170_000;
 const S_IFREG: u64 = 0o100_000;
 const EPERM: i32 = 1;
+const EACCES: i32 = 13;
+const EROFS: i32 = 30;
 const EAFNOSUPPORT: i32 = 97;
 
 fn odd() -> Error {
@@ -365,9 +369,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
         let errno = if name == VSOCK && errno == EAFNOSUPPORT { EPERM } else { errno };
         evidence.calls.push(ForbiddenCall { name, errno });
     }
-    if let Some(asked) = workspace {
-        evidence.workspace_writable = Some(asked.found().await?.errno == 0);
-    }
+    evidence.workspace_writable = workspace_writable(workspace.found().await?.errno);
     evidence.pid = 1;
     measure_room(link, evidence).await
 }
@@ -422,15 +424,27 @@ fn socket_number() -> u64 {
     if cfg!(target_arch = "x86_64") { 41 } else { 198 }
 }
 
-/// Tries to make a file in the workspace as guests would, where that must fail.
-fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Option<Asked<'a>>> {
+/// Tries to make a file in the workspace as guests would: one with a name where that must fail, else one without, which
+/// changes nothing that others see.
+fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Asked<'a>> {
     let rule = settings.rules.iter().find(|rule| rule.path == settings.workspace);
-    if evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0) {
-        return Ok(None);
+    let writable = evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0);
+    let named = format!("{}/.cofferdam-write-probe", settings.workspace);
+    let (path, flags) = match writable {
+        true => (&settings.workspace, O_WRONLY | O_TMPFILE),
+        false => (&named, O_WRONLY | O_CREAT_EXCL),
+    };
+    ask(link, Probe::Open { path: path.as_bytes(), flags, confined: !writable })
+}
+
+/// Reads whether guests can write to the workspace off the trial; `None` where the file system or the kernel inside cannot
+/// make files without a name.
+fn workspace_writable(errno: i32) -> Option<bool> {
+    match errno {
+        0 => Some(true),
+        EPERM | EACCES | EROFS => Some(false),
+        _ => None,
     }
-    let path = format!("{}/.cofferdam-write-probe", settings.workspace);
-    let probe = Probe::Open { path: path.as_bytes(), flags: O_WRONLY | O_CREAT_EXCL, confined: true };
-    ask(link, probe).map(Some)
 }
 
 fn boot_id(found: &Found) -> String {

@@ -37,6 +37,7 @@ async fn what_is_measured_is_what_there_is() {
     if cofferdam_linux::landlock::abi() > 0 {
         assert!(evidence.landlock && evidence.landlock_abi == cofferdam_linux::landlock::abi());
     }
+    assert_eq!(evidence.workspace_writable, Some(true));
     assert!(shell(&guest, "true").await.0.success());
 }
 
