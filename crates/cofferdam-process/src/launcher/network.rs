@@ -25,7 +25,7 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<()> {
         let open = |flags| openat(proc, &path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from);
         let mut text = String::new();
         open(OFlags::RDONLY)?.read_to_string(&mut text)?;
-        Ok(open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())?)
+        open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())
     })
 }
 
