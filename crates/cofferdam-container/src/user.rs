@@ -1,6 +1,8 @@
 //! As whom a sandbox runs: never root, and nobody else's user.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec, Workspace};
 
@@ -10,9 +12,10 @@ use crate::error;
 /// Users that no host has; each sandbox takes one of its own, so that what a kernel counts for a user is its own.
 const FIRST: u32 = 0x7100_0000;
 const COUNT: u32 = 0x00f0_0000;
-/// The same where an engine has 65536 ids for all its containers.
+/// The same where an engine has 65536 ids for all its containers. Below the upper half of such a map, which process sandboxes
+/// use there.
 const FIRST_OF_FEW: u32 = 20_000;
-const COUNT_OF_FEW: u32 = 40_000;
+const COUNT_OF_FEW: u32 = 12_000;
 
 /// A directory of the host that is lent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,11 +54,19 @@ impl Lent {
     }
 }
 
+/// Returns one number below `count` after the other, from a random start: sandboxes of this process share none before all were
+/// used.
+fn next_below(count: u32) -> u32 {
+    static START: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..));
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    START.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % count
+}
+
 /// User and group for a sandbox.
 pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32, u32)) -> Result<(u32, u32)> {
     let few = facts.rootless || facts.remapped;
     let fresh = || {
-        let uid = if few { FIRST_OF_FEW + fastrand::u32(..COUNT_OF_FEW) } else { FIRST + fastrand::u32(..COUNT) };
+        let uid = if few { FIRST_OF_FEW + next_below(COUNT_OF_FEW) } else { FIRST + next_below(COUNT) };
         (uid, uid)
     };
     let Some((lent, access)) = lent else { return Ok(fresh()) };
@@ -119,6 +130,14 @@ mod tests {
                 assert!(!facts.rootless || uid < 65_536);
             }
         }
+    }
+
+    #[test]
+    fn sandboxes_of_one_process_do_not_share_a_user() {
+        let few = Facts { local: true, rootless: true, ..Facts::default() };
+        let users: std::collections::BTreeSet<u32> = (0..2000).map(|_| choose(&few, None, (7, 7)).unwrap().0).collect();
+        assert_eq!(users.len(), 2000);
+        assert!(users.iter().all(|user| (FIRST_OF_FEW..32_768).contains(user)));
     }
 
     #[test]
