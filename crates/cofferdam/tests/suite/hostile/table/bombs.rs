@@ -29,11 +29,15 @@ pub fn rows() -> Vec<Row> {
 
 pub fn counts() -> Vec<Row> {
     vec![
-        bomb("a fork bomb", "fork_bomb", |_| words(["10"])).expect(Expect::ContainedOrLimit(LimitKind::Pids)),
+        bomb("a fork bomb", "fork_bomb", |_| words(["10"]))
+            .processes(10)
+            .expect(Expect::ContainedOrLimit(LimitKind::Pids)),
         bomb("a larger fork bomb", "fork_bomb", |_| words(["40"]))
             .processes(40)
             .expect(Expect::ContainedOrLimit(LimitKind::Pids)),
-        bomb("a thread bomb", "thread_bomb", |_| words(["10"])).expect(Expect::ContainedOrLimit(LimitKind::Pids)),
+        bomb("a thread bomb", "thread_bomb", |_| words(["10"]))
+            .processes(10)
+            .expect(Expect::ContainedOrLimit(LimitKind::Pids)),
         bomb("a descriptor bomb", "descriptor_bomb", |_| words(["1000000"])),
         bomb("a terminal bomb", "terminal_bomb", |_| words(["3072"])),
         bomb("an output bomb", "output_bomb", |_| vec![]).expect(Expect::Truncated),
@@ -64,6 +68,7 @@ pub fn disk_rows() -> Vec<Row> {
         disk("disk by fallocate", |_| words(["fallocate", "32", "/workspace", "/tmp", "/dev/shm"])),
         disk("disk by mappings", |_| words(["mmap", "32", "/workspace", "/tmp", "/dev/shm"])),
         disk("disk by files without a name", |_| words(["unlinked", "32", "/tmp", "/workspace", "/dev/shm"])),
+        disk("disk by holes", |_| words(["sparse", "32", "/workspace", "/tmp", "/dev/shm"])),
         bomb("an inode bomb in the workspace", "inode_bomb", |_| words(["2000000", "/workspace"]))
             .memory(256)
             .expect(Expect::ContainedOrLimit(LimitKind::Memory)),
