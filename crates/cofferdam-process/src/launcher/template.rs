@@ -49,12 +49,36 @@ const ETC_FILES: &[&str] = &[
 ];
 /// Directories of `/etc` that programs need and that hold no secret.
 const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];
-/// Files of `/proc` that are covered, as container runtimes do it. What only the machine's root may read is not
-/// repeated here: no sandbox runs as that user.
-const MASKED_FILES: &[&str] =
-    &["interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats", "kallsyms"];
+/// Files of `/proc` that are covered: what container runtimes cover, and what else tells who the host is or what it does. What
+/// only the machine's root may read is not repeated here: no sandbox runs as that user. What programs need stays: `cpuinfo`,
+/// `meminfo`, `stat`, `loadavg`, `uptime`, `version`, `cgroups`, `filesystems`; so does what only names hardware and drivers, for
+/// each cover takes time.
+const MASKED_FILES: &[&str] = &[
+    "buddyinfo",
+    "cmdline",
+    "config.gz",
+    "diskstats",
+    "interrupts",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "latency_stats",
+    "locks",
+    "modules",
+    "partitions",
+    "sched_debug",
+    "schedstat",
+    "softirqs",
+    "swaps",
+    "sys/kernel/random/boot_id",
+    "timer_list",
+    "timer_stats",
+    "vmstat",
+    "zoneinfo",
+];
 /// Directories of `/proc` that are covered.
-const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi"];
+const MASKED_DIRS: &[&str] = &["acpi", "asound", "fs", "pressure", "scsi"];
 /// Minor versions of Python 3 that may have settings in `/etc`.
 const PYTHON_MINORS: u32 = 32;
 /// Device nodes, with their numbers.

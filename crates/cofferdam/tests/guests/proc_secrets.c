@@ -49,10 +49,14 @@ int main(void)
     const char *files[] = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug",
                            "/proc/latency_stats", "/proc/timer_stats", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
                            "/proc/vmallocinfo", "/proc/slabinfo", "/proc/interrupts",
+                           "/proc/cmdline", "/proc/config.gz", "/proc/diskstats", "/proc/partitions", "/proc/swaps",
+                           "/proc/locks", "/proc/key-users", "/proc/keys", "/proc/modules", "/proc/softirqs",
+                           "/proc/schedstat", "/proc/vmstat", "/proc/zoneinfo", "/proc/buddyinfo",
+                           "/proc/sys/kernel/random/boot_id",
                            "/sys/kernel/vmcoreinfo", "/sys/kernel/notes", "/sys/class/dmi/id/product_uuid",
                            "/sys/kernel/debug/sched/debug", "/sys/kernel/security/lsm"};
     const char *directories[] = {"/proc/acpi", "/proc/scsi", "/proc/asound", "/sys/firmware", "/sys/kernel/debug",
-                                 "/sys/kernel/tracing", "/sys/devices/virtual/powercap", "/proc/fs/nfsd"};
+                                 "/sys/kernel/tracing", "/sys/devices/virtual/powercap", "/proc/fs", "/proc/pressure"};
     const char *logs[] = {"/proc/kmsg", "/dev/kmsg", "/dev/mem", "/dev/kmem", "/dev/port"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         must_be_empty(files[i]);
@@ -67,6 +71,16 @@ int main(void)
             escape_found("%s opens", logs[i]);
         if (fd >= 0)
             close(fd);
+    }
+    /* What programs need is still there. */
+    const char *needed[] = {"/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg", "/proc/uptime",
+                            "/proc/version", "/proc/filesystems", "/proc/mounts", "/proc/sys/kernel/random/uuid"};
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+        char buffer[64];
+        if (slurp(needed[i], buffer, sizeof buffer) <= 0) {
+            dprintf(1, "broken: %s cannot be read\n", needed[i]);
+            return 1;
+        }
     }
     must_show_no_address("/proc/kallsyms", 0);
     must_show_no_address("/proc/modules", 1);
