@@ -22,23 +22,41 @@ pub(crate) const AGENT_DIRECTORY: &str = "/.cofferdam";
 pub(crate) const AGENT_FILE: &str = "init";
 /// What the engine covers: its own list, and what else tells of the host.
 const MASKED: &[&str] = &[
-    "/proc/asound",
     "/proc/acpi",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
+    "/proc/asound",
+    "/proc/buddyinfo",
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/diskstats",
+    "/proc/fs",
     "/proc/interrupts",
     "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/locks",
+    "/proc/modules",
+    "/proc/partitions",
+    "/proc/pressure",
+    "/proc/sched_debug",
+    "/proc/schedstat",
+    "/proc/scsi",
+    "/proc/softirqs",
+    "/proc/swaps",
+    "/proc/sys/kernel/random/boot_id",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmstat",
+    "/proc/zoneinfo",
     "/sys/firmware",
     "/sys/kernel",
     "/sys/devices/virtual/powercap",
     "/sys/devices/virtual/dmi",
 ];
 const HOST_NAME: &str = "sandbox";
+/// How much larger than the disk limit a file may look. Programs that fill a directory meet ENOSPC before this limit.
+const FILE_SIZE_SLACK: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 /// Options of a directory that is covered. Without a size a tmpfs would have half of the host's memory.
 const COVERED: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0555";
@@ -201,7 +219,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
-        ulimits: Some(ulimits(plan.facts)),
+        ulimits: Some(ulimits(plan.facts, limits)),
         tmpfs: Some(tmpfs(plan, workspace, room)?),
         mounts: Some(mounts(plan, workspace)),
         runtime: plan.runtime.map(str::to_owned),
@@ -217,11 +235,17 @@ fn tasks(pids: u32, plan: &Plan<'_>) -> i64 {
 }
 
 /// Limits of each process.
-fn ulimits(facts: &Facts) -> Vec<ResourcesUlimits> {
+fn ulimits(facts: &Facts, limits: &Limits) -> Vec<ResourcesUlimits> {
     let limit =
         |name: &str, soft, hard| ResourcesUlimits { name: Some(name.to_owned()), soft: Some(soft), hard: Some(hard) };
     // The agent waits for as many descriptors at once as it may have execs, and more.
-    let mut all = vec![limit("core", 0, 0), limit("nofile", 4096, 4096)];
+    let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
+    if let Some(disk) = limits.disk {
+        // With its holes; what is stored, the sizes of the directories bound. Memory files are files, too.
+        let most = disk.max(limits.memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        all.push(limit("fsize", most, most));
+    }
     // Left alone, Podman asks for more than an engine without that right may give.
     if facts.podman && !facts.rootless {
         all.push(limit("nproc", 16_384, 16_384));

@@ -9,6 +9,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
+use crate::process::{self, Resource};
+
 /// The most descriptors in one message.
 pub const MAX_FDS: usize = 8;
 /// The longest message sent inline; longer bodies travel in a sealed memory file.
@@ -21,6 +23,10 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends one message; fails with `WouldBlock` rather than wait.
+///
+/// The kernel counts the descriptors that all processes of a user have sent and nobody has received yet, and refuses more
+/// than the sender's limit of open descriptors. Guests of the same user can fill that count up to their own limits, and for
+/// a moment beyond: then the sender's soft limit is raised to its hard one, for good.
 pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -28,8 +34,15 @@ pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent =
-        rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &[io::IoSlice::new(body)], &mut control, flags))?;
+    let mut attempt =
+        || rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &[io::IoSlice::new(body)], &mut control, flags));
+    let sent = match attempt() {
+        Err(rustix::io::Errno::TOOMANYREFS) => {
+            process::set_soft_limit(Resource::OPEN_FILES, u64::MAX)?;
+            attempt()?
+        }
+        other => other?,
+    };
     if sent == body.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 

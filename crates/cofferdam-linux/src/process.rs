@@ -27,6 +27,12 @@ impl Resource {
     pub const MESSAGE_QUEUES: Self = Self(libc::RLIMIT_MSGQUEUE as u32);
     /// Open descriptors, in number.
     pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE as u32);
+    /// Priority of real-time scheduling that may be taken.
+    pub const REAL_TIME_PRIORITY: Self = Self(libc::RLIMIT_RTPRIO as u32);
+    /// How far below 20 the niceness may be lowered.
+    pub const NICE: Self = Self(libc::RLIMIT_NICE as u32);
+    /// Stack of a process's first thread, in bytes.
+    pub const STACK: Self = Self(libc::RLIMIT_STACK as u32);
     /// Tasks of the user in its user namespace, in number.
     pub const TASKS: Self = Self(libc::RLIMIT_NPROC as u32);
     /// Queued signals.
@@ -54,6 +60,30 @@ pub fn random() -> io::Result<u64> {
 /// Sets the limit to `value`, or to what the hard limit allows if that is less.
 pub fn cap_limit(resource: Resource, value: u64) -> io::Result<()> {
     set_limit(resource, value.min(prlimit(0, resource, None)?.rlim_max))
+}
+
+/// Sets the soft limit to `value`, or to the hard limit if that is less. The hard limit stays.
+pub fn set_soft_limit(resource: Resource, value: u64) -> io::Result<()> {
+    let rlim_max = most_of(resource)?;
+    prlimit(0, resource, Some(&libc::rlimit64 { rlim_cur: value.min(rlim_max), rlim_max })).map(drop)
+}
+
+/// Gives up real-time scheduling and a raised priority that the caller inherited, and the right to take them again.
+pub fn schedule_as_ordinary() -> io::Result<()> {
+    cap_limit(Resource::REAL_TIME_PRIORITY, 0)?;
+    cap_limit(Resource::NICE, 0)?;
+    // SAFETY: the structure lives through the call; the rest are plain numbers.
+    unsafe {
+        if matches!(libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR) {
+            let parameters: libc::sched_param = std::mem::zeroed();
+            check_int(libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters))?;
+        }
+        // An error looks like -1; a priority of that value is raised, too, so that it makes no difference.
+        if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 {
+            check_int(libc::setpriority(libc::PRIO_PROCESS, 0, 0))?;
+        }
+    }
+    Ok(())
 }
 
 /// The soft limit of a process; 0 means the caller.

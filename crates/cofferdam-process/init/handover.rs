@@ -7,7 +7,7 @@ pub const MOST_FDS: usize = 8;
 pub const MOST_BYTES: usize = 4096;
 /// Bytes before the evidence.
 const HEAD: usize = WORDS * 8;
-const WORDS: usize = 10 + MOST_FDS;
+const WORDS: usize = 11 + MOST_FDS;
 /// A number that is not there.
 const NONE: u64 = u64::MAX;
 
@@ -26,6 +26,8 @@ pub struct Handover {
     pub watch_memory: Option<u64>,
     /// CPU microseconds at which to kill, where the init watches.
     pub watch_cpu: Option<u64>,
+    /// Descriptors that each program may have open: fewer than the init, see `set_open_files`.
+    pub open_files: u64,
     /// Whether the sandbox measured what its owner expects.
     pub as_expected: bool,
     /// What was measured before the program was executed, and must hold now, too.
@@ -58,7 +60,8 @@ impl Handover {
         words[5] = flags;
         words[6..9].copy_from_slice(&measured.capabilities);
         words[9] = self.fd_count as u64;
-        for (word, &fd) in words[10..].iter_mut().zip(&self.fds) {
+        words[10] = self.open_files;
+        for (word, &fd) in words[11..].iter_mut().zip(&self.fds) {
             *word = fd as u64;
         }
         let mut bytes = [0; HEAD];
@@ -77,7 +80,7 @@ impl Handover {
         }
         let some = |word: u64| (word != NONE).then_some(word);
         let mut fds = [0; MOST_FDS];
-        for (fd, word) in fds.iter_mut().zip(&words[10..]) {
+        for (fd, word) in fds.iter_mut().zip(&words[11..]) {
             *fd = *word as i32;
         }
         let handover = Self {
@@ -87,6 +90,7 @@ impl Handover {
             fd_count: words[9] as usize,
             watch_memory: some(words[3]),
             watch_cpu: some(words[4]),
+            open_files: words[10],
             as_expected: words[5] & 1 != 0,
             measured: Measured {
                 capabilities: [words[6], words[7], words[8]],

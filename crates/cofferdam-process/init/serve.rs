@@ -77,6 +77,8 @@ pub struct Init {
     children: Fd,
     watch: Option<Watch>,
     mark: (u64, u64),
+    /// Descriptors that each program may have open.
+    open_files: u64,
     /// Whether the sandbox measured what the host expected.
     as_expected: bool,
     execs_started: u64,
@@ -94,6 +96,7 @@ impl Init {
             children: sys::child_signal()?,
             watch: Watch::new(handover.watch_memory, handover.watch_cpu, handover.mark.0 ^ handover.mark.1),
             mark: handover.mark,
+            open_files: handover.open_files,
             as_expected: handover.as_expected,
             execs_started: 0,
             first: 0,
@@ -226,11 +229,12 @@ impl Init {
         let beside = running.count > 0;
         let since = self.watch.as_mut().map_or(Since::NOTHING, |watch| watch.begin(beside));
         let prepare = |errno| NotStarted { step: Step::Prepare, errno };
+        let confine = || sys::set_open_files(self.open_files);
         let (pid, master) = match start.terminal {
-            None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.mark), &|| Ok(()))?, None),
+            None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.mark), &confine)?, None),
             Some(size) => {
                 let (master, slave) = launch::make_terminal(size).map_err(prepare)?;
-                (desk.launch(start, [slave.number(); 3], Some(self.mark), &|| Ok(()))?, Some(master))
+                (desk.launch(start, [slave.number(); 3], Some(self.mark), &confine)?, Some(master))
             }
         };
         running.add(pid, start.exec, since);

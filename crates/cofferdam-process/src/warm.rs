@@ -104,8 +104,11 @@ fn limits_fit(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // The owner's own clock.
     let _ = wall_time;
-    // A bound that is there can be changed, one that is not cannot be added.
-    let bound_fits = disk == &template.disk || template.disk.is_some();
+    // A bound that is there can be tightened. The size of a file was bounded for the template's, and cannot be raised.
+    let bound_fits = match (template.disk, disk) {
+        (Some(made), Some(asked)) => *asked <= made,
+        (made, asked) => made == *asked,
+    };
     // The limit of a single process was inherited from the template: it must not strike before the one that was asked.
     let cpu_fits = match (template.cpu_time, cpu_time) {
         (None, None) => true,
@@ -139,7 +142,6 @@ mod tests {
             with(|limits| limits.memory = None),
             with(|limits| limits.pids = Some(3)),
             with(|limits| limits.disk = Some(ByteSize::from_bytes(1 << 20))),
-            with(|limits| limits.disk = None),
             with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),
             Spec::builder().tenant(TenantId::new("other").unwrap()).label("a", "b").build().unwrap(),
         ];
@@ -147,7 +149,7 @@ mod tests {
             assert!(fits(&template, spec, true), "{spec:?}");
         }
         let without_groups: Vec<bool> = late.iter().map(|spec| fits(&template, spec, false)).collect();
-        assert_eq!(without_groups, [true, false, false, false, true, true, false, true]);
+        assert_eq!(without_groups, [true, false, false, false, true, false, true]);
     }
 
     #[test]
@@ -156,6 +158,8 @@ mod tests {
         let fixed = [
             with(|limits| limits.cpu_time = Some(Duration::from_secs(3600))),
             with(|limits| limits.cpu_time = None),
+            with(|limits| limits.disk = None),
+            with(|limits| limits.disk = Some(ByteSize::from_bytes(1 << 40))),
             Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),
             Spec::builder()
                 .workspace(Workspace::HostDir { path: "/tmp".into(), access: Access::ReadOnly })

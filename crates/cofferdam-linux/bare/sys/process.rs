@@ -202,6 +202,17 @@ pub fn set_mark((process, resource): (u64, u64), mark: u64) -> Res<()> {
     unsafe { checked(call(number::PRLIMIT64, arguments)) }.map(drop)
 }
 
+/// Bounds the descriptors that this process, and what it starts, may have open.
+///
+/// The kernel also takes this limit for the descriptors that a user's processes have sent and nobody has received yet:
+/// what a program may send is to leave room for what an init of the same user has to send.
+pub fn set_open_files(most: u64) -> Res<()> {
+    const RLIMIT_NOFILE: usize = 7;
+    let limit = [most; 2];
+    // SAFETY: the structure is the kernel's, which writes to no memory.
+    unsafe { checked(call(number::PRLIMIT64, [0, RLIMIT_NOFILE, limit.as_ptr() as usize, 0, 0, 0])) }.map(drop)
+}
+
 /// Starts a session, with the usual mask for new files.
 pub fn lead_session() -> Res<()> {
     // SAFETY: plain numbers.

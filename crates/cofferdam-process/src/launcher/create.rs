@@ -26,18 +26,23 @@ use super::cells::{self, Cell};
 use super::init::InitProgram;
 use super::init::handover::{Handover, MOST_BYTES, MOST_FDS, Measured};
 use super::template::Template;
-use super::{Filters, Identity, Named, PATIENCE, Step, evidence, network};
+use super::{Filters, Identity, Named, PATIENCE, PID_SPACE, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
-/// Open descriptors of one process.
-const OPEN_FILES: u64 = 4096;
-/// The same where the init itself watches memory: each may hold some in the kernel that no process is charged for.
-const WATCHED_OPEN_FILES: u64 = 512;
+/// Open descriptors of one program.
+const MAX_OPEN_FILES: u64 = 4096;
+/// The same where the init itself watches memory: each may hold some in the kernel that no process is charged for. Also
+/// where sandboxes run as the caller: the kernel compares what all processes of that user have sent with this limit of the
+/// sender, and the caller's own programs have a limit of 1024 by default.
+const MAX_SHARED_OPEN_FILES: u64 = 512;
 const LOCKED_MEMORY: u64 = 8 << 20;
-const MESSAGE_QUEUE_BYTES: u64 = 1 << 20;
-const PENDING_SIGNALS: u64 = 4096;
+/// A quarter of what a user has by default, for sandboxes of the same user share that.
+const MESSAGE_QUEUE_BYTES: u64 = 200 << 10;
+const PENDING_SIGNALS: u64 = 1024;
+/// How much larger than all stored bytes a file may look. Programs that fill the disk meet ENOSPC before this limit.
+const FILE_SIZE_SLACK: u64 = 1 << 20;
 const OPEN_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// What a new sandbox is made from, and what is asked of it.
@@ -60,6 +65,26 @@ pub struct Setup<'a> {
     pub workspace: Option<&'a OwnedFd>,
     /// What becomes process 1.
     pub init: &'a InitProgram,
+    pub watch_bounds: WatchBounds,
+}
+
+/// How many of the host's counts of watches a sandbox may have. The kernel keeps them for a user: where sandboxes run as
+/// the caller, they share them.
+#[derive(Debug, Clone, Copy)]
+pub struct WatchBounds {
+    instances: u64,
+    watches: u64,
+}
+
+impl WatchBounds {
+    /// Reads what the host gives a user, and takes an eighth of it.
+    pub fn read() -> Self {
+        let share = |name: &str, least, most| {
+            let text = std::fs::read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
+            (text.trim().parse::<u64>().unwrap_or(0) / 8).clamp(least, most)
+        };
+        Self { instances: share("max_user_instances", 4, 64), watches: share("max_user_watches", 1024, 65_536) }
+    }
 }
 
 /// What the host gets to work with the sandbox's files, and what must not be closed before the walls are measured.
@@ -99,7 +124,7 @@ impl NewSandbox<'_> {
 }
 
 fn build(setup: &Setup<'_>) -> Step<Rooms> {
-    let ids = outside_ids(setup);
+    let ids = outside_ids(setup)?;
     let members = lay_ground(setup)?;
     let proc = mount_proc(setup)?;
     network::bound(proc.as_fd()).step("bound the sandbox's network")?;
@@ -139,15 +164,33 @@ fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
 }
 
 /// The kernel's user and group of this sandbox.
-fn outside_ids(setup: &Setup<'_>) -> (u32, u32) {
+fn outside_ids(setup: &Setup<'_>) -> Step<(u32, u32)> {
     match setup.identity {
         Identity::Unique { first, count } => {
-            let id = first + setup.outside_pid.get() as u32 % count;
-            (id, id)
+            let pid = setup.outside_pid.get() as u32;
+            let id = first + pid % count;
+            // Process numbers that differ may give the same id only where there are fewer ids than numbers.
+            let mut others = (pid % count..PID_SPACE).step_by(count as usize).filter(|other| *other != pid);
+            if others.any(|other| runs_as(setup.template.host_proc(), other, id)) {
+                let step = "find a user id that no other sandbox has (try again, or map more ids)".to_owned();
+                return Err(Failure { step, errno: libc::EAGAIN });
+            }
+            Ok((id, id))
         }
         // In the launcher's user namespace, 0 is the caller.
-        Identity::Caller => (0, 0),
+        Identity::Caller => Ok((0, 0)),
     }
+}
+
+/// Returns whether a process exists and has this user id. One that cannot be read counts as having it.
+fn runs_as(host_proc: BorrowedFd<'_>, pid: u32, id: u32) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(status) = openat(host_proc, format!("{pid}/status"), flags, Mode::empty()) else { return false };
+    let mut text = [0; 1024];
+    let length = rustix::io::read(&status, &mut text).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..length]);
+    let ids = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.is_none_or(|ids| ids.split_whitespace().any(|other| other.parse() == Ok(id)))
 }
 
 /// Mounts `/proc`, masked and read-only, and gives a writable way to it for the steps that follow: a mount that the
@@ -226,17 +269,14 @@ fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc:
 
 fn set_limits(create: &Create, watched: bool) -> Step<()> {
     for (resource, value) in [
-        (Resource::OPEN_FILES, if watched { WATCHED_OPEN_FILES } else { OPEN_FILES }),
         (Resource::LOCKED_MEMORY, LOCKED_MEMORY),
         (Resource::MESSAGE_QUEUES, MESSAGE_QUEUE_BYTES),
         (Resource::PENDING_SIGNALS, PENDING_SIGNALS),
     ] {
         process::cap_limit(resource, value).step("set a limit")?;
     }
-    // Where a tmpfs sets the bound, programs are to meet its ENOSPC and not a signal.
-    let host_directory = matches!(create.workspace, WorkspacePlan::HostDir { .. });
-    if let Some(bytes) = create.disk.filter(|_| host_directory && !create.read_only) {
-        process::cap_limit(Resource::FILE_SIZE, bytes).step("limit the size of a file")?;
+    if let Some(bytes) = create.disk {
+        process::cap_limit(Resource::FILE_SIZE, file_size(create, bytes)).step("limit the size of a file")?;
     }
     if let Some(micros) = create.cpu_micros {
         process::cap_limit(Resource::CPU, micros.div_ceil(1_000_000) + 1).step("limit CPU time")?;
@@ -250,6 +290,45 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
     let processors = create.cpu_millis.filter(|millis| millis % 1000 == 0).map(|millis| millis / 1000);
     if let Some(count) = processors {
         process::pin_to(count as usize).step("limit processors")?;
+    }
+    Ok(())
+}
+
+/// Returns the largest size that a file may have, holes included.
+fn file_size(create: &Create, disk: u64) -> u64 {
+    match create.workspace {
+        WorkspacePlan::HostDir { .. } if !create.read_only => disk,
+        // A tmpfs bounds what is stored: programs are to meet its ENOSPC and not a signal. Memory files count as memory.
+        _ => disk.max(create.memory.unwrap_or(0)).saturating_add(FILE_SIZE_SLACK),
+    }
+}
+
+/// Returns how many descriptors a program may have open.
+fn open_files(setup: &Setup<'_>) -> u64 {
+    let shared = setup.groups.is_empty() || matches!(setup.identity, Identity::Caller);
+    let most = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
+    // Well below the init's, which has to send some while programs send theirs.
+    most.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
+}
+
+/// Bounds what the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The kernel reads the
+/// limit of each namespace on the way up.
+fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
+    let WatchBounds { instances, watches } = setup.watch_bounds;
+    for (name, most) in [
+        ("inotify_instances", instances),
+        ("inotify_watches", watches),
+        // What the filter of system calls refuses besides.
+        ("fanotify_groups", 0),
+        ("user_namespaces", 0),
+    ] {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = match openat(proc, format!("sys/user/max_{name}"), flags, Mode::empty()) {
+            // A kernel without this kind of thing.
+            Err(rustix::io::Errno::NOENT) => continue,
+            other => other.step("open a bound of the user namespace")?,
+        };
+        rustix::io::write(&file, format!("{most}\n").as_bytes()).step("bound what the user namespace may have")?;
     }
     Ok(())
 }
@@ -269,6 +348,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<u
         // earlier, the limit would also hold for what the user runs outside of this namespace.
         process::cap_limit(Resource::TASKS, tasks + 1).step("limit processes")?;
     }
+    bound_user_counts(setup, proc)?;
     process::set_dumpable(DumpableState::No).step("hide the init's memory")?;
     process::die_with_parent().step("die with the launcher")?;
     caps::drop_all().step("drop capabilities")?;
@@ -316,6 +396,7 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
+        open_files: open_files(setup),
         as_expected: match &create.expected {
             Some(Expected::Same(other)) => evidence.is_as(other),
             Some(Expected::Whole) => evidence.is_whole(create, setup.facts),
@@ -361,4 +442,24 @@ fn pass_on(handover: &Handover, evidence: &Evidence) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     process::duplicate_to(reader.as_fd(), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_id_is_taken_only_while_a_process_has_it() {
+        let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let own = (std::process::id(), rustix::process::getuid().as_raw());
+        assert!(runs_as(proc.as_fd(), own.0, own.1));
+        assert!(!runs_as(proc.as_fd(), own.0, own.1 + 1));
+        assert!(!runs_as(proc.as_fd(), PID_SPACE + 1, own.1));
+    }
+
+    #[test]
+    fn shares_of_watches_lie_well_below_the_hosts() {
+        let WatchBounds { instances, watches } = WatchBounds::read();
+        assert!((4..=64).contains(&instances) && (1024..=65_536).contains(&watches), "{instances} {watches}");
+    }
 }

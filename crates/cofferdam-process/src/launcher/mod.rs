@@ -138,6 +138,7 @@ impl Drafts {
 /// What children begin with.
 struct Nursery {
     init: InitProgram,
+    watch_bounds: create::WatchBounds,
     stack: Stack,
     /// The number of the child that was made last.
     pid: SharedPid,
@@ -145,7 +146,8 @@ struct Nursery {
 
 impl Nursery {
     fn new() -> io::Result<Self> {
-        Ok(Self { init: InitProgram::new()?, stack: Stack::new()?, pid: SharedPid::new()? })
+        let watch_bounds = create::WatchBounds::read();
+        Ok(Self { init: InitProgram::new()?, watch_bounds, stack: Stack::new()?, pid: SharedPid::new()? })
     }
 }
 
@@ -332,7 +334,7 @@ impl Launcher {
         control: &OwnedFd,
         workspace: Option<&OwnedFd>,
     ) -> Step<i32> {
-        let Nursery { init, stack, pid } = &mut self.nursery;
+        let Nursery { init, watch_bounds, stack, pid } = &mut self.nursery;
         let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
         let mut child = create::NewSandbox(create::Setup {
             cell,
@@ -349,6 +351,7 @@ impl Launcher {
             control: control.as_fd(),
             workspace,
             init,
+            watch_bounds: *watch_bounds,
         });
         let kinds = namespace::kind::PID | namespace::kind::UTS;
         if let Some(target) = group.and_then(Group::clone_target) {

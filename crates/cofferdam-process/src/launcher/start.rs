@@ -14,6 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Owner, Share, Version};
+use cofferdam_linux::process::Resource;
 use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
@@ -25,6 +26,8 @@ use super::{
 };
 use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
 
+/// The stack that programs usually have.
+const USUAL_STACK: u64 = 8 << 20;
 /// Stack of a thread that makes a few system calls.
 const THREAD_STACK: usize = 128 * 1024;
 
@@ -107,6 +110,12 @@ impl Begun {
         rustix::process::umask(Mode::empty());
         std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
         process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
+        process::schedule_as_ordinary().step("give up real-time scheduling")?;
+        // One without a limit would lay out programs' memory the old way, at addresses that are easy to guess.
+        let stack = process::limit_of(0, Resource::STACK).step("read the stack's limit")?;
+        process::set_soft_limit(Resource::STACK, stack.min(USUAL_STACK)).step("limit the stack")?;
+        // For what it sends while guests of the same user send theirs.
+        process::set_soft_limit(Resource::OPEN_FILES, u64::MAX).step("raise the limit of open files")?;
         let children = process::child_signal().step("watch for children")?;
         let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
         let path_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,5 +1,5 @@
-/* Fills every writable place, together beyond the limit. Arguments: how (write, fallocate, mmap, unlinked), limit in
- * MiB, directories. Holes do not count. */
+/* Fills every writable place, together beyond the limit. Arguments: how (write, fallocate, mmap, unlinked, sparse), limit
+ * in MiB, directories. Holes do not count, but with sparse: then no file may be much larger than the limit. */
 #include "guest.h"
 #include <setjmp.h>
 
@@ -17,6 +17,8 @@ static void on_bus_error(int signal_number)
 static int add(const char *how, int fd, long place)
 {
     static char block[MIB];
+    if (strcmp(how, "sparse") == 0)
+        return ftruncate(fd, (4L << 40) + place) == 0;
     memset(block, 'x', sizeof block);
     if (strcmp(how, "fallocate") == 0)
         return fallocate(fd, 0, place, MIB) == 0;
@@ -57,6 +59,8 @@ int main(int argc, char **argv)
                 unlink(path);
             long here = 0;
             while (total <= 2 * limit && add(how, fd, here * MIB)) {
+                if (strcmp(how, "sparse") == 0)
+                    escaped("%s takes a file of 4 TiB", argv[i]);
                 here++;
                 total++;
             }

@@ -52,5 +52,8 @@ int main(int argc, char **argv)
         if (inotify_init1(IN_CLOEXEC) < 0)
             break;
     report("inotify instances", taken, cap);
+    char text[32];
+    if (slurp("/proc/sys/fs/inotify/max_user_instances", text, sizeof text) > 0 && taken > atol(text) / 4)
+        escape_found("%ld of the %ld inotify instances that the host gives a user", taken, atol(text));
     return verdict();
 }

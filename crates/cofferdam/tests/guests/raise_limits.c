@@ -55,6 +55,12 @@ int main(void)
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_max > 1048576)
         escape_found("%llu descriptors are allowed", (unsigned long long)limit.rlim_max);
 
+    attempts += 2;
+    if (getrlimit(RLIMIT_NICE, &limit) == 0 && limit.rlim_max > 0)
+        escape_found("the priority may be raised to %llu", (unsigned long long)limit.rlim_max);
+    if (getrlimit(RLIMIT_RTPRIO, &limit) == 0 && limit.rlim_max > 0)
+        escape_found("real-time priority %llu is allowed", (unsigned long long)limit.rlim_max);
+
     MUST_FAIL(setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) - 5));
     must_fail("setpriority of init", setpriority(PRIO_PROCESS, 1, -5));
     MUST_FAIL(sched_setscheduler(0, SCHED_FIFO, &priority));

@@ -163,6 +163,16 @@ fn the_host_sees_the_guest_as_an_ordinary_confined_process() {
 }
 
 #[test]
+fn one_guest_leaves_other_sandboxes_of_its_user_what_they_need() {
+    races::counts_of_a_user();
+}
+
+#[test]
+fn reading_a_read_only_directory_leaves_access_times_alone() {
+    races::reading_leaves_no_trace();
+}
+
+#[test]
 fn daemons_do_not_outlive_the_sandbox() {
     races::daemons_die();
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    Access, ByteSize, ExecHandle, ExecRequest, OutputEvent, Protection, Sandbox, SandboxPath, Spec, Workspace,
+    Access, ByteSize, ExecHandle, ExecRequest, OutputEvent, Protection, Sandbox, SandboxPath, Spec, TerminalSize,
+    Workspace,
 };
 use tempfile::TempDir;
 
@@ -17,7 +18,7 @@ use super::run::{backend, block_on, install};
 use crate::census::numbered_entries;
 
 /// Guest programs that are used here and in no row.
-pub const GUESTS: [&str; 3] = ["symlink_swap", "daemonize", "idle"];
+pub const GUESTS: [&str; 4] = ["symlink_swap", "daemonize", "idle", "user_counts"];
 
 const SECRET: &str = "the host's secret";
 const SECRET_FILE: &str = "secret";
@@ -185,6 +186,60 @@ pub fn runtime_is_not_executed_as_the_guest() {
         let text = drain(&mut output).await;
         sandbox.close().await.expect("it closes");
         assert!(exit.success(), "{exit:?}\n{text}");
+    });
+}
+
+/// While one guest holds all that it gets of what the kernel counts for a user, sandboxes of the same user are created, start
+/// programs, and have something left.
+pub fn counts_of_a_user() {
+    block_on(async {
+        let guests = Guests::compile(&BTreeSet::from(["user_counts"]));
+        let lent = || {
+            let workspace = Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly };
+            Spec::builder().workspace(workspace).build().expect("a valid spec")
+        };
+        let request = |word: &str| ExecRequest::argv(["/workspace/user_counts", word]).build().expect("valid");
+        let backend = backend();
+        let taker = backend.create(lent()).await.expect("a sandbox");
+        let before = backend.create(lent()).await.expect("a sandbox");
+        let taking = taker.start(request("take")).await.expect("the guest starts");
+        wait_for_output(&taking).await;
+        let after = backend.create(lent()).await.expect("another sandbox can be created");
+        let other_launcher = super::run::backend().create(lent()).await.expect("another backend can create one");
+        for sandbox in [&taker, &before, &after, &other_launcher] {
+            let terminal = TerminalSize { rows: 25, columns: 80 };
+            let echo = ExecRequest::shell("echo alive").terminal(terminal).build().expect("valid");
+            let done = sandbox.exec(echo).await.expect("a program starts in a terminal");
+            assert!(done.exit.success(), "{:?}", done.exit);
+        }
+        for sandbox in [&before, &after, &other_launcher] {
+            let done = sandbox.exec(request("use")).await.expect("a program starts");
+            assert!(done.exit.success(), "{:?} {}", done.exit, String::from_utf8_lossy(&done.stdout));
+        }
+        taking.close().await.expect("it closes");
+        for sandbox in [taker, before, after, other_launcher] {
+            sandbox.close().await.expect("it closes");
+        }
+    });
+}
+
+/// Reading a file of a host directory that is mounted read-only leaves the time of its last access as it was.
+pub fn reading_leaves_no_trace() {
+    block_on(async {
+        let shared = open_temporary_directory(0o755);
+        let path = shared.path().join("read");
+        fs::write(&path, "text").expect("the directory is ours");
+        let file = fs::File::options().write(true).open(&path).expect("the file is ours");
+        // Older than its last change: the next read would be noted.
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        file.set_times(fs::FileTimes::new().set_accessed(long_ago)).expect("the file is ours");
+        let workspace = Workspace::HostDir { path: shared.path().to_owned(), access: Access::ReadOnly };
+        let spec = Spec::builder().workspace(workspace).build().expect("a valid spec");
+        let (done, _) =
+            backend().run(spec, ExecRequest::shell("cat read").build().expect("valid")).await.expect("it runs");
+        assert_eq!(done.stdout, "text");
+        let accessed = fs::metadata(&path).and_then(|meta| meta.accessed()).expect("the file system notes it");
+        assert_eq!(accessed, long_ago);
     });
 }
 

@@ -19,6 +19,13 @@ pub fn rows() -> Vec<Row> {
             Control::None("it opens sysrq-trigger and core_pattern for writing"),
         ),
         row("reading the kernel through /proc", "proc_secrets", Control::SucceedsWhereAllowed),
+        row("watching and holding up shared files", "shared_files", Control::Succeeds),
+        row("watching and holding up files of a private workspace", "shared_files", Control::None("as the row before"))
+            .args(|_| words(["/workspace"]))
+            .place(Place::Private),
+        row("watching and holding up files of a shared workspace", "shared_files", Control::None("as the row before"))
+            .args(|_| words(["/workspace"]))
+            .place(Place::Shared),
         row("device files", "dev_nodes", Control::None("it would make device files on the host")),
         row("device files in a private workspace", "dev_nodes", Control::None("as the row before"))
             .place(Place::Private),
