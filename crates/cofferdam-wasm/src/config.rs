@@ -12,7 +12,8 @@ pub struct WasmConfig {
     pub guests: usize,
     /// How long a start waits for a place among them before it is refused. Default 10 s.
     pub patience: Duration,
-    /// Modules compiled at once. One whose time ran out counts until its compiler stops. Default 2.
+    /// Modules compiled at once. One whose time ran out runs on beside them; beyond four such
+    /// it counts until its compiler stops. Default 2.
     pub compilers: usize,
     /// Real time that one module may take to compile. Default 30 s.
     pub compile_time: Duration,

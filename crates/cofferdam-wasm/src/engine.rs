@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result, TenantId};
 use cofferdam_wasm_supply::Language;
-use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 use wasmtime::{Config, Engine, Linker, Module, WasmBacktraceDetails};
 
@@ -29,6 +29,9 @@ const KEPT_BYTES: usize = 128 << 20;
 /// Stack of a thread that compiles. Nesting is bounded by the validator, and the compiler recurses little.
 const COMPILER_STACK: usize = 8 << 20;
 
+/// Compilations that run on after their callers gave up, besides those that have a place among the compilers.
+const MAX_ABANDONED: usize = 4;
+
 /// An interpreter that is made once, however many wait for it.
 type OnceMade = Arc<OnceCell<Arc<Warm>>>;
 
@@ -39,13 +42,16 @@ pub(crate) struct Engines {
     plain: OnceLock<Arc<Machine>>,
     metered: OnceLock<Arc<Machine>>,
     compilers: Arc<Semaphore>,
+    abandoned: Arc<Semaphore>,
     interpreters: Mutex<HashMap<(Language, bool), OnceMade>>,
 }
 
 impl Engines {
     pub(crate) fn new(config: WasmConfig) -> Self {
         let compilers = Arc::new(Semaphore::new(config.compilers.max(1)));
-        Self { config, plain: OnceLock::new(), metered: OnceLock::new(), compilers, interpreters: Mutex::default() }
+        let abandoned = Arc::new(Semaphore::new(MAX_ABANDONED));
+        let (plain, metered) = (OnceLock::new(), OnceLock::new());
+        Self { config, plain, metered, compilers, abandoned, interpreters: Mutex::default() }
     }
 
     fn machine(&self, metered: bool) -> Result<Arc<Machine>> {
@@ -121,16 +127,56 @@ impl Engines {
         on_thread(move || warm(&machine, &cache, language, &mut progress).map(Arc::new)).await
     }
 
-    /// Compiles on a thread of its own. If nobody waits any more it goes on, and its place stays taken until it stops.
+    /// Compiles on a thread of its own. A compilation whose caller gives up runs on, as a compiler cannot be stopped. It gives
+    /// its place to others, unless [`MAX_ABANDONED`] such compilations run.
     async fn compile(&self, machine: Arc<Machine>, bytes: Bytes) -> Result<Arc<Program>> {
         let closed = |_| Error::new(ErrorKind::Internal, "start", "the compilers are gone");
         let permit = Arc::clone(&self.compilers).acquire_owned().await.map_err(closed)?;
-        on_thread(move || {
+        let place = Place(Arc::new(Mutex::new(Some(permit))));
+        let mut waiting = Waiting { place: place.clone(), abandoned: Arc::clone(&self.abandoned), ended: false };
+        let result = on_thread(move || {
             let result = machine.compile(&bytes);
-            drop(permit);
+            place.put(None);
             result
         })
-        .await
+        .await;
+        waiting.ended = true;
+        result
+    }
+}
+
+/// The place of a compilation: among the compilers, later among those that were abandoned.
+#[derive(Debug, Clone)]
+struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl Place {
+    /// Replaces the place, if the compilation has not ended.
+    fn exchange(&self, permit: OwnedSemaphorePermit) {
+        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_some() {
+            *place = Some(permit);
+        }
+    }
+
+    fn put(&self, permit: Option<OwnedSemaphorePermit>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = permit;
+    }
+}
+
+/// The caller of a compilation. Dropped before its end, it frees the place among the compilers, if there is another.
+struct Waiting {
+    place: Place,
+    abandoned: Arc<Semaphore>,
+    ended: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Ok(permit) = Arc::clone(&self.abandoned).try_acquire_owned()
+        {
+            self.place.exchange(permit);
+        }
     }
 }
 
@@ -305,5 +351,34 @@ impl Kept {
         while self.0.len() > most || self.0.iter().map(|(_, bytes, _)| bytes.len()).sum::<usize>() > KEPT_BYTES {
             self.0.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abandoned_compilation_frees_its_place_as_long_as_few_are_abandoned() {
+        let (compilers, abandoned) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
+        let begin = || {
+            let permit = Arc::clone(&compilers).try_acquire_owned().expect("a free place");
+            let place = Place(Arc::new(Mutex::new(Some(permit))));
+            (place.clone(), Waiting { place, abandoned: Arc::clone(&abandoned), ended: false })
+        };
+        let (first, waiting) = begin();
+        assert_eq!(compilers.available_permits(), 0);
+        drop(waiting);
+        assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 0));
+        let (second, waiting) = begin();
+        drop(waiting);
+        assert_eq!(compilers.available_permits(), 0, "one too many keeps its place");
+        first.put(None);
+        second.put(None);
+        assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 1));
+        let (ended, waiting) = begin();
+        ended.put(None);
+        drop(waiting);
+        assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 1));
     }
 }
