@@ -10,6 +10,7 @@ mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -251,6 +252,14 @@ pub struct PlaceArgs {
     /// Whether the image of virtual machines is made when there is none: never, missing [default: never]
     #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Build>())]
     pub build: Option<Build>,
+
+    /// Make clocks and random bytes of WebAssembly the same each time, from a seed; level wasm alone
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub deterministic: Option<String>,
+
+    /// Steps that each exec of WebAssembly may take; level wasm alone
+    #[arg(long, value_name = "N")]
+    pub fuel: Option<NonZeroU64>,
 
     /// Network: `none`, or the hosts that may be reached
     #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]

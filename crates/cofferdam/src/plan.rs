@@ -115,6 +115,12 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     for (key, value) in &args.place.label {
         builder = builder.label(key, value);
     }
+    if let Some(seed) = &args.place.deterministic {
+        builder = builder.attribute("wasm.deterministic", seed.clone());
+    }
+    if let Some(fuel) = args.place.fuel {
+        builder = builder.attribute("wasm.fuel", fuel.get());
+    }
     for protection in &settings.allow_weaker {
         builder = builder.allow_weaker(*protection);
     }

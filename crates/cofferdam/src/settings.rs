@@ -152,6 +152,8 @@ impl Settings {
         let backend = backend_for_run(flags, environment, file)?;
         has_use(flags.place.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
         has_use(flags.place.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
+        has_use(flags.place.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
+        has_use(flags.place.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
         let machines = machines(flags.place.build, environment, file);
         Ok(Self {
             setup: Setup {
