@@ -5,7 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam::{Error, ErrorKind, Result, registry};
+use cofferdam::registry::FindingState;
+use cofferdam::{Backend, Error, ErrorKind, Level, Result, Spec, registry};
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
 
@@ -59,7 +60,12 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     };
     serve_on_many(async move {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
-        let server = Server::new(registry::backend_with(settings.backend.name, &settings.setup)?, config)?;
+        let backend = registry::backend_with(settings.backend.name, &settings.setup)?;
+        tokio::select! {
+            tried = try_out(&*backend, &settings, &config.spec) => tried?,
+            number = interrupts.next() => return Ok(signal_status(number)),
+        }
+        let server = Server::new(backend, config)?;
         let stop = CancellationToken::new();
         let told = stop.clone();
         let mut signals = tokio::spawn(async move {
@@ -81,6 +87,24 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
             }
         }
     })
+}
+
+/// Refuses to serve what would fail each call: makes one sandbox and closes it. A virtual machine takes too long to start for
+/// that under emulation; there the host is examined.
+async fn try_out(backend: &dyn Backend, settings: &Settings, spec: &Spec) -> Result<()> {
+    if backend.level() == Level::Vm {
+        let report = registry::doctor(settings.backend.name, &settings.setup).await?;
+        let missing = report.items.iter().find(|item| item.state == FindingState::Missing);
+        return match (report.usable, missing) {
+            (true, _) | (false, None) => Ok(()),
+            (false, Some(item)) => {
+                let message = format!("the backend '{}' cannot be used: {}", settings.backend.name, item.name);
+                let remedy = format!("see `cofferdam doctor --backend {}`", settings.backend.name);
+                Err(Error::new(ErrorKind::Unavailable, "start the server", message).with_remedy(remedy))
+            }
+        };
+    }
+    backend.create(spec.clone()).await?.close().await
 }
 
 async fn converse(server: &Server, listen: Option<HttpConfig>, stop: CancellationToken) -> Result<()> {
