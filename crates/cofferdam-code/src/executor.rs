@@ -217,7 +217,7 @@ impl Executor {
             Command::Script(script) => vec![&script.contents],
         };
         let timeout = exec.timeout().unwrap_or(spec.limits().wall_time);
-        let mut request = CodeRequest::new("", "").timeout(timeout);
+        let mut request = CodeRequest::new("", command_text(exec.command())).timeout(timeout);
         (request.max_output, request.secrets) = (Some(exec.max_output()), secrets);
         let id = random_id()?;
         let entry = self.entry(&id, place, spec, &request, Program::command(words), None).await?;
@@ -305,6 +305,11 @@ impl Call {
         &self.exec
     }
 
+    /// What screening found, if the code was screened.
+    pub fn screened(&self) -> Option<&Screened> {
+        self.screened.as_ref()
+    }
+
     /// The execution's id.
     pub fn id(&self) -> &str {
         &self.id
@@ -371,6 +376,15 @@ impl Call {
             entry.ended(&result, None).await?;
         }
         Ok(result)
+    }
+}
+
+/// Returns a command as an artifact has it: the words as JSON, a shell line or a script as it is.
+fn command_text(command: &Command) -> String {
+    match command {
+        Command::Argv(words) => serde_json::to_string(words).unwrap_or_default(),
+        Command::Shell(line) => line.clone(),
+        Command::Script(script) => String::from_utf8_lossy(&script.contents).into_owned(),
     }
 }
 

@@ -145,6 +145,34 @@ impl Collected {
     }
 }
 
+/// The beginning of output that goes by.
+#[derive(Debug, Default)]
+pub struct Record {
+    left: usize,
+    collected: Collected,
+}
+
+impl Record {
+    /// Keeps at most so many bytes.
+    pub fn new(most: u64) -> Self {
+        Self { left: usize::try_from(most).unwrap_or(usize::MAX), collected: Collected::default() }
+    }
+
+    /// Keeps of one event what there is room for.
+    pub fn put(&mut self, event: &OutputEvent) {
+        if let OutputEvent::Chunk(Chunk { stream, data }) = event {
+            let data = data.slice(..data.len().min(self.left));
+            self.left -= data.len();
+            self.collected.put(OutputEvent::Chunk(Chunk { stream: *stream, data }));
+        }
+    }
+
+    /// Standard output and standard error, as far as they were kept.
+    pub fn output(&self) -> (Bytes, Bytes) {
+        self.collected.output()
+    }
+}
+
 /// Output as JSON lines.
 #[derive(Debug)]
 pub struct Events {

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cofferdam::code::{Bounds, Call, CodeConfig, CodeResult, Executor, Place, Want};
+use cofferdam::code::{Bounds, Call, CodeConfig, CodeResult, Executor, Place, Screened, Want};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::report::{self, Form, READER_GONE};
 use crate::resident::{self, DaemonUse};
 use crate::settings::{Environment, Settings};
-use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
+use crate::sink::{Collected, Events, Live, Raw, Record, Sink, merge};
 use crate::style::Tone;
 use crate::tty::{self, RawTerminal};
 
@@ -47,7 +47,10 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let called = wants_code(&plan, form, watched);
         let about = Value::Null;
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned };
+        let artifact = code.audit.as_ref().and_then(|audit| audit.artifact_bytes).filter(|_| called);
+        let record = Mutex::new(Record::new(artifact.unwrap_or_default()));
+        let run =
+            Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned, record };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -79,6 +82,8 @@ pub(super) struct Run<'a> {
     called: bool,
     /// The language, where its version is asked for.
     versioned: Option<String>,
+    /// Output that went by, for the artifact of the audit log.
+    record: Mutex<Record>,
 }
 
 /// The language where not any version will do: an older interpreter would complain of what nobody wrote.
@@ -96,8 +101,26 @@ fn unlogged(config: &CodeConfig) -> Result<Executor> {
 /// Tells of a syntax error before anything is started, where no call does.
 pub(super) async fn look_at(config: &CodeConfig, plan: &Plan) -> Result<()> {
     match &plan.code {
-        Some(code) => unlogged(config)?.look_at(&code.request.language, &code.request.code).await.map(drop),
+        Some(code) => {
+            let screened = unlogged(config)?.look_at(&code.request.language, &code.request.code).await?;
+            warn_of(screened.as_ref());
+            Ok(())
+        }
         None => Ok(()),
+    }
+}
+
+/// Prints what screening found, where the code runs all the same.
+pub(super) fn warn_of(screened: Option<&Screened>) {
+    let Some(Screened { findings, truncated, not_screened }) = screened else { return };
+    for finding in findings {
+        report::remark(&format!("screening: {finding}"), Tone::Warning);
+    }
+    if *truncated {
+        report::remark("screening: there is more than is shown", Tone::Warning);
+    }
+    if let Some(why) = not_screened {
+        report::remark(&format!("the code was not screened: {why}"), Tone::Warning);
     }
 }
 
@@ -133,6 +156,7 @@ impl<'a> Run<'a> {
             code,
             called: false,
             versioned: None,
+            record: Mutex::default(),
         }
     }
 
@@ -179,7 +203,9 @@ impl<'a> Run<'a> {
         let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
         let files = if json { Want::Yes } else { Want::No };
         let results = if json && !in_place { Want::Yes } else { Want::No };
-        admit(&self.code, backend, &self.plan, files, results).await.map(Some)
+        let (call, request) = admit(&self.code, backend, &self.plan, files, results).await?;
+        warn_of(call.screened().filter(|_| !self.args.output.quiet));
+        Ok(Some((call, request)))
     }
 
     async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
@@ -294,6 +320,7 @@ impl<'a> Run<'a> {
         let mut output = handle.output();
         let mut write_error = None;
         while let Some(event) = output.next().await {
+            lock(&self.record).put(&event);
             if let Err(error) = sink.put(event).await {
                 handle.request_cancel(self.grace);
                 write_error = Some(error);
@@ -318,7 +345,7 @@ impl<'a> Run<'a> {
         call: Option<Call>,
     ) -> Result<u8> {
         let whole = match call {
-            Some(call) => Some(call.finish(sandbox, completed(&end, &sink)).await?),
+            Some(call) => Some(call.finish(sandbox, self.completed(&end, &sink)).await?),
             None => None,
         };
         if let Some(error) = &end.write_error {
@@ -371,6 +398,15 @@ impl<'a> Run<'a> {
         for text in report::remarks(&end.exit, &limits, max_output, lost) {
             report::remark(&text, Tone::Warning);
         }
+    }
+
+    /// Returns an exec that has ended, with the output that was kept.
+    fn completed(&self, end: &End, sink: &Sink) -> Completed {
+        let (stdout, stderr) = match sink {
+            Sink::Collect(collected) => collected.output(),
+            _ => lock(&self.record).output(),
+        };
+        Completed { exit: end.exit.clone(), stdout, stderr }
     }
 
     /// A reader that went away is its own business; any other failure to write is an error.
@@ -480,13 +516,8 @@ pub(super) async fn give_up(call: Option<Call>) {
     }
 }
 
-/// An exec that has ended, with the output that was kept; live output is gone.
-fn completed(end: &End, sink: &Sink) -> Completed {
-    let (stdout, stderr) = match sink {
-        Sink::Collect(collected) => collected.output(),
-        _ => Default::default(),
-    };
-    Completed { exit: end.exit.clone(), stdout, stderr }
+fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Forwards our standard input if the request wants it.
