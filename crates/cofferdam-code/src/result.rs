@@ -214,6 +214,8 @@ pub struct SessionState {
     pub calls: u64,
     /// Why it is gone, if this call ended it.
     pub lost: Option<String>,
+    /// Whether the code ended the interpreter itself, as by `exit()`.
+    pub exited: bool,
 }
 
 /// SHA-256 of a posture, over its JSON without spaces, in hexadecimal digits.

@@ -245,6 +245,19 @@ def __cofferdam__(source, name, place, most, session):
         os.dup2(nothing, 0)
         os.close(nothing)
         read, count = os.fdopen(asked, "rb"), 0
+        running = [False]
+
+        def interrupted(number, frame):
+            # Between calls there is nothing to interrupt.
+            if running[0]:
+                raise KeyboardInterrupt
+
+        try:
+            import signal
+
+            signal.signal(signal.SIGINT, interrupted)
+        except Exception:
+            pass
         del scope["__file__"]
         while True:
             head = read.readline(32)
@@ -257,9 +270,13 @@ def __cofferdam__(source, name, place, most, session):
             file = f"{directory}/call-{count}.py"
             sources[file] = (len(source), None, source.splitlines(True), file)
             begin()
-            word, code = b"ok", None
+            word, code = b"ok", process() if count == 1 else None
             try:
-                run(file)
+                running[0] = True
+                try:
+                    run(file)
+                finally:
+                    running[0] = False
             except SystemExit as error:
                 word, code = b"exit", error.code
                 if not isinstance(code, int) and code is not None:

@@ -34,6 +34,8 @@ pub struct Live {
     handle: Arc<ExecHandle>,
     stdin: StdinWriter,
     output: OutputSubscription,
+    /// Its pid inside, as it says.
+    pid: Option<i32>,
     /// What came after the end of the last call.
     rest: [Vec<u8>; 2],
     /// Its place among the sessions that may be open, and whatever else is held for it.
@@ -106,11 +108,15 @@ impl Live {
         let stdin = handle
             .stdin()
             .ok_or_else(|| Error::new(ErrorKind::Internal, "open a session", "the interpreter has no input"))?;
-        let mut live = Self { handle: Arc::new(handle), stdin, output, rest: Default::default(), _held: held };
+        let mut live =
+            Self { handle: Arc::new(handle), stdin, output, pid: None, rest: Default::default(), _held: held };
         let until = Instant::now() + bounds.start_timeout;
         let answer = live.call(None, "", until, ByteSize::from_bytes(4096), &|_, _| {}).await?;
         match answer.end {
-            End::Served(Said::Done) => Ok(live),
+            End::Served(Said::Done(pid)) => {
+                live.pid = (pid > 1).then_some(pid);
+                Ok(live)
+            }
             end => {
                 let said = String::from_utf8_lossy(&answer.stderr).chars().take(300).collect::<String>();
                 let why = lost(&end, answer.duration).unwrap_or_default();
@@ -125,6 +131,11 @@ impl Live {
     /// The process, for whoever ends it while a call has the rest.
     pub fn process(&self) -> Weak<ExecHandle> {
         Arc::downgrade(&self.handle)
+    }
+
+    /// The pid that the interpreter says it has inside.
+    pub fn pid(&self) -> Option<i32> {
+        self.pid
     }
 
     /// Tells of the end of the process.
@@ -195,7 +206,7 @@ impl Live {
 /// Why a session is gone after a call that ended so; `None` if it is not.
 pub fn lost(end: &End, duration: Duration) -> Option<String> {
     match end {
-        End::Served(Said::Done | Said::Failed) => None,
+        End::Served(Said::Done(_) | Said::Failed) => None,
         End::Served(Said::Exited(code)) => Some(format!("the code ended the interpreter, with exit code {code}")),
         End::Nonsense => Some("the interpreter said what makes no sense; code may have written between".to_owned()),
         End::TimedOut => {

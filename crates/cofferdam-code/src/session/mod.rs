@@ -21,7 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cofferdam_contract::{
-    Capability, Chunk, Error, ErrorKind, ExecHandle, Exit, ExitWatch, OutputEvent, Result, Retry, Sandbox, Usage,
+    Capability, Chunk, Error, ErrorKind, ExecHandle, ExecRequest, Exit, ExitWatch, OutputEvent, Result, Retry, Sandbox,
+    Usage,
 };
 use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -39,6 +40,8 @@ use wire::Said;
 
 /// Node takes types away from texts since then, and not from files alone.
 const TYPES_OF_TEXTS: &str = "22.13";
+/// How long it may take to send an interrupt.
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Sessions that are gone and whose reason is still known.
 const MOST_GONE: usize = 256;
 
@@ -71,6 +74,8 @@ pub struct CodeSession {
     live: tokio::sync::Mutex<Option<Live>>,
     /// The interpreter's process, which can be ended while a call has the rest.
     process: Weak<ExecHandle>,
+    /// The interpreter's pid inside, as it says: only ever named to a program inside.
+    pid: Option<i32>,
     state: Mutex<State>,
 }
 
@@ -169,7 +174,7 @@ impl Sessions {
         }
         let most = config.bounds.max_results;
         let live = Live::start(&**sandbox, language, known, &config.sessions, most, (permit, held)).await?;
-        let (end, process) = (live.end(), live.process());
+        let (end, process, pid) = (live.end(), live.process(), live.pid());
         let session = Arc::new(CodeSession {
             id: random_id()?,
             language: language.to_owned(),
@@ -180,6 +185,7 @@ impl Sessions {
             book: Arc::downgrade(&self.book),
             live: tokio::sync::Mutex::new(Some(live)),
             process,
+            pid,
             state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None, closed: false }),
         });
         lock(&self.book).open.insert(session.id.clone(), Arc::clone(&session));
@@ -291,6 +297,21 @@ impl CodeSession {
         }
     }
 
+    /// Interrupts the call that runs, as Ctrl-C does: its code gets a KeyboardInterrupt, and the session stays.
+    ///
+    /// # Errors
+    /// `Unsupported` if the language has no such interrupt; what the sandbox says if it cannot be sent.
+    pub async fn interrupt(&self) -> Result<()> {
+        let refused = || Error::unsupported("interrupt", "this session cannot be interrupted");
+        let pid = self.pid.ok_or_else(refused)?.to_string();
+        let kill = ["sh", "-c", "kill -INT \"$1\"", "sh", &pid];
+        let request = ExecRequest::argv(kill).timeout(INTERRUPT_TIMEOUT).build()?;
+        match self.sandbox.exec(request).await?.exit.code {
+            0 => Ok(()),
+            _ => Err(refused()),
+        }
+    }
+
     /// Why it is gone, if it is.
     pub fn lost(&self) -> Option<String> {
         self.closed_why()
@@ -357,6 +378,7 @@ impl CodeSession {
                 return Err(error);
             }
         };
+        let exited = matches!(answer.end, End::Served(Said::Exited(_)));
         let lost = self.closed_why().or_else(|| live::lost(&answer.end, answer.duration));
         let taken = match &channel {
             // Also after a loss: somebody may have written it all the same.
@@ -366,7 +388,7 @@ impl CodeSession {
         match &lost {
             None => turn.put_back(live),
             Some(why) => {
-                live.close(matches!(answer.end, End::Served(Said::Exited(_)))).await;
+                live.close(exited).await;
                 self.end(why);
                 self.leave();
             }
@@ -384,7 +406,7 @@ impl CodeSession {
             results_dropped: taken.dropped,
             files,
             screening: screened,
-            session: Some(SessionState { id: self.id.clone(), calls, lost }),
+            session: Some(SessionState { id: self.id.clone(), calls, lost, exited }),
             ..executor::result(exit, stdout, stderr, meta)
         };
         lock(&self.state).last_use = Instant::now();
@@ -513,7 +535,7 @@ fn exit(answer: Answer) -> (Exit, bytes::Bytes, bytes::Bytes) {
         usage: Usage::default(),
     };
     let exit = match answer.end {
-        End::Served(Said::Done) => plain,
+        End::Served(Said::Done(_)) => plain,
         End::Served(Said::Failed) => Exit { code: 1, ..plain },
         End::Served(Said::Exited(code)) => Exit { code, ..plain },
         End::TimedOut => Exit { code: -1, timed_out: true, ..plain },

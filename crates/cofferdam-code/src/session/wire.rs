@@ -16,8 +16,8 @@ pub fn frame(mark: &str, place: Option<&str>, code: &str) -> Vec<u8> {
 /// How a call ended, as the interpreter says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
-    /// The code ran to its end.
-    Done,
+    /// The code ran to its end. The number is the interpreter's pid inside after its start, where it reports one.
+    Done(i32),
     /// It raised an error that nobody caught.
     Failed,
     /// It ended the interpreter.
@@ -77,7 +77,7 @@ impl Stream {
         let (word, code) = line.trim().split_once(' ')?;
         let code: i32 = code.parse().ok()?;
         match word {
-            "ok" => Some(Said::Done),
+            "ok" => Some(Said::Done(code)),
             "error" => Some(Said::Failed),
             "exit" => Some(Said::Exited(code)),
             _ => None,
@@ -109,7 +109,7 @@ mod tests {
                 output.extend(stream.feed(&whole[first..second]));
                 output.extend(stream.feed(&whole[second..]));
                 assert_eq!(output, b"a\x1eword\x1enot", "{first} {second}");
-                assert_eq!(stream.said(), Some(Said::Done));
+                assert_eq!(stream.said(), Some(Said::Done(0)));
                 assert_eq!(stream.rest(), b"later");
             }
         }

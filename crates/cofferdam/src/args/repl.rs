@@ -13,7 +13,8 @@ Examples:
   cofferdam repl --lang javascript --timeout 5s --workspace .:ro
 
 An open bracket, a colon at the end of a line and the like let the code go on; an empty line ends it.
-Ctrl-C ends what runs, and with it all that was defined; Ctrl-D ends the sandbox.
+Ctrl-C interrupts what runs and keeps what was defined (Python); what does not stop in 3 s, or at a second
+Ctrl-C, and JavaScript, is ended with all that was defined. exit(), quit() and Ctrl-D end the sandbox.
 A limit on CPU time counts for all calls together; `--cpu-time none` lifts it.";
 
 /// `cofferdam repl`.

@@ -6,7 +6,9 @@ use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cofferdam::code::{CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam::registry;
@@ -15,8 +17,10 @@ use reedline::{
     FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch, Reedline, Signal, ValidationResult, Validator,
 };
 
+use tokio::time::timeout;
+
 use super::block_on;
-use super::run::{no_signals, signal_status};
+use super::run::{no_signals, signal_status, warn_of};
 use crate::args::ReplArgs;
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
@@ -27,6 +31,8 @@ use crate::terminal::TerminalFilter;
 
 /// Entries of the history.
 const MOST_HISTORY: usize = 1000;
+/// How long code may take to stop once it is interrupted.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
 /// The longest line that is read from what is no terminal.
 const MOST_LINE: u64 = 8 << 20;
 
@@ -65,6 +71,16 @@ async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<Pa
     talk.sessions.shutdown().await;
     made.close().await?;
     outcome
+}
+
+/// What a piece of code leaves behind.
+enum After {
+    /// The interpreter, with all that was defined.
+    Goes,
+    /// Nothing: the interpreter is gone.
+    Lost,
+    /// Nothing: the code ended the interpreter, with this status.
+    Exited(u8),
 }
 
 /// What somebody types into, and what answers.
@@ -106,9 +122,13 @@ impl Talk<'_> {
             if code.trim().is_empty() {
                 continue;
             }
-            if !self.answer(&session, &code, interrupts).await? {
-                session = self.session().await?;
-                report::remark("a new interpreter was started; what was defined is gone", Tone::Warning);
+            match self.answer(&session, &code, interrupts).await? {
+                After::Goes => {}
+                After::Lost => {
+                    session = self.session().await?;
+                    report::remark("a new interpreter was started; what was defined is gone", Tone::Warning);
+                }
+                After::Exited(status) => return Ok(status),
             }
         }
         Ok(0)
@@ -118,37 +138,51 @@ impl Talk<'_> {
         self.sessions.open(&self.place, &self.sandbox, self.language).await
     }
 
-    /// Runs code and shows what comes; whether the session is there still.
-    async fn answer(&self, session: &CodeSession, code: &str, interrupts: &mut Interrupts) -> Result<bool> {
+    /// Runs code and shows what comes. The first Ctrl-C interrupts the code; one more, or code that does not stop, ends the
+    /// interpreter.
+    async fn answer(&self, session: &CodeSession, code: &str, interrupts: &mut Interrupts) -> Result<After> {
         let screen = Screen::default();
         let show = |chunk: &Chunk| screen.show(chunk);
-        let called = tokio::select! {
-            called = session.call_live(CodeRequest::new(self.language, code), &show) => called,
-            number = interrupts.next() => {
+        let mut call = pin!(session.call_live(CodeRequest::new(self.language, code), &show));
+        let first = tokio::select! {
+            called = &mut call => Ok(called),
+            number = interrupts.next() => Err(number),
+        };
+        let called = match first {
+            Ok(called) => Some(called),
+            Err(number) if number != rustix::process::Signal::INT.as_raw() => {
                 screen.finish();
-                if number != rustix::process::Signal::INT.as_raw() {
-                    return Err(Error::new(ErrorKind::Closed, "repl", format!("ended by signal {number}")));
+                return Err(Error::new(ErrorKind::Closed, "repl", format!("ended by signal {number}")));
+            }
+            Err(_) => {
+                let stopped = async {
+                    // Code whose interpreter cannot be interrupted is ended at once.
+                    let (sent, called) = tokio::join!(session.interrupt(), timeout(INTERRUPT_GRACE, &mut call));
+                    sent.ok().and(called.ok())
+                };
+                tokio::select! {
+                    called = stopped => called,
+                    _ = interrupts.next() => None,
                 }
-                report::remark("interrupted; the interpreter was ended", Tone::Warning);
-                return Ok(false);
             }
         };
         screen.finish();
         match called {
-            Ok(result) => Ok(self.told(&result)),
-            // What cannot run says why, and the next line can.
-            Err(error) if error.kind() != ErrorKind::Closed => {
-                report::error(&error, Form::Text);
-                Ok(true)
+            None => {
+                report::remark("interrupted; the interpreter was ended", Tone::Warning);
+                Ok(After::Lost)
             }
-            Err(error) => {
+            Some(Ok(result)) => Ok(self.told(&result)),
+            // What cannot run says why, and the next line can.
+            Some(Err(error)) => {
                 report::error(&error, Form::Text);
-                Ok(false)
+                Ok(if error.kind() == ErrorKind::Closed { After::Lost } else { After::Goes })
             }
         }
     }
 
-    fn told(&self, result: &CodeResult) -> bool {
+    fn told(&self, result: &CodeResult) -> After {
+        warn_of(result.screening.as_ref());
         for rich in &result.results {
             let screen = Screen::default();
             let text = match (rich.data.get("text/plain").and_then(|text| text.as_str()), rich.data.get("image/png")) {
@@ -162,12 +196,13 @@ impl Talk<'_> {
         if result.truncated {
             report::remark(&format!("output beyond {} was dropped", result.meta.max_output), Tone::Warning);
         }
-        match result.session.as_ref().and_then(|state| state.lost.as_ref()) {
-            Some(why) => {
+        match result.session.as_ref().map(|state| (state.exited, state.lost.as_ref())) {
+            Some((true, _)) => After::Exited(u8::try_from(result.exit_code & 255).unwrap_or(1)),
+            Some((false, Some(why))) => {
                 report::remark(why, Tone::Warning);
-                false
+                After::Lost
             }
-            None => true,
+            _ => After::Goes,
         }
     }
 }
