@@ -87,6 +87,7 @@ fn configure(context: BorrowedFd<'_>, options: &[(&CStr, &CStr)], command: u32) 
 }
 
 /// A detached copy of the mount at `path` under `dir`, or of what `path` names on it. An empty path means `dir` itself.
+/// A recursive copy is private: what is mounted on the original later does not appear in it.
 pub fn clone_tree(dir: BorrowedFd<'_>, path: &CStr, depth: Depth) -> io::Result<OwnedFd> {
     let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | libc::AT_SYMLINK_NOFOLLOW as u32;
     if path.is_empty() {
@@ -96,7 +97,12 @@ pub fn clone_tree(dir: BorrowedFd<'_>, path: &CStr, depth: Depth) -> io::Result<
         flags |= AT_RECURSIVE;
     }
     // SAFETY: the path is NUL-terminated.
-    unsafe { check(libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), path.as_ptr(), flags)).map(owned) }
+    let tree = unsafe { check(libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), path.as_ptr(), flags)).map(owned) }?;
+    if depth == Depth::Recursive {
+        let change = MountAttr { set: 0, clear: 0, propagation: PRIVATE, userns_fd: 0 };
+        mount_setattr(tree.as_raw_fd(), c"", Depth::Recursive, &change)?;
+    }
+    Ok(tree)
 }
 
 /// Attaches the detached mount `tree` at `path` under `dir`.
