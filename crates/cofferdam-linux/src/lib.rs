@@ -14,11 +14,13 @@ pub mod landlock;
 pub mod marks;
 pub mod message;
 pub mod mount;
+pub mod named;
 pub mod namespace;
 pub mod probe;
 pub mod process;
 pub mod seccomp;
 pub mod spawn;
+pub mod walk;
 
 mod relay;
 mod sys;
