@@ -122,9 +122,12 @@ impl Room {
 /// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
     // Written on the container, or held against the posture.
     let (_, _, _, _) = (workspace, tenant, labels, allow_weaker);
+    // Compared where the directory is opened.
+    let _ = directories;
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
     // Each can be had, or else the posture says that it is not.
     let (_, _, _, _, _) = (cpu_time, wall_time, pids, processes, cpus);
@@ -170,9 +173,11 @@ pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
     if uid == 0 || gid == 0 {
         return Err(Error::new(ErrorKind::Internal, "create", "a sandbox is never made for root"));
     }
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = plan.spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        plan.spec.parts();
     // Looked at by `check`, resolved to an image's id, or held against the posture.
     let (_, _, _, _) = (root, network, allow_weaker, attributes);
+    let _ = directories;
     Ok(ContainerCreateBody {
         hostname: Some(HOST_NAME.to_owned()),
         user: Some(format!("{uid}:{gid}")),

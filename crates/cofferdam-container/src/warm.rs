@@ -90,7 +90,8 @@ fn same_bounds(made: &Limits, asked: &Limits) -> bool {
 
 /// Whether a container made for `template` can still become what `spec` asks for.
 fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
     // Permissions: nothing was built from the template's.
     let _ = allow_weaker;
     // This backend has none of its own, and ignores those of others.
@@ -98,6 +99,7 @@ fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
         && root == template.root()
+        && directories == template.directories()
         && network == template.network()
         && tenant == template.tenant()
         && labels == template.labels()

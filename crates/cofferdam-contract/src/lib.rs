@@ -35,7 +35,8 @@ pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};
 pub use snapshot::Snapshot;
 pub use spec::{
-    Access, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH, Workspace,
+    Access, DirectoryId, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH,
+    Workspace,
 };
 pub use units::{ByteSize, Cpus, parse_duration, serde_duration, serde_optional_duration};
 pub use warm::Warm;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,8 @@ pub const WORKSPACE_PATH: &str = "/workspace";
 
 /// The most labels or attributes a spec may carry.
 const MAX_MAP_ENTRIES: usize = 64;
+/// The most directories that a spec records: its workspace and its root, also where both were changed once.
+const MAX_DIRECTORIES: usize = 4;
 /// The most bytes in one label or attribute key or value.
 const MAX_MAP_TEXT: usize = 4096;
 
@@ -150,6 +152,16 @@ impl Default for Workspace {
     }
 }
 
+/// Which directory of the host a path stands for: a name can be made to lead elsewhere, this cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DirectoryId {
+    /// The device that holds it (`st_dev`).
+    pub device: u64,
+    /// Its number there (`st_ino`).
+    pub inode: u64,
+}
+
 /// What the code sees as its root file system, always read-only.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -200,6 +212,8 @@ pub struct Spec {
     labels: BTreeMap<String, String>,
     allow_weaker: BTreeSet<Protection>,
     attributes: BTreeMap<String, serde_json::Value>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    directories: BTreeMap<PathBuf, DirectoryId>,
 }
 
 /// All settings of a [`Spec`], given by [`Spec::parts`]. A new setting is a new field here.
@@ -221,6 +235,8 @@ pub struct SpecParts<'a> {
     pub allow_weaker: &'a BTreeSet<Protection>,
     /// Options of one backend.
     pub attributes: &'a BTreeMap<String, serde_json::Value>,
+    /// Which directories of the host the paths stood for when the caller named them.
+    pub directories: &'a BTreeMap<PathBuf, DirectoryId>,
 }
 
 impl Spec {
@@ -270,11 +286,32 @@ impl Spec {
         &self.attributes
     }
 
+    /// Which directories of the host the paths of this spec stood for when the caller named them. A backend compares the
+    /// directory that it opens, and refuses another one: a name that a guest can change may lead elsewhere by then.
+    pub fn directories(&self) -> &BTreeMap<PathBuf, DirectoryId> {
+        &self.directories
+    }
+
+    /// Refuses a directory that is not the one that `path` stood for when the caller named it. Backends ask with what
+    /// they opened. A path that the caller recorded nothing for is accepted.
+    pub fn check_directory(&self, path: &Path, found: DirectoryId) -> Result<()> {
+        match self.directories.get(path) {
+            Some(named) if *named != found => Err(Error::new(
+                ErrorKind::NotFound,
+                "create",
+                "the directory at this path is not the one that was named any more",
+            )
+            .with_context("path", path.display().to_string())
+            .with_remedy("it was replaced in the meantime: name it again, if that was you")),
+            _ => Ok(()),
+        }
+    }
+
     /// Every setting there is, to be taken apart without `..`: whoever enforces settings then fails to compile when one
     /// is added, instead of leaving it out.
     pub fn parts(&self) -> SpecParts<'_> {
-        let Self { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = self;
-        SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes }
+        let Self { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } = self;
+        SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories }
     }
 
     /// A builder that begins with this spec's values.
@@ -321,6 +358,9 @@ impl Spec {
         let text = self.labels.iter().any(|(key, value)| key.len() > MAX_MAP_TEXT || value.len() > MAX_MAP_TEXT);
         if entries > MAX_MAP_ENTRIES || text || self.attributes.keys().any(|key| key.len() > MAX_MAP_TEXT) {
             return Err(Error::invalid("create", "at most 64 labels and 64 attributes of 4096 bytes each"));
+        }
+        if self.directories.len() > MAX_DIRECTORIES {
+            return Err(Error::invalid("create", "more directories are recorded than a spec can name"));
         }
         Ok(())
     }
@@ -382,6 +422,12 @@ impl SpecBuilder {
         self
     }
 
+    /// Records which directory of the host a path of this spec stands for.
+    pub fn directory(mut self, path: impl Into<PathBuf>, id: DirectoryId) -> Self {
+        self.spec.directories.insert(path.into(), id);
+        self
+    }
+
     /// Checks and returns the spec.
     pub fn build(self) -> Result<Spec> {
         self.spec.validate()?;
@@ -406,6 +452,21 @@ mod tests {
         let text = serde_json::to_string(&spec).unwrap();
         assert_eq!(serde_json::from_str::<Spec>(&text).unwrap(), spec);
         assert!(serde_json::from_str::<Spec>(r#"{"netwrok":{}}"#).is_err());
+    }
+
+    #[test]
+    fn another_directory_at_a_recorded_path_is_refused() {
+        let named = DirectoryId { device: 1, inode: 2 };
+        let spec = Spec::builder().directory("/srv/x", named).build().unwrap();
+        let text = serde_json::to_string(&spec).unwrap();
+        let spec = serde_json::from_str::<Spec>(&text).unwrap();
+        let check = |path: &str, device, inode| {
+            spec.check_directory(Path::new(path), DirectoryId { device, inode }).err().map(|error| error.kind())
+        };
+        assert_eq!(check("/srv/x", 1, 2), None);
+        assert_eq!(check("/srv/x", 1, 3), Some(ErrorKind::NotFound));
+        assert_eq!(check("/srv/x", 2, 2), Some(ErrorKind::NotFound));
+        assert_eq!(check("/srv/y", 1, 3), None, "nothing is recorded for it");
     }
 
     #[test]

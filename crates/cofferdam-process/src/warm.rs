@@ -88,7 +88,8 @@ impl Warm for ProcessWarm {
 
 /// Whether a sandbox made for `template` can still become what `spec` asks for.
 fn fits(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
     // Names and permissions: nothing was built from the template's.
     let (_, _, _) = (tenant, labels, allow_weaker);
     // This backend has none of its own, and ignores those of others.
@@ -96,6 +97,7 @@ fn fits(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
         && root == template.root()
+        && directories == template.directories()
         && network == template.network()
         && limits_fit(template.limits(), limits, has_groups)
 }

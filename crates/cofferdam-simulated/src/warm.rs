@@ -85,7 +85,8 @@ fn fixed(shared: &Shared, protection: Protection) -> bool {
 
 /// Whether a sandbox made for `template` can still become what `spec` asks for.
 fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
     // These are names and permissions; nothing was built from the template's.
     let (_, _, _) = (tenant, labels, allow_weaker);
     // The backend has none of its own, and ignores those of others.
@@ -93,6 +94,7 @@ fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> boo
     matches!(workspace, Workspace::Private { .. })
         && (workspace.access() == template.workspace().access() || !fixed(Protection::Workspace))
         && root == template.root()
+        && directories == template.directories()
         && network == template.network()
         && limits_fit(template.limits(), limits, fixed)
 }

@@ -92,9 +92,11 @@ impl Plan {
     /// What a spec asks for, where this backend has it. Takes the spec apart by hand: a new field must be decided on here.
     pub(crate) fn of(spec: &Spec, config: &VmConfig) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
-        // Nothing of one machine is another's; labels are the owner's; the posture is held against the permissions.
-        let (_, _, _) = (tenant, labels, allow_weaker);
+        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+            spec.parts();
+        // Nothing of one machine is another's; labels are the owner's; the posture is held against the permissions. What is
+        // opened is compared with the recorded directories where it is opened.
+        let (_, _, _, _) = (tenant, labels, allow_weaker, directories);
         match network {
             NetworkPolicy::None => {}
             _ => {

@@ -117,7 +117,8 @@ impl Warm for VmWarm {
 
 /// Whether a machine made for `template` can still become what `spec` asks for.
 fn fits(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
     // The owner's words, and permissions: nothing of the machine was built from them.
     let (_, _, _) = (tenant, labels, allow_weaker);
     // This backend has none of its own, which a claim is refused for, and ignores those of others.
@@ -125,6 +126,7 @@ fn fits(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
         && root == template.root()
+        && directories == template.directories()
         && network == template.network()
         && limits_fit(template.limits(), limits, counts_cpu)
 }

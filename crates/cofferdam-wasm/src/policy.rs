@@ -25,9 +25,12 @@ impl Policy {
     /// Reads a spec, and refuses what this backend does not have.
     pub(crate) fn of(spec: &Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = spec.parts();
+        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+            spec.parts();
         // Limits become the posture; tenant, labels and permissions change nothing that is built.
         let (_, _, _, _) = (limits, tenant, labels, allow_weaker);
+        // Compared where the directory is opened.
+        let _ = directories;
         if matches!(workspace, Workspace::HostDir { access: Access::ReadWrite, .. }) {
             let what = "a WebAssembly sandbox has no directory of the host in it, only a copy that can be read";
             return Err(Error::unsupported("create", what).with_remedy(

@@ -17,11 +17,13 @@ pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
 
 /// Whether an interpreter made for requests with `template` serves one with `asked`. False when in doubt.
 pub(super) fn fits(template: &Spec, asked: &Spec) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes } = asked.parts();
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        asked.parts();
     // Names: who takes the interpreter tells them with the answer.
     let (_, _) = (tenant, labels);
     workspace == template.workspace()
         && root == template.root()
+        && directories == template.directories()
         && network == template.network()
         && attributes == template.attributes()
         // What the template's sandbox was allowed to fall short in, the request must allow too.
