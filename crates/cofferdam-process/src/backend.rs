@@ -1,22 +1,22 @@
 //! The backend: checks a spec, keeps launchers, turns requests to them into sandboxes.
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Level,
-    NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
+    Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
+    ExecRequest, Level, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
+use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
 
 use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::error;
 use crate::interpreters::{self, Found};
-use crate::protocol::{Configure, Create, WorkspacePlan};
+use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
 use crate::sandbox::{Made, ProcessSandbox};
 use crate::warm::ProcessWarm;
 
@@ -32,7 +32,7 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 pub struct ProcessBackend {
     config: ProcessConfig,
     interpreters: Found,
-    launchers: Mutex<HashMap<Option<PathBuf>, Arc<Launcher>>>,
+    launchers: Mutex<HashMap<Option<RootPlan>, Arc<Launcher>>>,
 }
 
 impl ProcessBackend {
@@ -55,18 +55,18 @@ impl ProcessBackend {
     }
 
     /// The launcher for a root, started if need be.
-    pub(crate) async fn launcher(&self, root: &RootFs) -> Result<Arc<Launcher>> {
-        let root = match root {
+    pub(crate) async fn launcher(&self, spec: &Spec) -> Result<Arc<Launcher>> {
+        let root = match spec.root() {
             RootFs::Default => None,
             RootFs::Image { .. } => {
                 return Err(Error::unsupported("create", "the process backend knows no images")
                     .with_remedy("use a backend of level container, or name a directory with a root file system"));
             }
-            RootFs::Directory { path } => Some(path.canonicalize().map_err(|error| {
-                Error::new(ErrorKind::NotFound, "create", "the root directory cannot be opened")
-                    .with_context("path", path.display().to_string())
-                    .with_source(error)
-            })?),
+            RootFs::Directory { path } => {
+                let opened = open_directory(spec, "root", path)?;
+                let (device, inode) = opened.identity();
+                Some(RootPlan { path: opened.path().to_owned(), device, inode })
+            }
         };
         let mut launchers = self.launchers.lock().await;
         if let Some(launcher) = launchers.get(&root).filter(|launcher| launcher.is_alive()) {
@@ -104,8 +104,8 @@ impl ProcessBackend {
     /// Checks a spec and turns it into what a launcher is asked for.
     async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, Made)> {
         check(&spec)?;
-        let workspace = workspace_plan(spec.workspace())?;
-        let launcher = self.launcher(spec.root()).await?;
+        let (workspace, directory) = workspace_plan(&spec)?;
+        let launcher = self.launcher(&spec).await?;
         let limits = spec.limits();
         let create = Create {
             serial: launcher.next_serial(),
@@ -120,7 +120,7 @@ impl ProcessBackend {
             expected: None,
         };
         let path = self.path_inside(spec.root());
-        Ok((launcher, create, Made { spec, path }))
+        Ok((launcher, create, Made { spec, path, directory }))
     }
 
     /// PATH inside a sandbox with this root.
@@ -213,19 +213,19 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-fn workspace_plan(workspace: &Workspace) -> Result<WorkspacePlan> {
-    let Workspace::HostDir { path, .. } = workspace else { return Ok(WorkspacePlan::Private) };
-    let name = path.display().to_string();
-    let missing = |error| {
-        Error::new(ErrorKind::NotFound, "create", "the workspace directory cannot be opened")
-            .with_context("path", name.clone())
-            .with_source(error)
-    };
-    let path = path.canonicalize().map_err(missing)?;
-    let meta = path.metadata().map_err(|error| error::os("create", "cannot look at the workspace directory", error))?;
-    if !meta.is_dir() {
-        return Err(Error::new(ErrorKind::InvalidInput, "create", "the workspace is not a directory")
-            .with_context("path", name));
-    }
-    Ok(WorkspacePlan::HostDir { path, device: meta.dev(), inode: meta.ino(), uid: meta.uid(), gid: meta.gid() })
+/// Opens the workspace's directory, which is used by this descriptor from here on.
+fn workspace_plan(spec: &Spec) -> Result<(WorkspacePlan, Option<Directory>)> {
+    let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok((WorkspacePlan::Private, None)) };
+    let opened = open_directory(spec, "workspace", path)?;
+    let ((device, inode), (uid, gid)) = (opened.identity(), opened.owner());
+    let plan = WorkspacePlan::HostDir { path: opened.path().to_owned(), device, inode, uid, gid };
+    Ok((plan, Some(opened)))
+}
+
+/// Opens a directory that the spec names, if it is the one that the caller named.
+fn open_directory(spec: &Spec, what: &str, path: &Path) -> Result<Directory> {
+    let opened = Directory::open(path).map_err(|error| error::directory(what, path, error))?;
+    let (device, inode) = opened.identity();
+    spec.check_directory(path, DirectoryId { device, inode })?;
+    Ok(opened)
 }

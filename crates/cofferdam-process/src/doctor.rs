@@ -1,6 +1,6 @@
 //! What this host can enforce, what it lacks, and how to get it.
 
-use cofferdam_contract::{Backend, ProtectionState, RootFs, Sandbox, Spec};
+use cofferdam_contract::{Backend, ProtectionState, Sandbox, Spec};
 
 use crate::{ControlGroups, ProcessBackend, ProcessConfig};
 
@@ -43,7 +43,7 @@ pub async fn doctor() -> Vec<Finding> {
                 return findings;
             }
         };
-    let launcher = match backend.launcher(&RootFs::Default).await {
+    let launcher = match backend.launcher(&Spec::default()).await {
         Ok(launcher) => launcher,
         Err(error) => {
             findings.push(failure("namespaces", &error));

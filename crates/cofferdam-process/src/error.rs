@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use cofferdam_contract::{Error, ErrorKind, Retry};
+use cofferdam_linux::named::UntrustedLink;
 
 use crate::protocol::{Failure, NotStarted};
 
@@ -22,6 +24,19 @@ pub fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
     Error::new(ErrorKind::Io, operation, what).with_source(error)
 }
 
+/// A directory that a caller named cannot be opened. `what` is its role in a spec.
+pub fn directory(what: &str, path: &Path, error: io::Error) -> Error {
+    let failed = match UntrustedLink::of(&error) {
+        Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("cannot open the {what} directory: {link}"))
+            .with_remedy(UntrustedLink::REMEDY),
+        None if error.kind() == io::ErrorKind::NotADirectory => {
+            Error::new(ErrorKind::InvalidInput, "create", format!("the {what} is not a directory"))
+        }
+        None => Error::new(ErrorKind::NotFound, "create", format!("the {what} directory cannot be opened")),
+    };
+    failed.with_context("path", path.display().to_string()).with_source(error)
+}
+
 /// Setting the launcher up failed.
 pub fn launcher(failure: &Failure) -> Error {
     let source = io::Error::from_raw_os_error(failure.errno);
@@ -38,7 +53,9 @@ pub fn create(failure: &Failure) -> Error {
         libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EUSERS => {
             ErrorKind::ResourceExhausted
         }
-        libc::ESTALE | libc::ENOENT if failure.step.contains("workspace") => ErrorKind::NotFound,
+        libc::ESTALE | libc::ENOENT | libc::ENOTDIR | libc::ELOOP if failure.step.contains("workspace") => {
+            ErrorKind::NotFound
+        }
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, "create", format!("cannot {}", failure.step)).with_remedy(remedy(failure)).with_source(source)

@@ -26,7 +26,7 @@ const INLINE: u8 = 0;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Configure {
     /// A directory with another root file system; `None` takes the host's programs.
-    pub root: Option<PathBuf>,
+    pub root: Option<RootPlan>,
     /// Host directories or files that appear read-only at the same path.
     pub read_only: Vec<PathBuf>,
     /// The same for interpreters that were found: left out where the launcher's user may not enter.
@@ -35,6 +35,17 @@ pub struct Configure {
     pub use_cgroups: bool,
     /// Whether to keep a stock of what every sandbox needs.
     pub prepare_ahead: bool,
+}
+
+/// A directory of the host with a root file system, and which one it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
+pub struct RootPlan {
+    /// Its absolute path, links resolved.
+    pub path: PathBuf,
+    /// Its device.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
 }
 
 /// The launcher's answer to [`Configure`].

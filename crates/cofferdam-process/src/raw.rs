@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec, Workspace};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec};
 use cofferdam_linux::cgroup::{Stats, Version};
+use cofferdam_linux::named::Directory;
 use tokio::io::Interest;
 use tokio::sync::watch as flag;
 
@@ -41,13 +42,13 @@ impl Raw {
     pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
         create.probe = launcher.known_walls(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        Ok(Self::receive(launcher, create, &made.spec, made.path, control).await?.0)
+        Ok(Self::receive(launcher, create, made.directory, made.path, control).await?.0)
     }
 
     pub async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
-        spec: &Spec,
+        directory: Option<Directory>,
         path: String,
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
@@ -79,7 +80,7 @@ impl Raw {
             (Some(walls), _) => walls,
             (None, walls) => Arc::new(walls.unwrap_or_default()),
         };
-        let (workspace, owner) = room(spec, workspace, facts.privileged.then_some(evidence.outside_uid))?;
+        let (workspace, owner) = room(directory, workspace, facts.privileged.then_some(evidence.outside_uid));
         let (gone_sender, gone) = flag::channel(false);
         let core = Arc::new(Core {
             control,
@@ -205,16 +206,14 @@ pub fn kind(create: &Create) -> Kind {
     (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only)
 }
 
-/// The directory that the file API works in, and who owns what it makes.
-fn room(spec: &Spec, own: OwnedFd, outside_uid: Option<u32>) -> Result<(OwnedFd, Option<(u32, u32)>)> {
-    match spec.workspace() {
-        Workspace::Private { .. } => Ok((own, outside_uid.map(|uid| (uid, uid)))),
-        Workspace::HostDir { path, .. } => {
-            use std::os::unix::fs::MetadataExt;
-            let io = |error| error::os("create", "cannot open the workspace directory", error);
-            let dir = std::fs::File::open(path).map_err(io)?;
-            let meta = dir.metadata().map_err(io)?;
-            Ok((OwnedFd::from(dir), outside_uid.map(|_| (meta.uid(), meta.gid()))))
+/// Returns the directory that the file API works in, and the owner of what it makes. A directory of the host is the one
+/// that was opened when the sandbox was asked for: its path may lead elsewhere by now.
+fn room(directory: Option<Directory>, own: OwnedFd, outside_uid: Option<u32>) -> (OwnedFd, Option<(u32, u32)>) {
+    match directory {
+        None => (own, outside_uid.map(|uid| (uid, uid))),
+        Some(directory) => {
+            let owner = outside_uid.map(|_| directory.owner());
+            (directory.into(), owner)
         }
     }
 }

@@ -15,6 +15,7 @@ use cofferdam_contract::{
     SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, after_close, collect,
 };
 use cofferdam_linux::cgroup::Stats;
+use cofferdam_linux::named::Directory;
 
 use crate::client::Launcher;
 use crate::core::{Core, Enrolled};
@@ -41,6 +42,8 @@ pub struct Made {
     pub spec: Spec,
     /// PATH inside.
     pub path: String,
+    /// The directory of the host that is its workspace.
+    pub directory: Option<Directory>,
 }
 
 impl ProcessSandbox {
@@ -140,7 +143,7 @@ impl ProcessSandbox {
         made: Made,
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>, Instant)> {
-        let (raw, enrolled) = Raw::receive(launcher, create, &made.spec, made.path, control).await?;
+        let (raw, enrolled) = Raw::receive(launcher, create, made.directory, made.path, control).await?;
         let ready = raw.ready();
         Ok((raw.accept(made.spec).await?, enrolled, ready))
     }

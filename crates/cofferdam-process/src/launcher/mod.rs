@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Bounds, Group, Owner};
+use cofferdam_linux::named::UntrustedLink;
 use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -56,7 +57,9 @@ trait Named<T> {
 impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
     fn step(self, step: &str) -> Step<T> {
         self.map_err(|error| {
-            let errno = error.into().raw_os_error().unwrap_or(libc::EIO);
+            let error = error.into();
+            let other = if UntrustedLink::of(&error).is_some() { libc::ELOOP } else { libc::EIO };
+            let errno = error.raw_os_error().unwrap_or(other);
             Failure { step: step.to_owned(), errno }
         })
     }
@@ -310,7 +313,7 @@ impl Launcher {
 
     /// Everything that a sandbox is made from.
     fn gather(&mut self, create: &Create) -> Step<(Option<OwnedFd>, Cell, Option<Box<Group>>)> {
-        let workspace = self.template.open_workspace(&create.workspace)?;
+        let workspace = self.template.open_workspace(&create.workspace, self.identity)?;
         self.last_disk = create.disk.unwrap_or(USUAL_DISK);
         let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
         let cell = self.cells.take(mould, self.last_disk).step("make a cell")?;

@@ -1,7 +1,7 @@
 //! The template: a mount namespace whose root shows what every sandbox of this launcher sees, all of it read-only.
 //! A sandbox gets a copy with its own namespace and adds only what is its own.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, OsStr};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -9,11 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use cofferdam_linux::mount::{self, Depth, attr};
-use cofferdam_linux::namespace;
-use rustix::fs::{Mode, OFlags};
+use cofferdam_linux::{named, namespace};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::{Named, Step};
-use crate::protocol::{Configure, Failure, WorkspacePlan};
+use super::{Identity, Named, Step};
+use crate::protocol::{Configure, Failure, RootPlan, WorkspacePlan};
 
 /// A file that nothing but Landlock forbids to read; see `evidence.rs`.
 pub const LANDLOCK_PROBE: &str = "/.landlock-probe";
@@ -236,13 +236,18 @@ impl Template {
     }
 
     /// A detached mount of a host directory, if it still is the one that the caller named.
-    pub fn open_workspace(&self, plan: &WorkspacePlan) -> Step<Option<OwnedFd>> {
-        let WorkspacePlan::HostDir { path, device, inode, .. } = plan else { return Ok(None) };
+    pub fn open_workspace(&self, plan: &WorkspacePlan, identity: Identity) -> Step<Option<OwnedFd>> {
+        let WorkspacePlan::HostDir { path, device, inode, uid, gid } = plan else { return Ok(None) };
         let Some((host_mounts, template_mounts)) = &self.mounts else {
             return Err(Failure { step: "find the host's mounts, which were left".into(), errno: libc::ESTALE });
         };
         namespace::join(host_mounts.as_fd(), namespace::kind::MOUNT).step("look at the host's mounts")?;
-        let opened = open_same(path, *device, *inode);
+        // In a user namespace of the launcher's own, owners have other numbers, and are not used.
+        let owner = identity.is_privileged().then_some((*uid, *gid));
+        let opened = open_same("workspace", path, (*device, *inode), owner).and_then(|directory| {
+            mount::clone_tree(directory.as_fd(), c"", Depth::Recursive)
+                .step("copy the mount of the workspace directory")
+        });
         // Without the template there is nothing this launcher could still do safely.
         if namespace::join(template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
             cofferdam_linux::process::exit_now(71);
@@ -251,14 +256,16 @@ impl Template {
     }
 }
 
-fn open_same(path: &Path, device: u64, inode: u64) -> Step<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(path, flags, Mode::empty()).step("open the workspace directory")?;
-    let stat = rustix::fs::fstat(&dir).step("look at the workspace directory")?;
-    if (stat.st_dev, stat.st_ino) != (device, inode) {
-        return Err(Failure { step: "find the workspace directory again".into(), errno: libc::ESTALE });
+/// Opens the directory that the host opened: in the launcher's mount namespace only its path leads to it. Another
+/// directory is refused, also one with the same number that another user has made in its place.
+fn open_same(what: &str, path: &Path, identity: (u64, u64), owner: Option<(u32, u32)>) -> Step<OwnedFd> {
+    let directory = named::open(path).step(&format!("open the {what} directory"))?;
+    let stat = rustix::fs::fstat(&directory).step(&format!("look at the {what} directory"))?;
+    let same_owner = owner.is_none_or(|owner| owner == (stat.st_uid, stat.st_gid));
+    if (stat.st_dev, stat.st_ino) != identity || !same_owner {
+        return Err(Failure { step: format!("find the {what} directory again"), errno: libc::ESTALE });
     }
-    mount::clone_tree(dir.as_fd(), c"", Depth::Recursive).step("copy the mount of the workspace directory")
+    Ok(directory)
 }
 
 fn c_path(path: &Path) -> CString {
@@ -307,12 +314,19 @@ impl Build {
 
     /// Shows a host file or directory at `inside`, with these attributes.
     fn bind(&self, source: &Path, inside: &Path, attributes: u64) -> Step<()> {
+        let tree = mount::clone_tree(mount::cwd(), &c_path(source), Depth::Recursive)
+            .step(&format!("copy the mount of {}", source.display()))?;
+        self.attach(&tree, source, inside, attributes).map(drop)
+    }
+
+    /// Attaches the detached mount of a file or directory, which errors call `source`, at `inside`. Returns whether it is
+    /// a directory.
+    fn attach(&self, tree: &OwnedFd, source: &Path, inside: &Path, attributes: u64) -> Step<bool> {
         let name = |what: &str| format!("{what} {}", source.display());
         let inside = inside.strip_prefix("/").unwrap_or(inside);
-        let tree =
-            mount::clone_tree(mount::cwd(), &c_path(source), Depth::Recursive).step(&name("copy the mount of"))?;
-        let stat = rustix::fs::fstat(&tree).step(&name("look at"))?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+        let stat = rustix::fs::fstat(tree).step(&name("look at"))?;
+        let is_directory = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
+        if is_directory {
             self.directory(inside)?;
         } else {
             if let Some(parent) = inside.parent() {
@@ -321,7 +335,23 @@ impl Build {
             self.file(&inside.to_string_lossy(), b"")?;
         }
         mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step(&name("restrict"))?;
-        mount::attach(tree.as_fd(), self.root.as_fd(), &c_path(inside)).step(&name("attach"))
+        mount::attach(tree.as_fd(), self.root.as_fd(), &c_path(inside)).step(&name("attach"))?;
+        Ok(is_directory)
+    }
+
+    /// Shows what is at `name` in a directory, read-only, as a place for programs.
+    fn program(&mut self, above: BorrowedFd<'_>, name: &CStr, source: &Path, inside: &Path) -> Step<()> {
+        let tree = mount::clone_tree(above, name, Depth::Recursive)
+            .step(&format!("copy the mount of {}", source.display()))?;
+        let stat = rustix::fs::fstat(&tree).step(&format!("look at {}", source.display()))?;
+        let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+        if !kind.is_dir() && !kind.is_file() {
+            // It was exchanged since it was looked at.
+            return Err(Failure { step: format!("show {}", source.display()), errno: libc::ESTALE });
+        }
+        let is_directory = self.attach(&tree, source, inside, READ_ONLY)?;
+        self.programs.push((c_path(inside), is_directory));
+        Ok(())
     }
 
     fn program_directory(&mut self, source: &Path, inside: &Path) -> Step<()> {
@@ -394,20 +424,37 @@ impl Build {
         }
     }
 
-    fn directory_root(&mut self, root: &Path) -> Step<()> {
-        let entries = std::fs::read_dir(root).step(&format!("read the root directory {}", root.display()))?;
-        for entry in entries {
-            let entry = entry.step("read the root directory")?;
-            let name = entry.file_name();
-            if !OWN.iter().any(|own| name == *own) {
-                self.top_level(&entry.path(), &Path::new("/").join(&name))?;
+    /// Shows the top level of a root file system of the caller's. Each entry is found beneath the directory that was
+    /// opened, so that a change of its path leads nowhere else.
+    fn directory_root(&mut self, root: &RootPlan) -> Step<()> {
+        let reading = format!("read the root directory {}", root.path.display());
+        let directory = open_same("root", &root.path, (root.device, root.inode), None)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let listing = rustix::fs::openat(&directory, ".", flags, Mode::empty()).step(&reading)?;
+        for entry in rustix::fs::Dir::new(listing).step(&reading)? {
+            let entry = entry.step(&reading)?;
+            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+            let dots = [".", ".."].iter().any(|dots| name == Path::new(dots));
+            if dots || OWN.iter().any(|own| name == Path::new(own)) {
+                continue;
+            }
+            let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).step(&reading)?;
+            let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+            if kind.is_symlink() {
+                let target = rustix::fs::readlinkat(&directory, name, Vec::new()).step(&reading)?;
+                self.symlink(Path::new(OsStr::from_bytes(target.as_bytes())), name)?;
+            } else if kind.is_dir() || kind.is_file() {
+                let (source, inside) = (root.path.join(name), Path::new("/").join(name));
+                self.program(directory.as_fd(), entry.file_name(), &source, &inside)?;
             }
         }
         Ok(())
     }
 
+    /// Shows a directory or file of the host that a configuration names, at the same path.
     fn read_only(&mut self, path: &Path) -> Step<()> {
-        self.program_directory(path, path)
+        let opened = named::open(path).step(&format!("open {}", path.display()))?;
+        self.program(opened.as_fd(), c"", path, path)
     }
 
     /// What was asked for besides the root, and what every sandbox has.
