@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_contract::{DirectoryId, Error, ErrorKind, Result, Spec};
 use cofferdam_linux::beneath;
+use cofferdam_linux::named::{Directory, UntrustedLink};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use crate::fs::{Base, FsError, Ino, LastLink, MAX_NODES, OpenHow, SetTime, Tree};
@@ -28,15 +29,32 @@ pub(crate) enum Times {
     Made,
 }
 
-/// Copies what is in the directory `path` into the directory `workspace` of a tree. Files, directories and links; what is
+/// Opens the directory that is the workspace of a spec, if it is the one that the caller named.
+///
+/// # Errors
+///
+/// `PathEscape` for a path with a symbolic link in it, `NotFound` for a directory that is missing or another one.
+pub(crate) fn open(spec: &Spec, path: &Path) -> Result<Directory> {
+    let opened = Directory::open(path).map_err(|error| match UntrustedLink::of(&error) {
+        Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("the workspace cannot be opened: {link}"))
+            .with_context("path", path.display().to_string())
+            .with_remedy(UntrustedLink::REMEDY),
+        None => unreadable(path, &error),
+    })?;
+    let (device, inode) = opened.identity();
+    spec.check_directory(path, DirectoryId { device, inode })?;
+    Ok(opened)
+}
+
+/// Copies what is in a directory into the directory `workspace` of a tree. Files, directories and links; what is
 /// neither is left out. A link is copied as it is: in the tree it leads where the tree lets it.
 ///
 /// # Errors
 ///
 /// `NotFound` or `InvalidInput` if the directory cannot be read whole; `ResourceExhausted` if it does not fit.
-pub(crate) fn import(path: &Path, tree: &mut Tree, workspace: Ino, times: Times) -> Result<()> {
+pub(crate) fn import(top: &Directory, tree: &mut Tree, workspace: Ino, times: Times) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let top = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unreadable(path, &error.into()))?;
+    let path = top.path();
     let mut waiting = vec![(PathBuf::new(), workspace)];
     while let Some((within, ino)) = waiting.pop() {
         let shown = path.join(&within);
@@ -181,7 +199,7 @@ mod tests {
 
     fn imported(path: &Path, limit: Option<u64>) -> Result<Tree> {
         let mut tree = Tree::new(limit, Arc::new(Account::new(None)));
-        import(path, &mut tree, ROOT, Times::Kept).map(|()| tree)
+        import(&open(&Spec::default(), path)?, &mut tree, ROOT, Times::Kept).map(|()| tree)
     }
 
     #[test]

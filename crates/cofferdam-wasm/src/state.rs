@@ -14,7 +14,7 @@ use crate::backend::NAME;
 use crate::ending::{Ending, SIGKILL};
 use crate::engine::{Engines, on_thread};
 use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};
-use crate::import::{Times, import};
+use crate::import::{self, Times, import};
 use crate::leash::Leash;
 use crate::policy::Policy;
 use crate::posture::posture;
@@ -116,9 +116,9 @@ impl Shared {
     pub(crate) async fn filled(common: &Arc<Common>, spec: Spec) -> Result<Arc<Self>> {
         let shared = Arc::new(Self::new(common, spec)?);
         let Workspace::HostDir { path, .. } = shared.spec.workspace() else { return Ok(shared) };
-        let (path, filled) = (path.clone(), Arc::clone(&shared));
+        let (directory, filled) = (import::open(&shared.spec, path)?, Arc::clone(&shared));
         let times = if shared.policy.seed.is_some() { Times::Made } else { Times::Kept };
-        on_thread(move || import(&path, &mut lock(&filled.files), filled.workspace, times)).await?;
+        on_thread(move || import(&directory, &mut lock(&filled.files), filled.workspace, times)).await?;
         Ok(shared)
     }
 
