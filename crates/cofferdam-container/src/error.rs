@@ -2,10 +2,12 @@
 
 use std::error::Error as _;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use bollard::errors::Error as Answer;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
+use cofferdam_linux::named::UntrustedLink;
 
 use crate::config::Address;
 
@@ -192,6 +194,20 @@ pub(crate) fn os(operation: &'static str, what: &str, error: io::Error) -> Error
         _ => ErrorKind::Io,
     };
     Error::new(kind, operation, what).with_source(error)
+}
+
+/// A file or directory that a caller named cannot be opened.
+pub(crate) fn named(operation: &'static str, what: &str, path: &Path, error: io::Error) -> Error {
+    let failed = match UntrustedLink::of(&error) {
+        Some(link) => Error::new(ErrorKind::PathEscape, operation, format!("{what}: {link}"))
+            .with_remedy(UntrustedLink::REMEDY)
+            .with_source(error),
+        None if error.kind() == io::ErrorKind::NotADirectory => {
+            Error::new(ErrorKind::InvalidInput, operation, format!("{what}: it is not a directory")).with_source(error)
+        }
+        None => os(operation, what, error),
+    };
+    failed.with_context("path", path.display().to_string())
 }
 
 /// An image that the engine does not have.

@@ -15,6 +15,7 @@ use bollard::models::{CreateImageInfo, ImageInspect};
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListImagesOptionsBuilder};
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Fault, Result};
+use cofferdam_linux::named;
 use futures_core::Stream;
 use tokio::time::{Instant, sleep_until};
 
@@ -257,13 +258,10 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
     let (repository, tag) = name.to_make().ok_or_else(|| {
         Error::invalid("import", "a new image needs a name, and may have a tag").with_context("image", name.to_string())
     })?;
-    let meta = std::fs::metadata(source).map_err(|error| {
-        error::os("import", "cannot open what the image is made from", error)
-            .with_context("path", source.display().to_string())
-    })?;
+    let from = named::read(source)
+        .map_err(|error| error::named("import", "cannot open what the image is made from", source, error))?;
     let (pieces, body) = stream::channel();
-    let (from, is_directory) = (source.to_owned(), meta.is_dir());
-    let reading = tokio::task::spawn_blocking(move || read(&from, is_directory, pieces));
+    let reading = tokio::task::spawn_blocking(move || read(from, pieces));
     let moved = Arc::new(AtomicU64::new(0));
     let body = Counted { body, moved: Arc::clone(&moved) };
     let changes = format!("LABEL {}=true", labels::IMPORTED);
@@ -290,14 +288,11 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
     Ok(Imported { id, left_out: walked.left_out, left_out_in_all: walked.left_out_in_all })
 }
 
-fn read(source: &Path, is_directory: bool, mut pieces: stream::Pieces) -> io::Result<tree::Walked> {
-    let outcome = if is_directory {
-        tree::write(source, &mut pieces)
-    } else {
-        std::fs::File::open(source)
-            .and_then(|mut file| io::copy(&mut file, &mut pieces))
-            .map(|_| tree::Walked::default())
-    };
+fn read(mut source: std::fs::File, mut pieces: stream::Pieces) -> io::Result<tree::Walked> {
+    let outcome = source.metadata().and_then(|meta| match meta.is_dir() {
+        true => tree::write(&source, &mut pieces),
+        false => io::copy(&mut source, &mut pieces).map(|_| tree::Walked::default()),
+    });
     match outcome {
         Ok(walked) => pieces.finish(Ok(())).map(|()| walked),
         Err(error) => pieces.finish(Err(error)).map(|()| tree::Walked::default()),

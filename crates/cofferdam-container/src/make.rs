@@ -99,7 +99,8 @@ impl fmt::Debug for Raw {
 }
 
 async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Raw> {
-    let lent = Lent::of(spec)?;
+    // Held open until the sandbox is made.
+    let (lent, _directory) = Lent::open(spec)?.unzip();
     let found = host.engine().await?;
     let engine = &found.engine;
     host.retry_leftovers(engine);
@@ -276,15 +277,17 @@ impl Maker<'_> {
         }
     }
 
-    /// The directory may have been exchanged between the look at it and the mount.
+    /// The engine looks the directory up by its path, and a guest may have led it elsewhere at that moment. Nothing but the
+    /// agent has run yet.
     fn check_lent(&self, evidence: &Evidence) -> Result<()> {
         let Some(lent) = &self.lent else { return Ok(()) };
-        let now = std::fs::symlink_metadata(&lent.path).ok();
-        let same = now.is_some_and(|meta| (meta.dev(), meta.ino()) == (lent.device, lent.inode));
         // A runtime with a kernel of its own has numbers of its own.
         let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.found.engine.facts.kernel;
-        let seen = own_kernel || evidence.workspace_inode.is_none_or(|inode| inode == lent.inode);
-        if same && seen {
+        let same = match own_kernel {
+            true => lent.is_in_place(),
+            false => lent.is_seen_as(evidence.workspace_device, evidence.workspace_inode),
+        };
+        if same {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NotFound, "create", "the workspace directory is not the one that was named any more")

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Result, Snapshot};
+use cofferdam_linux::named;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
@@ -81,7 +82,7 @@ impl ContainerSnapshot {
     pub async fn load(path: &Path, digest: Option<&str>) -> Result<Self> {
         let (from, failed) = (path.to_owned(), error_at(path));
         let loaded = tokio::task::spawn_blocking(move || {
-            let mut from = File::open(from)?;
+            let mut from = named::read(&from)?;
             let mut taking = Taking::new(u64::MAX)?;
             // A copy: the file may change later.
             io::copy(&mut from, &mut taking)?;

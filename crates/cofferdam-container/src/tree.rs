@@ -1,22 +1,14 @@
-//! A directory as an uncompressed tar, made while it is read: no link is followed, and no file is held whole.
+//! A directory as an uncompressed tar, made while it is read: no file is held whole, and no link is followed.
 //!
-//! Every directory is opened beneath the one above it by a single name that is no link, so that nobody who changes the
-//! tree meanwhile can lead the walk elsewhere.
+//! The walk itself is [`cofferdam_linux::walk`]: a change of the tree during it leads nowhere else.
 
-use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use cofferdam_linux::walk::{self, Entry};
+use rustix::fs::Stat;
 use tar::{Builder, EntryType, Header};
-
-/// More levels than any root file system has.
-const DEEPEST: usize = 256;
-/// More entries than any image needs.
-const MOST_ENTRIES: usize = 4_000_000;
 
 /// What came of a walk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,89 +21,37 @@ pub(crate) struct Walked {
 
 const NAMED: usize = 20;
 
-/// Writes the tree beneath `root` as a tar.
-pub(crate) fn write(root: &Path, into: &mut impl Write) -> io::Result<Walked> {
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(root, flags, Mode::empty())?;
-    let mut walk = Walk { tar: Builder::new(into), walked: Walked::default() };
-    walk.directory(root.as_fd(), Path::new(""), 0)?;
-    walk.tar.finish()?;
-    Ok(walk.walked)
-}
-
-struct Walk<W: Write> {
-    tar: Builder<W>,
-    walked: Walked,
-}
-
-impl<W: Write> Walk<W> {
-    fn directory(&mut self, directory: impl AsFd, path: &Path, depth: usize) -> io::Result<()> {
-        if depth > DEEPEST {
-            return Err(io::Error::other(format!("{}: more than {DEEPEST} directories deep", path.display())));
-        }
-        let mut names = Vec::new();
-        for entry in Dir::read_from(&directory)? {
-            let name = entry?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
-                names.push(name);
+/// Writes the tree beneath an open directory as a tar.
+pub(crate) fn write(root: impl AsFd, into: &mut impl Write) -> io::Result<Walked> {
+    let mut tar = Builder::new(into);
+    let mut walked = Walked::default();
+    walk::walk(root, &mut |path, stat, entry| {
+        walked.entries += 1;
+        if !append(&mut tar, path, stat, entry)? {
+            walked.left_out_in_all += 1;
+            if walked.left_out.len() < NAMED {
+                walked.left_out.push(path.to_owned());
             }
-        }
-        // One tree gives one tar.
-        names.sort();
-        for name in names {
-            let name = OsStr::from_bytes(&name);
-            self.entry(directory.as_fd(), name, &path.join(name), depth)
-                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.join(name).display())))?;
         }
         Ok(())
-    }
-
-    fn entry(&mut self, above: impl AsFd, name: &OsStr, path: &Path, depth: usize) -> io::Result<()> {
-        self.walked.entries += 1;
-        if self.walked.entries > MOST_ENTRIES {
-            return Err(io::Error::other(format!("more than {MOST_ENTRIES} files")));
-        }
-        let stat = rustix::fs::statat(&above, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => {
-                let directory = open(above, name, OFlags::DIRECTORY)?;
-                let mut header = header(&rustix::fs::fstat(&directory)?, EntryType::Directory, 0);
-                self.tar.append_data(&mut header, path, io::empty())?;
-                self.directory(directory, path, depth + 1)
-            }
-            FileType::RegularFile => {
-                let file = File::from(open(above, name, OFlags::NONBLOCK)?);
-                let stat = rustix::fs::fstat(&file)?;
-                if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-                    return self.leave_out(path);
-                }
-                let size = u64::try_from(stat.st_size).unwrap_or(0);
-                let mut header = header(&stat, EntryType::Regular, size);
-                // The length was promised: what is cut off meanwhile is zero, and what is added is left out.
-                let whole = file.take(size).chain(io::repeat(0)).take(size);
-                self.tar.append_data(&mut header, path, whole)
-            }
-            FileType::Symlink => {
-                let target = rustix::fs::readlinkat(&above, name, Vec::new())?;
-                let mut header = header(&stat, EntryType::Symlink, 0);
-                self.tar.append_link(&mut header, path, OsStr::from_bytes(target.as_bytes()))
-            }
-            _ => self.leave_out(path),
-        }
-    }
-
-    fn leave_out(&mut self, path: &Path) -> io::Result<()> {
-        self.walked.left_out_in_all += 1;
-        if self.walked.left_out.len() < NAMED {
-            self.walked.left_out.push(path.to_owned());
-        }
-        Ok(())
-    }
+    })?;
+    tar.finish()?;
+    Ok(walked)
 }
 
-fn open(above: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
-    let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(above, name, flags, Mode::empty())?)
+/// Adds an entry; false for what a tar of files does not hold.
+fn append(tar: &mut Builder<impl Write>, path: &Path, stat: &Stat, entry: Entry) -> io::Result<bool> {
+    match entry {
+        Entry::Directory => tar.append_data(&mut header(stat, EntryType::Directory, 0), path, io::empty()),
+        Entry::File(file, size) => {
+            // The length was promised: what is cut off meanwhile is zero, and what is added is left out.
+            let whole = file.take(size).chain(io::repeat(0)).take(size);
+            tar.append_data(&mut header(stat, EntryType::Regular, size), path, whole)
+        }
+        Entry::Link(target) => tar.append_link(&mut header(stat, EntryType::Symlink, 0), path, target),
+        Entry::Other => return Ok(false),
+    }?;
+    Ok(true)
 }
 
 fn header(stat: &Stat, kind: EntryType, size: u64) -> Header {
@@ -129,7 +69,11 @@ fn header(stat: &Stat, kind: EntryType, size: u64) -> Header {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::fs::File;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fs::FileType;
 
     use super::*;
 
@@ -138,7 +82,7 @@ mod tests {
 
     fn tar_of(root: &Path) -> (Walked, BTreeMap<String, Entry>) {
         let mut bytes = Vec::new();
-        let walked = write(root, &mut bytes).unwrap();
+        let walked = write(File::open(root).unwrap(), &mut bytes).unwrap();
         let mut archive = tar::Archive::new(&bytes[..]);
         let entries = archive.entries().unwrap().map(|entry| {
             let mut entry = entry.unwrap();
@@ -195,6 +139,5 @@ mod tests {
         symlink("real", root.path().join("link")).unwrap();
         let (_, entries) = tar_of(root.path());
         assert!(!entries.contains_key("link/file"));
-        assert!(write(&root.path().join("missing"), &mut Vec::new()).is_err());
     }
 }

@@ -1,10 +1,11 @@
 //! As whom a sandbox runs: never root, and nobody else's user.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec, Workspace};
+use cofferdam_contract::{Access, DirectoryId, Error, ErrorKind, Result, Spec, Workspace};
+use cofferdam_linux::named::Directory;
 
 use crate::engine::Facts;
 use crate::error;
@@ -20,7 +21,7 @@ const COUNT_OF_FEW: u32 = 12_000;
 /// A directory of the host that is lent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lent {
-    /// Looked up: no part of it is a link.
+    /// No part of it is a link.
     pub path: PathBuf,
     pub device: u64,
     pub inode: u64,
@@ -28,29 +29,31 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Looks the workspace's directory up, with the rights of this process.
-    pub(crate) fn of(spec: &Spec) -> Result<Option<Self>> {
-        use std::os::unix::fs::MetadataExt;
+    /// Opens the workspace's directory, with the rights of this process. While the descriptor is open, no other directory
+    /// gets its number.
+    pub(crate) fn open(spec: &Spec) -> Result<Option<(Self, Directory)>> {
         let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok(None) };
-        let open = |path: &Path| {
-            let path = path.canonicalize()?;
-            let directory = std::fs::File::open(&path)?;
-            let meta = directory.metadata()?;
-            Ok((path, meta))
-        };
-        let (found, meta) = open(path).map_err(|error| {
-            error::os("create", "the workspace directory cannot be opened", error)
-                .with_context("path", path.display().to_string())
-        })?;
-        if !meta.is_dir() {
-            return Err(Error::new(ErrorKind::InvalidInput, "create", "the workspace is not a directory")
-                .with_context("path", path.display().to_string()));
-        }
-        if found.to_str().is_none() {
+        let opened = Directory::open(path)
+            .map_err(|error| error::named("create", "the workspace directory cannot be opened", path, error))?;
+        let (device, inode) = opened.identity();
+        spec.check_directory(path, DirectoryId { device, inode })?;
+        if opened.path().to_str().is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "create", "the engine takes only paths in UTF-8")
                 .with_context("path", path.display().to_string()));
         }
-        Ok(Some(Self { path: found, device: meta.dev(), inode: meta.ino(), owner: (meta.uid(), meta.gid()) }))
+        let lent = Self { path: opened.path().to_owned(), device, inode, owner: opened.owner() };
+        Ok(Some((lent, opened)))
+    }
+
+    /// Whether its path leads to it still, and what the agent sees as its workspace is this directory.
+    pub(crate) fn is_seen_as(&self, device: Option<(u32, u32)>, inode: Option<u64>) -> bool {
+        let numbers = (rustix::fs::major(self.device), rustix::fs::minor(self.device));
+        self.is_in_place() && device == Some(numbers) && inode == Some(self.inode)
+    }
+
+    /// Whether its path leads to it still.
+    pub(crate) fn is_in_place(&self) -> bool {
+        Directory::open(&self.path).is_ok_and(|now| now.identity() == (self.device, self.inode))
     }
 }
 
@@ -150,6 +153,33 @@ mod tests {
         let error = write((0, 0), (0, 0)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("chown")));
+    }
+
+    #[test]
+    fn another_directory_than_the_one_that_was_opened_is_not_accepted() {
+        let temp = tempfile::tempdir().unwrap();
+        let top = temp.path().canonicalize().unwrap();
+        for name in ["named", "other"] {
+            std::fs::create_dir(top.join(name)).unwrap();
+        }
+        let workspace = Workspace::HostDir { path: top.join("named"), access: Access::ReadWrite };
+        let spec = Spec::builder().workspace(workspace).build().unwrap();
+        let (lent, _held) = Lent::open(&spec).unwrap().unwrap();
+        let device = Some((rustix::fs::major(lent.device), rustix::fs::minor(lent.device)));
+        assert!(lent.is_seen_as(device, Some(lent.inode)));
+        assert!(!lent.is_seen_as(device, Some(lent.inode + 1)));
+        assert!(!lent.is_seen_as(Some((0, 0)), Some(lent.inode)));
+        assert!(!lent.is_seen_as(device, None) && !lent.is_seen_as(None, Some(lent.inode)), "nothing was measured");
+        std::fs::rename(top.join("named"), top.join("aside")).unwrap();
+        std::os::unix::fs::symlink("aside", top.join("named")).unwrap();
+        assert!(!lent.is_seen_as(device, Some(lent.inode)), "its path has become a link");
+        assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::PathEscape);
+        std::fs::remove_file(top.join("named")).unwrap();
+        std::fs::rename(top.join("other"), top.join("named")).unwrap();
+        assert!(!lent.is_in_place(), "its path leads to another one");
+        let recorded = DirectoryId { device: lent.device, inode: lent.inode };
+        let spec = spec.to_builder().directory(top.join("named"), recorded).build().unwrap();
+        assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]

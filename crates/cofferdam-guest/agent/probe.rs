@@ -83,8 +83,13 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
             let path = Path::new(path)?;
             let stat = sys::stat_at(sys::AT_FDCWD, path.bytes())?;
             more.put(&stat.mode.to_le_bytes());
-            let mut target = [0; LONGEST_TARGET];
-            more.put(sys::read_link(sys::AT_FDCWD, path.bytes(), &mut target).unwrap_or_default());
+            if stat.mode & sys::S_IFMT == sys::S_IFDIR {
+                more.put(&stat.device.0.to_le_bytes());
+                more.put(&stat.device.1.to_le_bytes());
+            } else {
+                let mut target = [0; LONGEST_TARGET];
+                more.put(sys::read_link(sys::AT_FDCWD, path.bytes(), &mut target).unwrap_or_default());
+            }
             Ok(stat.inode)
         }
         Probe::Space { path } => {

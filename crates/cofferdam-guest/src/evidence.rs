@@ -89,6 +89,8 @@ pub struct Evidence {
     pub boot: String,
     /// The number of the workspace's directory.
     pub workspace_inode: Option<u64>,
+    /// Major and minor number of the device that holds it.
+    pub workspace_device: Option<(u32, u32)>,
     /// Real, effective, saved and file-system user.
     pub uids: Vec<u32>,
     /// The same for groups.

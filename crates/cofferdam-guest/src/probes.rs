@@ -339,7 +339,9 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     evidence.kernel =
         kernel.found().await?.text().and_then(|text| evidence::kernel(&text).map(str::to_owned)).unwrap_or_default();
     evidence.boot = boot_id(&boot.found().await?);
-    evidence.workspace_inode = directory.found().await?.ok().map(|found| found.value);
+    let directory = directory.found().await?;
+    evidence.workspace_inode = directory.ok().map(|found| found.value);
+    evidence.workspace_device = directory.ok().and_then(device);
     evidence.interfaces = net?.found().await?.text().map(|text| evidence::interfaces(&text));
     for (name, asked) in namespaces {
         if let Some(inode) = namespace(&asked?.found().await?) {
@@ -471,6 +473,13 @@ fn read_confinement(evidence: &mut Evidence, found: &Found) {
         *slot = Some(slot.unwrap_or(0) | set);
     }
     evidence.processors = words.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
+}
+
+/// The device of a directory, which stands behind the mode.
+fn device(found: &Found) -> Option<(u32, u32)> {
+    let words = found.data.get(4..)?;
+    let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
+    (words.len() == 8).then(|| Some((word(0)?, word(4)?)))?
 }
 
 /// The number in `net:[4026531840]`, which stands behind the mode.

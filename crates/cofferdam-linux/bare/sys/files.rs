@@ -48,6 +48,8 @@ pub struct Stat {
     pub size: u64,
     pub seconds: i64,
     pub nanoseconds: u32,
+    /// Major and minor number of the device that holds it.
+    pub device: (u32, u32),
 }
 
 /// Looks at a name in a directory, or with an empty name at the descriptor itself. Links are not followed.
@@ -68,6 +70,7 @@ pub fn stat_at(directory: i32, name: &[u8]) -> Res<Stat> {
         size: found[5],
         seconds: found[14] as i64,
         nanoseconds: low(15),
+        device: (low(17), (found[17] >> 32) as u32),
     })
 }
 
