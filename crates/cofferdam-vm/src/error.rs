@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_archive::ArchiveError;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_debian::DebianError;
+use cofferdam_linux::named::UntrustedLink;
 
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
@@ -51,6 +52,12 @@ pub enum VmError {
     BadSource {
         /// What is wrong with it.
         what: String,
+    },
+    /// A directory is not the one that the caller named any more.
+    #[error("the directory {} is not the one that was named any more", path.display())]
+    OtherDirectory {
+        /// Where it is.
+        path: PathBuf,
     },
     /// An image would be larger than allowed.
     #[error("the root file system takes {bytes} bytes, and {most} are allowed")]
@@ -257,13 +264,16 @@ impl VmError {
             Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
             Self::Archive(ArchiveError::Cancelled) => ErrorKind::Closed,
             Self::Archive(_) => ErrorKind::InvalidInput,
-            Self::NoBase { .. } | Self::NoImage | Self::NoSuchImage { .. } | Self::OldImage { .. } => {
-                ErrorKind::NotFound
-            }
+            Self::NoBase { .. }
+            | Self::NoImage
+            | Self::NoSuchImage { .. }
+            | Self::OldImage { .. }
+            | Self::OtherDirectory { .. } => ErrorKind::NotFound,
             Self::BadCache { .. } | Self::Forbidden { .. } => ErrorKind::Denied,
             Self::Api(error) => error.kind(),
             Self::Lacks { .. } => ErrorKind::Unsupported,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
+            Self::Io { source, .. } if UntrustedLink::of(source).is_some() => ErrorKind::PathEscape,
             Self::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
                 std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -323,6 +333,8 @@ impl VmError {
                  each that is here, with --json all of it, and `cofferdam vm build-image` makes images"
             }
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
+            Self::OtherDirectory { .. } => "it was replaced in the meantime: name it again, if that was you",
+            Self::Io { source, .. } if UntrustedLink::of(source).is_some() => UntrustedLink::REMEDY,
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",
             _ => return None,
         };

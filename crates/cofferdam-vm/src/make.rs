@@ -78,7 +78,8 @@ impl Host {
         match spec.root() {
             RootFs::Directory { path } => {
                 let root = RootSource::Directory(path.clone());
-                self.found(Source { root, ..self.config.source.clone() }).await
+                let recorded = spec.directories().get(path).map(|id| (id.device, id.inode));
+                self.found(Source { root, recorded, ..self.config.source.clone() }).await
             }
             RootFs::Image { reference } => self.named(reference).await,
             RootFs::Default => self.image.get_or_try_init(|| self.usual()).await.cloned(),

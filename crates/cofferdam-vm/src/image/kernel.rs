@@ -1,8 +1,9 @@
 //! A kernel and the modules that it needs, from a package or from files.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
+
+use cofferdam_linux::named;
 
 use super::headers::Archive;
 use super::initramfs::Module;
@@ -64,7 +65,7 @@ pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
 /// From files; modules are loaded in the order given.
 pub(crate) fn from_files(image: &Path, modules: &[PathBuf]) -> Result<Kernel> {
     let contents = |path: &Path, most| {
-        let mut file = File::open(path).map_err(io("open", path))?;
+        let mut file = named::read(path).map_err(io("open", path))?;
         read(&mut file, path, most)
     };
     let modules = modules.iter().map(|path| {

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use cofferdam_contract::ByteSize;
 use cofferdam_debian::{Cache, Plan, Recipe, resolve};
+use cofferdam_linux::named::{self, Directory, UntrustedLink};
 
 use crate::config::MakePolicy;
 use crate::error::{Result, VmError, io};
@@ -91,11 +92,14 @@ impl RootSource {
     /// Those of the operating system, and [`VmError::BadSource`] for a device or a pipe, which may have no end.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let found = fs::metadata(&path).map_err(io("look at", &path))?;
-        if !found.is_dir() && !found.is_file() {
-            return Err(VmError::BadSource { what: format!("{path:?} is neither a directory nor a plain file") });
-        }
-        Ok(match (oci::is_layout(&path), found.is_dir()) {
+        let file = named::read(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidInput if UntrustedLink::of(&error).is_none() => {
+                VmError::BadSource { what: format!("{path:?} is neither a directory nor a plain file") }
+            }
+            _ => io("open", &path)(error),
+        })?;
+        let found = file.metadata().map_err(io("look at", &path))?;
+        Ok(match (oci::is_layout(file, &path), found.is_dir()) {
             (true, _) => Self::Oci(path),
             (false, true) => Self::Directory(path),
             (false, false) => Self::Tar(path),
@@ -118,11 +122,14 @@ pub struct Source {
     pub root: RootSource,
     /// The largest disk that may come of it.
     pub most: ByteSize,
+    /// Device and inode that the root's directory had when the caller named it; another directory is refused.
+    pub recorded: Option<(u64, u64)>,
 }
 
 impl Default for Source {
     fn default() -> Self {
-        Self { kernel: KernelSource::default(), root: RootSource::default(), most: ByteSize::from_mebibytes(8192) }
+        let most = ByteSize::from_mebibytes(8192);
+        Self { kernel: KernelSource::default(), root: RootSource::default(), most, recorded: None }
     }
 }
 
@@ -358,11 +365,15 @@ impl Images {
                 self.entry("root", &key, &origin, progress, read, put)
             }
             RootSource::Tar(path) => {
-                let open = || File::open(path).map_err(io("open", path));
                 progress(Progress::Checking);
-                let hash = store::hash_of(open()?).map_err(io("read", path))?;
+                let mut file = named::read(path).map_err(io("open", path))?;
+                let hash = store::hash_of(&file).map_err(io("read", path))?;
+                file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
-                self.entry("root", &key, &origin, progress, |_, _| open(), put)
+                let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
+                    put_hashed(&tar, &hash, lock, made, most, progress).map(|()| String::new())
+                };
+                self.entry("root", &key, &origin, progress, |_, _| Ok(file), put)
             }
             RootSource::Oci(path) => {
                 progress(Progress::Checking);
@@ -377,7 +388,11 @@ impl Images {
                 progress(Progress::Checking);
                 let mut tar = tempfile::tempfile().map_err(io("make a temporary file in", std::env::temp_dir()))?;
                 let mut out = BufWriter::with_capacity(1 << 20, &tar);
-                root::pack(path, &mut out)?;
+                let directory = Directory::open(path).map_err(io("open", path))?;
+                if source.recorded.is_some_and(|recorded| recorded != directory.identity()) {
+                    return Err(VmError::OtherDirectory { path: path.clone() });
+                }
+                root::pack(&directory, &mut out)?;
                 out.flush().map_err(io("write a tar of", path))?;
                 drop(out);
                 tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
@@ -466,6 +481,26 @@ fn put_kernel(kernel: Kernel, _: &Lock, made: &Path, _: &mut dyn FnMut(Progress)
 
 fn put_root(tar: &File, lock: &Lock, made: &Path, most: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
     put_tree(lock, made, most, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, most))
+}
+
+/// As [`put_root`], for a tar that others may be changing: it must be what the hash in the entry's key says.
+fn put_hashed(
+    tar: &File,
+    hash: &str,
+    lock: &Lock,
+    made: &Path,
+    most: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<()> {
+    put_tree(lock, made, most, progress, |tree| {
+        let mut left = u64::MAX;
+        let mut hashed = oci::Hashed::new(tar, &mut left);
+        let needs = root::unpack(BufReader::with_capacity(1 << 20, &mut hashed), tree, most)?;
+        match hashed.finish() {
+            Ok(found) if found == hash => Ok(needs),
+            _ => Err(VmError::BadSource { what: "the tar was changed while it was read".to_owned() }),
+        }
+    })
 }
 
 fn put_layers(

@@ -10,7 +10,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
-use cofferdam_linux::beneath;
+use cofferdam_linux::{beneath, named};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -40,8 +40,8 @@ fn bad(what: impl Into<String>) -> VmError {
 }
 
 /// Whether a directory or a tar has a layout of images in it.
-pub(crate) fn is_layout(path: &Path) -> bool {
-    Files::open(path).is_ok_and(|files| files.has(LAYOUT) || (files.has(SAVED) && !files.has_root()))
+pub(crate) fn is_layout(file: File, path: &Path) -> bool {
+    Files::of(file, path).is_ok_and(|files| files.has(LAYOUT) || (files.has(SAVED) && !files.has_root()))
 }
 
 /// The files of a layout.
@@ -54,7 +54,11 @@ enum Files {
 
 impl Files {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(io_error("open", path))?;
+        Self::of(named::read(path).map_err(io_error("open", path))?, path)
+    }
+
+    /// Those of an open directory or tar, which errors call `path`.
+    fn of(file: File, path: &Path) -> Result<Self> {
         if file.metadata().map_err(io_error("look at", path))?.is_dir() {
             return Ok(Self::Directory(file.into()));
         }
@@ -324,10 +328,22 @@ fn contents(configuration: &[u8]) -> Result<Vec<Sha>> {
 }
 
 /// Hashes what is read of it, as long as there is something left of a bound.
-struct Hashed<'a, R> {
+pub(crate) struct Hashed<'a, R> {
     from: R,
     hasher: Sha256,
     left: &'a mut u64,
+}
+
+impl<'a, R: Read> Hashed<'a, R> {
+    pub(crate) fn new(from: R, left: &'a mut u64) -> Self {
+        Self { from, hasher: Sha256::new(), left }
+    }
+
+    /// Reads what is left, and returns the hash of all.
+    pub(crate) fn finish(mut self) -> io::Result<String> {
+        io::copy(&mut self, &mut io::sink())?;
+        Ok(self.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
 }
 
 impl<R: Read> Read for Hashed<'_, R> {
@@ -366,12 +382,10 @@ impl Layout {
     /// Has a layer's contents read, and compares what they hash to.
     fn through(&self, layer: &Layer, left: &mut u64, read: impl FnOnce(&mut dyn Read) -> Result<()>) -> Result<()> {
         let unpacked = unpacked(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
-        let mut hashed = Hashed { from: unpacked, hasher: Sha256::new(), left };
+        let mut hashed = Hashed::new(unpacked, left);
         read(&mut hashed)?;
         // What follows the end of the tar is part of it.
-        let rest = io::copy(&mut hashed, &mut io::sink());
-        rest.map_err(|error| bad(format!("a layer of the image cannot be read: {error}")))?;
-        let found: String = hashed.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = hashed.finish().map_err(|error| bad(format!("a layer of the image cannot be read: {error}")))?;
         if found == layer.contents.0 { Ok(()) } else { Err(wrong_digest(&layer.contents)) }
     }
 }

@@ -317,7 +317,8 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     let mut tar = tar::Builder::new(File::create(&path).unwrap());
     tar.append_dir_all("./", &from).unwrap();
     tar.finish().unwrap();
-    assert!(is_layout(&path) && is_layout(&from) && !is_layout(&into));
+    let layout = |path: &Path| is_layout(File::open(path).unwrap(), path);
+    assert!(layout(&path) && layout(&from) && !layout(&into));
     read(&path).unwrap().unpack(&into, MOST).unwrap();
     assert_eq!(fs::read_to_string(into.join("f")).unwrap(), "hello");
     assert_eq!(read(&path).unwrap().identity(), read(&from).unwrap().identity());
@@ -339,7 +340,7 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     };
     let digest = Sha::of(config.as_bytes()).0;
     write(&config, &contents, &digest);
-    assert!(is_layout(&saved));
+    assert!(is_layout(File::open(&saved).unwrap(), &saved));
     let tree = || tempfile::tempdir_in(place.path()).unwrap();
     let into = tree();
     read(&saved).unwrap().unpack(into.path(), MOST).unwrap();

@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use cofferdam_linux::named::Directory;
+use cofferdam_linux::walk::{self, Entry};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 
@@ -194,58 +196,43 @@ fn is_same(into: &Path, directory: &OwnedFd) -> bool {
     matches!(both, (Ok(etc), Ok(found)) if (etc.st_dev, etc.st_ino) == (found.st_dev, found.st_ino))
 }
 
-/// Writes a directory as a tar, sorted, so that the same contents give the same bytes.
-pub(crate) fn pack(directory: &Path, out: impl Write) -> Result<()> {
+/// Writes a directory as a tar, sorted, so that the same contents give the same bytes. Others may be changing it: no link
+/// is followed.
+pub(crate) fn pack(directory: &Directory, out: impl Write) -> Result<()> {
     let mut tar = tar::Builder::new(out);
-    let mut waiting = vec![PathBuf::new()];
-    let mut entries = 0;
-    while let Some(path) = waiting.pop() {
-        let full = directory.join(&path);
-        let mut names: Vec<_> = fs::read_dir(&full)
-            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>())
-            .map_err(io_error("read", &full))?;
-        names.sort();
-        for name in names {
-            entries += 1;
-            if entries > MOST_ENTRIES {
-                return Err(bad(format!("the root file system has more than {MOST_ENTRIES} entries")));
-            }
-            let path = path.join(name);
-            if append(&mut tar, directory, &path)? {
-                waiting.push(path);
-            }
-        }
-    }
+    walk::walk(directory, &mut |path, stat, entry| append(&mut tar, path, stat, entry))
+        .map_err(io_error("pack", directory.path()))?;
     tar.finish().map_err(io_error("write", "a tar of the root file system"))
 }
 
-/// Adds one entry; whether it is a directory.
-fn append(tar: &mut tar::Builder<impl Write>, directory: &Path, path: &Path) -> Result<bool> {
-    let full = directory.join(path);
-    let found = fs::symlink_metadata(&full).map_err(io_error("look at", &full))?;
+/// Adds one entry.
+fn append(tar: &mut tar::Builder<impl Write>, path: &Path, stat: &Stat, entry: Entry) -> io::Result<()> {
     let mut header = Header::new_gnu();
-    header.set_mode(found.mode() & 0o1777);
+    header.set_mode(stat.st_mode & 0o1777);
     header.set_size(0);
-    let written = if found.is_dir() {
-        header.set_entry_type(EntryType::Directory);
-        tar.append_data(&mut header, path, io::empty())
-    } else if found.is_symlink() {
-        header.set_entry_type(EntryType::Symlink);
-        fs::read_link(&full).and_then(|target| tar.append_link(&mut header, path, target))
-    } else if found.is_file() {
-        header.set_entry_type(EntryType::Regular);
-        header.set_size(found.len());
-        // One that grows meanwhile is cut; one that shrinks fails.
-        File::open(&full).and_then(|file| tar.append_data(&mut header, path, file.take(found.len())))
-    } else {
-        Ok(())
-    };
-    written.map_err(io_error("pack", &full))?;
-    Ok(found.is_dir())
+    match entry {
+        Entry::Directory => {
+            header.set_entry_type(EntryType::Directory);
+            tar.append_data(&mut header, path, io::empty())
+        }
+        Entry::Link(target) => {
+            header.set_entry_type(EntryType::Symlink);
+            tar.append_link(&mut header, path, target)
+        }
+        Entry::File(file, length) => {
+            header.set_entry_type(EntryType::Regular);
+            header.set_size(length);
+            // Exactly as long as it was: what is cut off meanwhile is zero.
+            tar.append_data(&mut header, path, file.take(length).chain(io::repeat(0)).take(length))
+        }
+        Entry::Other => Ok(()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     const MOST: u64 = 1 << 30;
@@ -391,6 +378,38 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_a_guest_swaps_for_a_link_is_packed_without_what_the_link_leads_to() {
+        let place = tempfile::tempdir().unwrap();
+        let (root, outside) = (place.path().join("root"), place.path().join("outside"));
+        for directory in [root.join("sub"), outside.clone()] {
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("file"), directory.display().to_string()).unwrap();
+        }
+        let (secret, done) = (outside.display().to_string(), std::sync::atomic::AtomicBool::new(false));
+        std::os::unix::fs::symlink(&outside, root.join("swap")).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (one, other, here) = (root.join("sub"), root.join("swap"), rustix::fs::CWD);
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::fs::renameat_with(here, &one, here, &other, rustix::fs::RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            for _ in 0..1000 {
+                let mut out = Vec::new();
+                // A walk that meets a change may fail.
+                let _ = pack(&Directory::open(&root).unwrap(), &mut out);
+                let mut archive = tar::Archive::new(&out[..]);
+                for mut entry in archive.entries().unwrap().filter_map(std::result::Result::ok) {
+                    let mut text = String::new();
+                    entry.read_to_string(&mut text).unwrap();
+                    assert!(text != secret, "{:?} is a file outside of the directory", entry.path());
+                }
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
+    #[test]
     fn the_same_directory_gives_the_same_tar() {
         let packed = |names: [&str; 3]| {
             let place = tempfile::tempdir().unwrap();
@@ -400,7 +419,7 @@ mod tests {
             }
             std::os::unix::fs::symlink("nowhere", place.path().join("link")).unwrap();
             let mut out = Vec::new();
-            pack(place.path(), &mut out).unwrap();
+            pack(&Directory::open(place.path()).unwrap(), &mut out).unwrap();
             out
         };
         assert_eq!(packed(["a", "b", "c/d"]), packed(["c/d", "b", "a"]));

@@ -92,6 +92,7 @@ fn a_look_at_what_is_made_makes_it_no_younger() {
         kernel: KernelSource::Files { image: "/k".into(), modules: Vec::new() },
         root: RootSource::Tar("/r".into()),
         most: ByteSize::from_bytes(1 << 20),
+        recorded: None,
     };
     let before = SystemTime::now() - Duration::from_secs(1000);
     let mut paths = Vec::new();

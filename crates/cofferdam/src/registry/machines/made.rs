@@ -168,7 +168,7 @@ impl Recipes {
             }
             (None, None) => (usual.kernel, String::new()),
         };
-        let source = Source { kernel, root, most: self.most.unwrap_or(usual.most) };
+        let source = Source { kernel, root, most: self.most.unwrap_or(usual.most), recorded: None };
         Ok((source, format!("{root_shown}{kernel_shown}")))
     }
 }
