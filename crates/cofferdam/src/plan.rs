@@ -2,6 +2,7 @@
 
 use std::env::VarError;
 use std::io::{IsTerminal, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,8 @@ use cofferdam::{
     Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Result, RootFs, Script, Spec, Stdin, TerminalSize,
     WORKSPACE_PATH, Workspace,
 };
+use cofferdam_contract::DirectoryId;
+use cofferdam_linux::named::{Directory, UntrustedLink};
 
 use crate::args::RunArgs;
 use crate::settings::{Settings, names_module};
@@ -76,7 +79,7 @@ pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
 /// A workspace as named on the command line, and where it is.
 struct HostWorkspace {
     named: PathBuf,
-    path: PathBuf,
+    opened: Directory,
     access: Access,
 }
 
@@ -86,25 +89,38 @@ fn workspace(text: &str) -> Result<HostWorkspace> {
         (_, Some(named)) => (named, Access::ReadWrite),
         _ => (text, Access::ReadWrite),
     };
-    Ok(HostWorkspace { named: named.into(), path: directory("--workspace", Path::new(named))?, access })
+    Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named))?, access })
 }
 
-fn directory(option: &str, named: &Path) -> Result<PathBuf> {
+/// Opens a directory that an option names: whatever its name leads to later, this one is meant.
+fn directory(option: &str, named: &Path) -> Result<Directory> {
     let shown = named.display().to_string();
     let bad = |why: String| {
         Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("name a directory that exists")
     };
-    let path = named.canonicalize().map_err(|error| bad(format!("cannot be used: {}", reason(&error))))?;
-    if path.is_dir() { Ok(path) } else { Err(bad("is not a directory".to_owned())) }
+    Directory::open(named).map_err(|error| match UntrustedLink::of(&error) {
+        Some(link) => Error::new(ErrorKind::PathEscape, "run", format!("{option} '{shown}' cannot be used: {link}"))
+            .with_remedy(UntrustedLink::REMEDY),
+        None if error.kind() == std::io::ErrorKind::NotADirectory => bad("is not a directory".to_owned()),
+        None => bad(format!("cannot be used: {}", reason(&error))),
+    })
+}
+
+/// The path of an open directory, and what is recorded of it in a spec.
+fn recorded(opened: &Directory) -> (PathBuf, DirectoryId) {
+    let (device, inode) = opened.identity();
+    (opened.path().to_owned(), DirectoryId { device, inode })
 }
 
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
     let mut builder = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
-    if let Some(HostWorkspace { path, access, .. }) = workspace {
-        builder = builder.workspace(Workspace::HostDir { path, access });
+    if let Some(HostWorkspace { opened, access, .. }) = workspace {
+        let (path, id) = recorded(&opened);
+        builder = builder.directory(&path, id).workspace(Workspace::HostDir { path, access });
     }
     if let Some(root) = &args.place.root {
-        builder = builder.root(RootFs::Directory { path: directory("--root", root)? });
+        let (path, id) = recorded(&directory("--root", root)?);
+        builder = builder.directory(&path, id).root(RootFs::Directory { path });
     }
     if let Some(reference) = &args.place.image {
         builder = builder.root(RootFs::Image { reference: reference.clone() });
@@ -324,7 +340,7 @@ fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf,
     };
     let inside = workspace.filter(|_| file.is_relative() && error.kind() == std::io::ErrorKind::NotFound);
     let Some(workspace) = inside else { return Err(file_error(file, &error)) };
-    let inside = workspace.path.join(file);
+    let inside = workspace.opened.path().join(file);
     match inside.canonicalize() {
         Ok(canonical) => Ok((inside, canonical)),
         Err(_) => Err(file_error(file, &error).with_context("also looked in", workspace.named.display().to_string())),
@@ -336,7 +352,7 @@ fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf,
 /// A file that is named as part of the workspace but leads out of it through a symlink is refused: the workspace may
 /// be an untrusted repository, and its links must not pick which of our files are read.
 fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Result<Option<String>> {
-    if let Ok(relative) = canonical.strip_prefix(&workspace.path) {
+    if let Ok(relative) = canonical.strip_prefix(workspace.opened.path()) {
         let text = relative.to_str().ok_or_else(|| {
             Error::invalid("run", "the file's path inside the workspace is not UTF-8").with_remedy("rename it")
         })?;
@@ -344,7 +360,7 @@ fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Res
     }
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let named = absolute(file);
-    if named.starts_with(absolute(&workspace.named)) || named.starts_with(&workspace.path) {
+    if named.starts_with(absolute(&workspace.named)) || named.starts_with(workspace.opened.path()) {
         return Err(Error::new(ErrorKind::PathEscape, "run", "the file is a symlink that leads out of the workspace")
             .with_context("file", file.display().to_string())
             .with_remedy("name the file that it leads to, if you trust it"));
@@ -366,6 +382,12 @@ fn read_file(named: &Path, canonical: &Path) -> Result<Vec<u8>> {
     if !metadata.is_file() {
         return Err(Error::invalid("run", format!("'{shown}' is not a plain file"))
             .with_remedy("name a plain file, or give the code with --lang and --code"));
+    }
+    // What was found before it was opened may have been exchanged since, by a sandbox that has the directory.
+    let opened = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    if opened.map_err(|error| file_error(named, &error))? != canonical {
+        return Err(Error::new(ErrorKind::Conflict, "run", format!("'{shown}' was replaced while it was opened"))
+            .with_remedy("try again when nothing else changes the directory"));
     }
     read_code(file, &format!("'{shown}'")).map_err(|error| file_error(named, &error))?
 }
@@ -458,6 +480,26 @@ mod tests {
         let directory = directory_with(&[("t.py", "1")]);
         let plan = plan(&[directory.path().join("t.py").to_str().unwrap()]).unwrap();
         assert_eq!(plan.code.unwrap().request.file_name.as_deref(), Some("t.py"));
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_is_refused_and_another_one_at_its_path_is_not_the_one_that_was_named() {
+        let directory = directory_with(&[]);
+        let top = directory.path().canonicalize().unwrap();
+        std::fs::create_dir(top.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", top.join("link")).unwrap();
+        for option in ["--workspace", "--root"] {
+            let error = plan(&[option, top.join("link").to_str().unwrap(), "--", "true"]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PathEscape, "{option}");
+            assert!(error.remedy().is_some_and(|remedy| remedy.contains("realpath")), "{error:?}");
+        }
+        let path = top.join("real");
+        let spec = plan(&["--workspace", path.to_str().unwrap(), "--", "true"]).unwrap().spec;
+        let id = |path: &Path| recorded(&Directory::open(path).unwrap()).1;
+        assert!(spec.check_directory(&path, id(&path)).is_ok());
+        std::fs::rename(&path, top.join("aside")).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(spec.check_directory(&path, id(&path)).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]
