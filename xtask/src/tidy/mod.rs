@@ -4,6 +4,7 @@
 mod documents;
 mod layers;
 mod links;
+mod paths;
 mod sources;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     breaches.extend(sources::roots(&packages, repository)?);
     breaches.extend(links::check(&sources, repository.root()));
     breaches.extend(documents::check(&sources));
+    breaches.extend(paths::check(&sources));
     breaches.extend(executable(repository, Path::new(".ci/run")));
     for breach in &breaches {
         println!("   {breach}");

@@ -1,0 +1,98 @@
+//! Modules that take directories and files which a caller named: a guest may own a directory above them and swap what is
+//! in it for links, so that they are opened by `cofferdam_linux::named` and read by `cofferdam_linux::walk`, and never by
+//! their path. The rule reads lines, and knows the usual calls only.
+
+use std::path::Path;
+
+use super::Source;
+
+/// The modules, and directories of modules.
+const MODULES: &[&str] = &[
+    "crates/cofferdam-process/src/backend.rs",
+    "crates/cofferdam-process/src/raw.rs",
+    "crates/cofferdam-process/src/launcher/create.rs",
+    "crates/cofferdam-process/src/launcher/template.rs",
+    "crates/cofferdam-container/src",
+    "crates/cofferdam-vm/src/image/mod.rs",
+    "crates/cofferdam-vm/src/image/root.rs",
+    "crates/cofferdam-vm/src/image/oci.rs",
+    "crates/cofferdam-vm/src/image/kernel.rs",
+    "crates/cofferdam-wasm/src/import.rs",
+    "crates/cofferdam-wasm/src/state.rs",
+    "crates/cofferdam/src/plan.rs",
+    "crates/cofferdam/src/registry/machines/made.rs",
+];
+/// Calls that find something by its path, and follow links on the way.
+const BY_PATH: &[&str] = &[
+    "read_dir(",
+    "File::open(",
+    "canonicalize(",
+    "fs::metadata(",
+    "fs::read(",
+    "fs::read_to_string(",
+    "rustix::fs::open(",
+    "rustix::fs::stat(",
+    "OpenOptions::new(",
+];
+/// Paths that no caller named: a module, a part of the line, and why.
+const ALLOWED: &[(&str, &str, &str)] = &[
+    ("launcher/template.rs", "read_dir(&directory)", "a directory of /etc"),
+    ("launcher/template.rs", "rustix::fs::open(path, flags", "a file of /etc, whose links are not followed"),
+    ("container/src/labels.rs", "fs::read_to_string(\"/", "a file of the system"),
+    ("container/src/make.rs", "/proc/self/ns/", "the kernel's own name"),
+    ("vm/src/image/mod.rs", "File::open(&path)", "a scratch file of the private image store"),
+    ("vm/src/image/root.rs", "into", "the scratch directory of the private image store"),
+    ("vm/src/image/root.rs", "top.join(above)", "the scratch directory of the private image store"),
+    ("cofferdam/src/plan.rs", "canonicalize()", "a program's file, compared with what is then opened"),
+    ("cofferdam/src/plan.rs", ".open(canonical)", "a program's file, compared with what was found before"),
+];
+
+/// Breaches: lines that open by path what a caller may have named.
+pub fn check(sources: &[Source]) -> Vec<String> {
+    sources.iter().filter(|source| source.is("rs") && is_covered(&source.path)).flat_map(breaches).collect()
+}
+
+fn is_covered(path: &Path) -> bool {
+    let is_test = path.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("tests"));
+    !is_test && MODULES.iter().any(|module| path.starts_with(module))
+}
+
+fn breaches(source: &Source) -> Vec<String> {
+    // Tests come last in a file.
+    let code = source.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+    let wrong = code.enumerate().filter(|(_, line)| {
+        let code = line.split("//").next().unwrap_or_default();
+        BY_PATH.iter().any(|call| code.contains(call)) && !is_allowed(&source.path, code)
+    });
+    let name = source.path.display();
+    let breach = |(index, _)| {
+        let number: usize = index + 1;
+        format!("{name}:{number}: opens by path what a caller may have named; use cofferdam_linux::named or ::walk")
+    };
+    wrong.map(breach).collect()
+}
+
+fn is_allowed(path: &Path, line: &str) -> bool {
+    let name = path.to_string_lossy();
+    ALLOWED.iter().any(|(module, part, _)| name.ends_with(module) && line.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_caller_names_is_not_opened_by_path() {
+        let count = |path: &str, text: &str| check(&[Source { path: path.into(), text: text.into() }]).len();
+        let raw = "crates/cofferdam-process/src/raw.rs";
+        for line in ["File::open(path)", "path.canonicalize()?", "std::fs::read_dir(&root)", "fs::metadata(path)"] {
+            assert_eq!(count(raw, line), 1, "{line}");
+            assert_eq!(count("crates/cofferdam-process/src/doctor.rs", line), 0, "{line}");
+            assert_eq!(count(raw, &format!("// {line}")), 0, "{line}");
+            assert_eq!(count(raw, &format!("#[cfg(test)]\nmod tests {{\n{line}\n}}")), 0, "{line}");
+        }
+        assert_eq!(count(raw, "Directory::open(path)"), 0);
+        assert_eq!(count("crates/cofferdam-container/src/any.rs", "File::open(path)"), 1);
+        assert_eq!(count("crates/cofferdam-container/src/posture_tests.rs", "File::open(path)"), 0);
+    }
+}
