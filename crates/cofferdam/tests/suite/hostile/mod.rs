@@ -10,6 +10,7 @@ mod daemon;
 mod guests;
 mod host;
 mod host_memory;
+mod paths;
 mod races;
 mod row;
 mod run;
@@ -150,6 +151,32 @@ fn file_api_is_not_fooled_by_links_in_a_private_workspace() {
 fn file_api_is_not_fooled_by_links_in_a_host_directory() {
     let directory = guests::open_temporary_directory(0o777);
     races::resting_links(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
+}
+
+#[test]
+fn a_swapped_directory_leads_no_sandbox_elsewhere() {
+    paths::swapped_directory(run::backend().as_ref(), 40);
+}
+
+#[test]
+fn another_directory_than_the_recorded_one_is_not_mounted() {
+    paths::replaced_directory(run::backend().as_ref());
+}
+
+#[cfg(feature = "container")]
+#[test]
+fn a_swapped_directory_leads_no_container_elsewhere() {
+    if let Some(backend) = containers::backend(None) {
+        paths::swapped_directory(backend.as_ref(), 12);
+    }
+    if let Some(backend) = containers::backend(None) {
+        paths::replaced_directory(backend.as_ref());
+    }
+}
+
+#[test]
+fn mounts_that_appear_later_on_the_host_stay_outside() {
+    paths::later_mounts();
 }
 
 #[test]

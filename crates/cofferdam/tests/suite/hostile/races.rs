@@ -26,10 +26,10 @@ const HOST_ONLY: &str = "only-on-the-host";
 const WRITTEN: &str = "written by the file API";
 
 /// A directory of the host that the guest points its links at.
-struct Target(TempDir);
+pub struct Target(TempDir);
 
 impl Target {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let directory = open_temporary_directory(0o777);
         for (name, text) in [(SECRET_FILE, SECRET), (HOST_ONLY, HOST_ONLY)] {
             let path = directory.path().join(name);
@@ -39,7 +39,11 @@ impl Target {
         Self(directory)
     }
 
-    fn assert_untouched(&self) {
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn assert_untouched(&self) {
         let names: BTreeSet<String> = fs::read_dir(self.0.path())
             .expect("the directory is still there")
             .map(|entry| entry.expect("it can be listed").file_name().to_string_lossy().into_owned())

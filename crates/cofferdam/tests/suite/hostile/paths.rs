@@ -1,0 +1,175 @@
+//! Paths of the host that a guest leads elsewhere: it owns a directory above the one that the next sandbox is given.
+
+use std::fs;
+use std::os::unix::fs::{chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use cofferdam_contract::{
+    Access, Backend, ByteSize, DirectoryId, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
+};
+use rustix::fs::{CWD, RenameFlags};
+
+use super::guests::open_temporary_directory;
+use super::races::Target;
+use super::run::block_on;
+
+/// An ordinary user, to whom root's test gives the directories.
+const USER: u32 = 65533;
+
+/// A directory of a guest, with one that is mounted and a link to the host beside it.
+struct Owned {
+    _top: tempfile::TempDir,
+    mounted: PathBuf,
+    link: PathBuf,
+}
+
+impl Owned {
+    fn new(target: &Path) -> Self {
+        let top = open_temporary_directory(0o777);
+        let place = top.path().canonicalize().expect("it is there");
+        let (mounted, link) = (place.join("mounted"), place.join("link"));
+        fs::create_dir(&mounted).expect("the directory is ours");
+        symlink(target, &link).expect("the directory is ours");
+        if rustix::process::geteuid().is_root() {
+            for directory in [&mounted, target] {
+                chown(directory, Some(USER), Some(USER)).expect("root gives it away");
+            }
+        }
+        Self { _top: top, mounted, link }
+    }
+
+    fn swap(&self) {
+        let swapped = rustix::fs::renameat_with(CWD, &self.mounted, CWD, &self.link, RenameFlags::EXCHANGE);
+        swapped.expect("two names are swapped");
+    }
+
+    fn spec(&self) -> Spec {
+        let workspace = Workspace::HostDir { path: self.mounted.clone(), access: Access::ReadWrite };
+        Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("a valid spec")
+    }
+}
+
+/// Swaps the directory and the link until it is dropped.
+struct Swapping {
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Swapping {
+    fn begin(owned: &Arc<Owned>) -> Self {
+        let (owned, done) = (Arc::clone(owned), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&done);
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                owned.swap();
+            }
+        });
+        Self { done, thread: Some(thread) }
+    }
+}
+
+impl Drop for Swapping {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A guest swaps the mounted directory for a link to the host, at rest and all the time, while sandboxes are made of it.
+pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
+    let target = Target::new();
+    let owned = Arc::new(Owned::new(target.path()));
+    block_on(async {
+        owned.swap();
+        let refused = backend.create(owned.spec()).await.expect_err("a link is refused");
+        assert_eq!(refused.kind(), ErrorKind::PathEscape, "{refused}");
+        owned.swap();
+        let _swapping = Swapping::begin(&owned);
+        let (mut made, mut refused) = (0, 0);
+        // On a machine under load, one of the two may come late.
+        for round in 0..rounds * 20 {
+            if round >= rounds && made > 0 && refused > 0 {
+                break;
+            }
+            match attempt(backend, &owned).await {
+                true => made += 1,
+                false => refused += 1,
+            }
+        }
+        assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused");
+    });
+    target.assert_untouched();
+}
+
+/// Makes a sandbox and tries both ways to the host; false where it was refused.
+async fn attempt(backend: &dyn Backend, owned: &Owned) -> bool {
+    let Ok(sandbox) = backend.create(owned.spec()).await else { return false };
+    let path = |name: &str| SandboxPath::new(name).expect("a plain path");
+    let read = sandbox.read_file_to_end(&path("secret"), ByteSize::from_mebibytes(1)).await;
+    assert!(read.is_err(), "the file API reads the host's file");
+    // Into the mounted directory or nowhere; the host's is looked at in the end.
+    let _ = sandbox.write_bytes(&path("by-the-file-api"), "written").await;
+    let script = "test ! -e secret && echo written > by-the-guest";
+    let done = sandbox.exec(ExecRequest::shell(script).build().expect("valid")).await.expect("the shell runs");
+    assert!(done.exit.success(), "the guest sees the host's file: {done:?}");
+    sandbox.close().await.expect("it closes");
+    true
+}
+
+/// A directory that is recorded in the spec is the only one that is mounted, also where no link is in the way.
+pub fn replaced_directory(backend: &dyn Backend) {
+    use std::os::unix::fs::MetadataExt;
+    let target = Target::new();
+    let owned = Owned::new(target.path());
+    let named = fs::metadata(&owned.mounted).expect("it is there");
+    let id = DirectoryId { device: named.dev(), inode: named.ino() };
+    let spec = owned.spec().to_builder().directory(&owned.mounted, id).build().expect("a valid spec");
+    block_on(async {
+        backend.create(spec.clone()).await.expect("it is the one that was named").close().await.expect("it closes");
+        fs::rename(&owned.mounted, owned.mounted.with_file_name("aside")).expect("the directory is ours");
+        fs::create_dir(&owned.mounted).expect("the directory is ours");
+        let error = backend.create(spec).await.expect_err("it is another one");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(error.to_string().contains("not the one that was named"), "{error}");
+    });
+}
+
+/// What is mounted on the host below a mounted directory later stays outside. In a mount namespace of the test's own, where
+/// the directory is shared as all are on a host with systemd; as root, and as an ordinary user.
+pub fn later_mounts() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP later mounts: only root mounts on the host; its run tries an ordinary user's sandbox as well");
+        return;
+    }
+    // The guest says when it is there, and is told when the mount is.
+    const SCRIPT: &str = r#"
+        set -e
+        mount -t tmpfs -o mode=0777 outer "$DIR"
+        mount --make-shared "$DIR"
+        mkdir -m 777 "$DIR/sub"
+        $AS "$PROGRAM" run --daemon never --workspace "$DIR" --allow-weaker disk -- sh -c '
+            echo > here
+            while [ ! -e go ]; do sleep 0.05; done
+            test ! -e sub/late' &
+        guest=$!
+        while [ ! -e "$DIR/here" ] && kill -0 $guest; do sleep 0.05; done
+        mount -t tmpfs late "$DIR/sub"
+        echo > "$DIR/sub/late"
+        echo > "$DIR/go"
+        wait $guest
+    "#;
+    for user in ["", "setpriv --reuid 65533 --regid 65533 --clear-groups"] {
+        let directory = open_temporary_directory(0o777);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", SCRIPT]);
+        command.env("DIR", directory.path()).env("AS", user).env("HOME", directory.path());
+        let output = command.env("PROGRAM", env!("CARGO_BIN_EXE_cofferdam")).output().expect("unshare runs");
+        assert!(output.status.success(), "as '{user}', what is mounted later is seen: {output:?}");
+    }
+}
