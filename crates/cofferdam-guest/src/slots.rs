@@ -259,7 +259,7 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
         }
         Answer::Output { second, data } if running && !data.is_empty() && !(second && exec.terminal) => {
             let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
-            exec.driver.publisher().publish(stream, Bytes::copy_from_slice(data));
+            exec.driver.publisher().publish(stream, data);
             Ok(After::Go)
         }
         Answer::Credit { bytes } if running => {

@@ -270,7 +270,7 @@ fn tell(
     }
     let mut document = json!({ "file": file, "archive": saved, "machine": about, "exit": exit });
     if let Sink::Collect(collected) = sink {
-        let members = collected.to_json().map(|(key, value)| (key.to_owned(), value));
+        let members = collected.into_json().map(|(key, value)| (key.to_owned(), value));
         merge(&mut document, Value::Object(members.into_iter().collect()));
     }
     report::document(&document)
