@@ -75,7 +75,7 @@ impl SnapshotManifest {
     /// Refuses another tenant than the one whose work is in it.
     pub(crate) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
         match &self.tenant {
-            Some(owner) if owner != tenant => Err(VmError::OtherTenant { asked: tenant.to_string() }),
+            Some(owner) if owner != tenant => Err(VmError::OtherTenant { asked: tenant.as_str().to_owned() }),
             _ => Ok(()),
         }
     }
