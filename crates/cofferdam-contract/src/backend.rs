@@ -326,20 +326,20 @@ impl dyn Sandbox {
     }
 }
 
-/// Collects an exec's output and exit; without loss only if the request's `output_buffer` holds its `max_output`.
-/// Dropping the future drops the handle, if it was given away.
+/// Collects an exec's output and exit. What the ring could not hold until it was read counts as truncated. Dropping the
+/// future drops the handle, if it was given away.
 pub async fn collect(handle: impl Borrow<ExecHandle> + Send) -> Result<Completed> {
     let handle = handle.borrow();
     let mut output = handle.output();
-    let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
+    let (mut stdout, mut stderr, mut lost) = (BytesMut::new(), BytesMut::new(), false);
     while let Some(event) = output.next().await {
-        // The buffer holds as much as the limit passes on, so that nothing is ever lost here.
-        if let OutputEvent::Chunk(Chunk { stream, data }) = event {
-            match stream {
-                OutputStream::Stdout => stdout.extend_from_slice(&data),
-                OutputStream::Stderr => stderr.extend_from_slice(&data),
-            }
+        match event {
+            OutputEvent::Chunk(Chunk { stream: OutputStream::Stdout, data }) => stdout.extend_from_slice(&data),
+            OutputEvent::Chunk(Chunk { stream: OutputStream::Stderr, data }) => stderr.extend_from_slice(&data),
+            OutputEvent::Lost { .. } => lost = true,
         }
     }
-    Ok(Completed { exit: handle.exit().await?, stdout: stdout.freeze(), stderr: stderr.freeze() })
+    let mut exit = handle.exit().await?;
+    exit.truncated |= lost;
+    Ok(Completed { exit, stdout: stdout.freeze(), stderr: stderr.freeze() })
 }

@@ -1,8 +1,12 @@
 //! Live output: hot, bounded, multicast.
 //!
-//! Chunks go into one ring of bounded size per exec. Each subscription has its own place in it. A subscriber that is
-//! slower than the ring is deep loses the oldest chunks and is told how many; neither the process nor the other
+//! Bytes go into one ring of bounded size per exec. Each subscription has its own position in it. A subscriber that is
+//! slower than the ring is deep loses the oldest bytes and is notified how many; neither the process nor the other
 //! subscribers wait for it. Nothing is replayed to those who come late.
+//!
+//! The ring costs the host at most twice its capacity, whatever the sizes of the writes: bytes that follow each other on
+//! one stream are one run, and the number of runs is bounded as well. A process that writes single bytes costs no more
+//! than one that writes megabytes.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -40,20 +44,34 @@ pub enum OutputEvent {
     Chunk(Chunk),
     /// The subscriber was too slow: these many chunks, with these many bytes, are gone.
     Lost {
-        /// Chunks lost.
+        /// Runs of bytes of one stream that were lost, wholly or in part.
         chunks: u64,
         /// Bytes lost.
         bytes: u64,
     },
 }
 
+/// The bytes that one chunk has at most when it is read.
+const MAX_CHUNK: u64 = 256 * 1024;
+/// Runs that a ring of any capacity may hold.
+const MIN_RUNS: usize = 256;
+
+/// Bytes of one stream that follow each other.
+#[derive(Debug)]
+struct Run {
+    stream: OutputStream,
+    /// The byte offset one past its last byte.
+    end: u64,
+}
+
 #[derive(Debug)]
 struct Ring {
-    chunks: VecDeque<Chunk>,
-    /// Number and byte offset of the oldest chunk kept.
+    bytes: VecDeque<u8>,
+    runs: VecDeque<Run>,
+    /// Number of the oldest run kept, and offset of the oldest byte.
     first: Position,
-    /// Number and byte offset one past the newest chunk.
-    next: Position,
+    /// Offset one past the newest byte.
+    next: u64,
     capacity: usize,
     remaining: u64,
     seen: u64,
@@ -65,20 +83,62 @@ struct Ring {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Position {
-    chunk: u64,
+    run: u64,
     byte: u64,
 }
 
 impl Ring {
-    fn push(&mut self, chunk: Chunk) {
-        self.next = Position { chunk: self.next.chunk + 1, byte: self.next.byte + chunk.data.len() as u64 };
-        self.chunks.push_back(chunk);
-        // The newest chunk always stays, so that a capacity below one chunk still delivers.
-        while self.chunks.len() > 1 && self.next.byte - self.first.byte > self.capacity as u64 {
-            if let Some(old) = self.chunks.pop_front() {
-                self.first = Position { chunk: self.first.chunk + 1, byte: self.first.byte + old.data.len() as u64 };
-            }
+    fn push(&mut self, stream: OutputStream, data: &[u8]) {
+        // The newest bytes always stay, so that a capacity below one write still delivers.
+        let room = self.capacity.saturating_sub(data.len());
+        self.drop_oldest(self.bytes.len().saturating_sub(room));
+        self.reserve(data.len());
+        self.bytes.extend(data);
+        self.next += data.len() as u64;
+        match self.runs.back_mut() {
+            Some(run) if run.stream == stream => run.end = self.next,
+            _ => self.runs.push_back(Run { stream, end: self.next }),
         }
+        while self.runs.len() > self.max_runs() {
+            self.drop_oldest((self.runs[0].end - self.first.byte) as usize);
+        }
+    }
+
+    /// Returns how many runs may be kept, so that they cost no more than half of what the bytes may.
+    fn max_runs(&self) -> usize {
+        (self.capacity / (2 * size_of::<Run>())).max(MIN_RUNS)
+    }
+
+    /// Makes room for more bytes, without the doubling that would go beyond the capacity.
+    fn reserve(&mut self, more: usize) {
+        let needed = self.bytes.len() + more;
+        if needed > self.bytes.capacity() {
+            let wanted = needed.max((self.bytes.capacity() * 2).min(self.capacity));
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+        }
+    }
+
+    fn drop_oldest(&mut self, count: usize) {
+        self.bytes.drain(..count);
+        self.first.byte += count as u64;
+        while self.runs.front().is_some_and(|run| run.end <= self.first.byte) {
+            self.runs.pop_front();
+            self.first.run += 1;
+        }
+    }
+
+    /// Returns the position of what comes next.
+    fn end(&self) -> Position {
+        // The newest run may become longer, so that it is the one to look at.
+        Position { run: self.first.run + self.runs.len().saturating_sub(1) as u64, byte: self.next }
+    }
+
+    /// Copies bytes out, from the oldest on.
+    fn copy(&self, from: usize, count: usize) -> Bytes {
+        let (front, back) = self.bytes.as_slices();
+        let in_front = &front[from.min(front.len())..(from + count).min(front.len())];
+        let in_back = &back[from.saturating_sub(front.len())..(from + count).saturating_sub(front.len())];
+        if in_back.is_empty() { Bytes::copy_from_slice(in_front) } else { [in_front, in_back].concat().into() }
     }
 
     fn wake(&mut self) {
@@ -104,9 +164,10 @@ impl Publisher {
     pub fn new(capacity: usize, max_output: u64) -> Self {
         Self {
             ring: Arc::new(Mutex::new(Ring {
-                chunks: VecDeque::new(),
-                first: Position { chunk: 0, byte: 0 },
-                next: Position { chunk: 0, byte: 0 },
+                bytes: VecDeque::new(),
+                runs: VecDeque::new(),
+                first: Position { run: 0, byte: 0 },
+                next: 0,
                 capacity,
                 remaining: max_output,
                 seen: 0,
@@ -118,17 +179,18 @@ impl Publisher {
         }
     }
 
-    /// Passes `data` on, cut at the output limit; never waits.
-    pub fn publish(&self, stream: OutputStream, mut data: Bytes) {
+    /// Copies `data` into the ring, cut at the output limit; never waits.
+    pub fn publish(&self, stream: OutputStream, data: impl AsRef<[u8]>) {
+        let mut data = data.as_ref();
         let mut ring = lock(&self.ring);
         ring.seen += data.len() as u64;
         if data.len() as u64 > ring.remaining {
-            data.truncate(ring.remaining as usize);
+            data = &data[..ring.remaining as usize];
             ring.truncated = true;
         }
         ring.remaining -= data.len() as u64;
         if !data.is_empty() && !ring.closed {
-            ring.push(Chunk { stream, data });
+            ring.push(stream, data);
             ring.wake();
         }
     }
@@ -146,9 +208,10 @@ impl Publisher {
         let mut ring = lock(&self.ring);
         ring.seen += bytes;
         ring.remaining = ring.remaining.saturating_sub(bytes);
-        ring.chunks.clear();
-        ring.next = Position { chunk: ring.next.chunk + chunks, byte: ring.next.byte + bytes };
-        ring.first = ring.next;
+        let kept = ring.bytes.len();
+        ring.drop_oldest(kept);
+        ring.next += bytes;
+        ring.first = Position { run: ring.first.run + chunks, byte: ring.next };
         ring.wake();
     }
 
@@ -194,7 +257,7 @@ impl OutputSubscription {
         let (at, id) = {
             let mut locked = lock(&ring);
             locked.subscribers += 1;
-            (locked.next, locked.subscribers)
+            (locked.end(), locked.subscribers)
         };
         Self { ring, at, id }
     }
@@ -216,15 +279,23 @@ impl OutputSubscription {
     }
 
     fn take(&mut self, ring: &Ring) -> Option<OutputEvent> {
-        if self.at.chunk < ring.first.chunk {
-            let event =
-                OutputEvent::Lost { chunks: ring.first.chunk - self.at.chunk, bytes: ring.first.byte - self.at.byte };
+        if self.at.byte < ring.first.byte {
+            let chunks = (ring.first.run - self.at.run).max(1);
+            let event = OutputEvent::Lost { chunks, bytes: ring.first.byte - self.at.byte };
             self.at = ring.first;
             return Some(event);
         }
-        let chunk = ring.chunks.get((self.at.chunk - ring.first.chunk) as usize)?.clone();
-        self.at = Position { chunk: self.at.chunk + 1, byte: self.at.byte + chunk.data.len() as u64 };
-        Some(OutputEvent::Chunk(chunk))
+        // Everything that was read may be gone from the ring since.
+        let mut number = self.at.run.max(ring.first.run);
+        let mut run = ring.runs.get((number - ring.first.run) as usize)?;
+        if self.at.byte >= run.end {
+            number += 1;
+            run = ring.runs.get((number - ring.first.run) as usize)?;
+        }
+        let count = (run.end - self.at.byte).min(MAX_CHUNK);
+        let data = ring.copy((self.at.byte - ring.first.byte) as usize, count as usize);
+        self.at = Position { run: number, byte: self.at.byte + count };
+        Some(OutputEvent::Chunk(Chunk { stream: run.stream, data }))
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<OutputEvent>> {
@@ -279,8 +350,7 @@ mod tests {
         let mut late = publisher.subscribe();
         publish(&publisher, "b");
         publisher.close();
-        assert_eq!(early.next().await, chunk("a"));
-        assert_eq!(early.next().await, chunk("b"));
+        assert_eq!(early.next().await, chunk("ab"));
         assert_eq!(early.next().await, None);
         assert_eq!(late.next().await, chunk("b"));
         assert_eq!(late.next().await, None);
@@ -293,9 +363,8 @@ mod tests {
         for text in ["ab", "cd", "ef", "gh"] {
             publish(&publisher, text);
         }
-        assert_eq!(slow.next().await, Some(OutputEvent::Lost { chunks: 2, bytes: 4 }));
-        assert_eq!(slow.next().await, chunk("ef"));
-        assert_eq!(slow.next().await, chunk("gh"));
+        assert_eq!(slow.next().await, Some(OutputEvent::Lost { chunks: 1, bytes: 4 }));
+        assert_eq!(slow.next().await, chunk("efgh"));
     }
 
     #[tokio::test]
@@ -309,8 +378,7 @@ mod tests {
         assert!(publisher.truncated());
         assert_eq!(publisher.bytes_seen(), 6);
         publisher.close();
-        assert_eq!(reader.next().await, chunk("ab"));
-        assert_eq!(reader.next().await, chunk("c"));
+        assert_eq!(reader.next().await, chunk("abc"));
         assert_eq!(reader.next().await, None);
     }
 
@@ -329,6 +397,63 @@ mod tests {
         assert!(publisher.truncated());
     }
 
+    /// What the ring has allocated, to the byte.
+    fn cost(publisher: &Publisher) -> usize {
+        let ring = lock(&publisher.ring);
+        ring.bytes.capacity() + ring.runs.capacity() * size_of::<Run>()
+    }
+
+    #[test]
+    fn small_writes_cost_no_more_than_twice_the_capacity() {
+        use OutputStream::{Stderr, Stdout};
+        const CAPACITY: usize = 1 << 20;
+        for (streams, size) in
+            [([Stdout, Stdout], 1), ([Stdout, Stderr], 1), ([Stdout, Stderr], 7), ([Stderr, Stderr], 5000)]
+        {
+            let publisher = Publisher::new(CAPACITY, u64::MAX);
+            let mut reader = publisher.subscribe();
+            for at in 0..3 * CAPACITY / size {
+                publisher.publish(streams[at % 2], &[b'x'; 5000][..size]);
+            }
+            assert!(cost(&publisher) <= 2 * CAPACITY, "{streams:?} {size}: {}", cost(&publisher));
+            let (mut kept, mut lost) = (0, 0);
+            while let Some(event) = reader.try_next() {
+                match event {
+                    OutputEvent::Chunk(chunk) => kept += chunk.data.len(),
+                    OutputEvent::Lost { bytes, .. } => lost += bytes as usize,
+                }
+            }
+            assert_eq!(kept + lost, 3 * CAPACITY / size * size);
+            assert!(kept >= CAPACITY / 32 * size.min(32) - 5000, "{streams:?} {size}: {kept} kept");
+        }
+    }
+
+    #[test]
+    fn bytes_come_out_as_they_went_in_whoever_reads_when() {
+        let publisher = Publisher::new(1 << 20, u64::MAX);
+        let mut readers = [publisher.subscribe(), publisher.subscribe()];
+        let (mut written, mut read): (Vec<_>, [Vec<(OutputStream, u8)>; 2]) = Default::default();
+        for at in 0..5000u32 {
+            let stream = if at % 7 < 3 { OutputStream::Stdout } else { OutputStream::Stderr };
+            publisher.publish(stream, [at as u8]);
+            written.push((stream, at as u8));
+            for (which, reader) in readers.iter_mut().enumerate() {
+                while at % [1, 11][which] == 0
+                    && let Some(OutputEvent::Chunk(chunk)) = reader.try_next()
+                {
+                    read[which].extend(chunk.data.iter().map(|byte| (chunk.stream, *byte)));
+                }
+            }
+        }
+        for (reader, mut read) in readers.into_iter().zip(read) {
+            let mut reader = reader;
+            while let Some(OutputEvent::Chunk(chunk)) = reader.try_next() {
+                read.extend(chunk.data.iter().map(|byte| (chunk.stream, *byte)));
+            }
+            assert_eq!(read, written);
+        }
+    }
+
     proptest! {
         #[test]
         fn read_and_lost_bytes_add_up(capacity in 1usize..50, steps in prop::collection::vec((0u8..3, 1usize..20), 1..60)) {
@@ -341,7 +466,8 @@ mod tests {
             };
             for (kind, size) in steps {
                 if kind > 0 {
-                    publisher.publish(OutputStream::Stderr, Bytes::from(vec![0; size]));
+                    let stream = if size % 3 == 0 { OutputStream::Stdout } else { OutputStream::Stderr };
+                    publisher.publish(stream, vec![0; size]);
                     written += size as u64;
                 } else if let Some(event) = reader.try_next() {
                     count(event);

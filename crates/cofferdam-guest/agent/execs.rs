@@ -13,8 +13,6 @@ use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WI
 
 /// Output read at once.
 const CHUNK: usize = 32 * 1024;
-/// Output discarded at once.
-const WASTE: usize = 16 * 1024;
 /// Room in the outbox that output leaves to answers.
 const RESERVE: usize = 4 * (HEAD + MAX_DATA);
 /// What is taken from a program's pipes at most after it ended: what one can hold by default at most.
@@ -39,8 +37,6 @@ pub struct Exec {
     end: usize,
     input_ended: bool,
     terminal: bool,
-    /// Nobody wants its output any more.
-    discarded: bool,
     ended: Option<Reaped>,
     taken: usize,
 }
@@ -57,7 +53,6 @@ impl Exec {
         end: 0,
         input_ended: false,
         terminal: false,
-        discarded: false,
         ended: None,
         taken: 0,
     };
@@ -137,9 +132,8 @@ impl Exec {
         }
     }
 
-    /// Whoever wanted its output and gave it input is gone.
+    /// Whoever gave it input is gone. Its output is for the next host.
     fn abandon(&mut self) {
-        self.discarded = true;
         self.pending = None;
         (self.begin, self.end) = (0, 0);
         self.end_input();
@@ -149,11 +143,7 @@ impl Exec {
     fn send(&mut self, stream: usize, out: &mut Outbox) -> bool {
         let kind = Answer::Output { second: false, data: &[] }.kind();
         let Some(Some(fd)) = self.out.get(stream) else { return false };
-        let read = if self.discarded {
-            sys::read(fd.number(), &mut [0; WASTE])
-        } else {
-            out.fill(kind, self.id, &[stream as u8], CHUNK, |space| sys::read(fd.number(), space))
-        };
+        let read = out.fill(kind, self.id, &[stream as u8], CHUNK, |space| sys::read(fd.number(), space));
         match read {
             Err(sys::EAGAIN) => false,
             Ok(length) if length > 0 => {

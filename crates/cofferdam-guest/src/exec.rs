@@ -6,7 +6,7 @@
 //!                       |  no Ended after a kill: the connection is closed, and everything ends with the agent
 //! ```
 //!
-//! An exec of a former host's begins in the middle of it: it runs, nobody has a handle of it, and its limits hold.
+//! An exec of a former host begins in the middle of it: it runs, and its limits hold.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Wish};
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script, Stdin,
-    StdinWriter, TerminalSize,
+    ByteSize, Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script,
+    Stdin, StdinWriter, TerminalSize,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
@@ -28,9 +28,12 @@ use crate::ledger::Share;
 use crate::link::Link;
 use crate::record::RunningExec;
 use crate::running::{Listed, Standing};
-use crate::slots::{ExecEnd, ExecSlot, Reply, Slot, Telling};
+use crate::slots::{AdoptedSlot, ExecEnd, ExecSlot, Reply, Slot, Telling};
 use crate::wire::{Counts, MAX_ORDER, Make, NotStarted, Order, Root, Start, Texts};
 use crate::{error, files};
+
+/// Output of an adopted exec that is kept until it is read.
+const ADOPTED_BUFFER: ByteSize = ByteSize::from_mebibytes(1);
 
 struct Control {
     link: Arc<Link>,
@@ -244,15 +247,52 @@ async fn try_remove_script(inner: &Arc<Inner>, exec: u64) {
     }
 }
 
+/// Controls an exec that a former host started.
+struct AdoptedControl(mpsc::UnboundedSender<Wish>);
+
+impl ExecControl for AdoptedControl {
+    fn cancel(&self, grace: Duration) {
+        let _ = self.0.send(Wish::Cancel(grace));
+    }
+
+    fn kill(&self) {
+        let _ = self.0.send(Wish::Kill);
+    }
+
+    fn resize(&self, _: TerminalSize) -> Result<()> {
+        Err(Error::unsupported("resize", "the exec was started by another host"))
+    }
+}
+
+/// The two ends of an exec that a former host started.
+pub struct Adopted {
+    pub handle: ExecHandle,
+    on_wish: mpsc::UnboundedReceiver<Wish>,
+    on_end: oneshot::Receiver<ExecEnd>,
+}
+
+/// Makes the slot of an exec that a former host started, and its handle. The newest [`ADOPTED_BUFFER`] of its output are
+/// there for whoever reads them first.
+pub fn adopt(exec: &RunningExec) -> Result<(Slot, Adopted)> {
+    let request = ExecRequest::builder(Command::Argv(vec!["adopted".to_owned()]))
+        .max_output(ByteSize::from_bytes(u64::MAX))
+        .output_buffer(ADOPTED_BUFFER)
+        .build()?;
+    let (wishes, on_wish) = mpsc::unbounded_channel();
+    let (ended, on_end) = Telling::new();
+    let (handle, driver) = ExecHandle::new(ExecId(exec.id), &request, None, Arc::new(AdoptedControl(wishes)));
+    Ok((Slot::Adopted(AdoptedSlot { driver, ended }), Adopted { handle, on_wish, on_end }))
+}
+
 /// Keeps the limits of an exec that a former host started: its own, and these. `first` is the CPU time that was counted
-/// before it went on; `on_end` tells its end.
+/// before it resumed. Returns its handle.
 pub fn keep_limits(
     inner: &Arc<Inner>,
     exec: &RunningExec,
     limits: &Limits,
     first: Option<u64>,
-    on_end: oneshot::Receiver<Ended>,
-) {
+    adopted: Adopted,
+) -> ExecHandle {
     let standing = Standing::adopt(exec, limits, first, inner.counts_cpu(), inner.processors());
     let standing = inner.running.add(exec.id, standing);
     let share = Arc::new(Share::new(&inner.ledger, exec.id));
@@ -268,9 +308,9 @@ pub fn keep_limits(
         looking: None,
         limits: limits.clone(),
     };
-    // Nobody has a handle that could wish for anything.
-    let (_, on_wish) = mpsc::unbounded_channel();
-    tokio::spawn(run.drive_adopted(on_end, on_wish));
+    let Adopted { handle, on_wish, on_end } = adopted;
+    tokio::spawn(run.drive_to_end(on_end, on_wish));
+    handle
 }
 
 /// One exec that runs.
@@ -323,18 +363,17 @@ impl Run {
                 return;
             }
         }
+        self.drive_to_end(on_end, on_wish).await;
+    }
+
+    /// Keeps its limits until it has ended, and reports its exit.
+    async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_wish: mpsc::UnboundedReceiver<Wish>) {
         let end = self.until_end(on_end, on_wish).await;
         self.clean_up().await;
         if let Some(ExecEnd { ended, driver }) = end {
             let used = self.settle(ended).await;
             driver.finish(self.exit(ended, used));
         }
-    }
-
-    async fn drive_adopted(mut self, on_end: oneshot::Receiver<Ended>, on_wish: mpsc::UnboundedReceiver<Wish>) {
-        let ended = self.until_end(on_end, on_wish).await;
-        self.clean_up().await;
-        self.tell_end(ended).await;
     }
 
     /// Waits until its real time is over.
@@ -497,7 +536,8 @@ impl Run {
         let memory = self.limits.memory.map_or(u64::MAX, |size| size.as_bytes());
         let base = self.standing.base();
         let counts = end.map_or(base, |(_, counts)| counts);
-        let more = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
+        // What an adopted exec began with is not known.
+        let more = |now: Option<u64>, before: Option<u64>| now.zip(before).is_some_and(|(now, before)| now > before);
         let accounts = Accounts {
             cpu_micros: used,
             peak_bytes: counts.peak.map(|peak| peak.min(memory)),

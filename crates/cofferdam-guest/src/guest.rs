@@ -5,14 +5,14 @@
 //!                                                   '--stream ends, rubbish, silence--> ended by itself
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
+    DirEntry, Error, ErrorKind, ExecHandle, ExecId, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     meter: OnceLock<Meter>,
     pub running: Arc<Running>,
     pub ledger: Arc<Ledger>,
+    /// Execs of a former host, until they are attached to.
+    pub adopted: Mutex<BTreeMap<ExecId, ExecHandle>>,
     pub frozen: AtomicBool,
 }
 
@@ -72,6 +74,7 @@ impl Inner {
             meter: meter.map_or_else(OnceLock::new, OnceLock::from),
             running: Arc::default(),
             ledger: Arc::default(),
+            adopted: Mutex::default(),
             frozen: AtomicBool::new(false),
         }
     }

@@ -7,12 +7,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
 use bytes::Bytes;
-use cofferdam_contract::{Error, ErrorKind, ExecId, Result};
+use cofferdam_contract::{Error, ErrorKind, ExecHandle, ExecId, Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::evidence::Evidence;
@@ -21,7 +21,7 @@ use crate::link::Link;
 use crate::record::{Record, RunningExec};
 use crate::renewal::Renewal;
 use crate::settings::Settings;
-use crate::slots::{Reply, Slot, Telling};
+use crate::slots::Reply;
 use crate::wire::{MAX_EXECS, Order, Renew, VERSION};
 use crate::{exec, probes};
 
@@ -99,8 +99,8 @@ impl Guest {
     ///   boot id and name; what the former host gave is forgotten; and everything is measured again. Where `known` is what
     ///   was measured in the guest that this is a copy of, by this program and under the same settings, only what a copy can
     ///   differ in is: what its kernel calls itself. What the agent is confined by is asked for as well.
-    /// - Execs of the record go on without a handle: their input is at its end, their output is discarded, and their
-    ///   limits hold, the time before they were held included. Those of the settings hold as well: nothing goes on for
+    /// - Execs of the record resume, with a handle by [`Self::attach`]: their input is at its end, of their output the
+    ///   newest is kept, and their limits hold, the time before they were held included. Those of the settings hold as well: nothing goes on for
     ///   longer than their wall time from now, or with more CPU time in all than theirs.
     /// - Fails with `Unsupported` where nobody inside may renew a machine, as in a container, and for an agent of
     ///   another version; with `InvalidInput` for a record that is not this copy's.
@@ -124,9 +124,9 @@ impl Guest {
         let mut slots = HashMap::new();
         let mut ends = Vec::new();
         for exec in record.execs() {
-            let (ended, on_end) = Telling::new();
-            slots.insert(exec.id, Slot::Adopted(ended));
-            ends.push(on_end);
+            let (slot, adopted) = exec::adopt(exec)?;
+            slots.insert(exec.id, slot);
+            ends.push(adopted);
         }
         let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
         let owner = Arc::new(Owner(Arc::clone(&link)));
@@ -155,10 +155,19 @@ impl Guest {
         let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
         inner.ledger.resume(first, record.execs());
-        for (exec, on_end) in record.execs().iter().zip(ends) {
-            exec::keep_limits(&inner, exec, &limits, first, on_end);
-        }
+        let handles = record.execs().iter().zip(ends).map(|(exec, adopted)| {
+            let handle = exec::keep_limits(&inner, exec, &limits, first, adopted);
+            (handle.id(), handle)
+        });
+        inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
         Ok((Self { inner, _owner: owner }, evidence))
+    }
+
+    /// Takes the handle of an exec of the former host; `None` where there is none, or it was taken. Its output since the
+    /// restore is there, as far as it is kept.
+    #[must_use]
+    pub fn attach(&self, exec: ExecId) -> Option<ExecHandle> {
+        self.inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
     }
 
     /// Execs of the former host that still run.

@@ -416,7 +416,8 @@ impl Link {
                 Slot::Exec(exec) => exec.end(None),
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
                 Slot::Write { window, .. } => window.close(),
-                Slot::Call(_) | Slot::Adopted(_) | Slot::List { .. } => {}
+                Slot::Adopted(exec) => exec.end(None),
+                Slot::Call(_) | Slot::List { .. } => {}
             }
         }
         self.budget.close();
@@ -464,6 +465,7 @@ impl Link {
         drop(table);
         match (slot, after) {
             (Some(Slot::Exec(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
+            (Some(Slot::Adopted(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
             (Some(Slot::Exec(exec)), _) => exec.end(None),
             (_, After::GiveUp) => self.send(frame.id, &Order::Forget),
             _ => {}

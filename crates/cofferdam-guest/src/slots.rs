@@ -4,7 +4,7 @@
 //! call:  asked --> answered            exec:  ordered --Started--> running --Output, Credit--> --Ended--> over
 //! read:  asked --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
 //! write: asked --Credit--> --Done--> over     list: asked --Entries--> --Done--> over
-//! exec of a former host: running --Ended--> over
+//! exec of a former host: running --Output--> --Ended--> over
 //! ```
 //!
 //! Everything else is what no agent says.
@@ -85,7 +85,7 @@ pub enum Slot {
     Call(Telling<Reply>),
     Exec(ExecSlot),
     /// An exec of a former host.
-    Adopted(Telling<Ended>),
+    Adopted(AdoptedSlot),
     Read {
         opened: Telling<Reply>,
         flow: Arc<Inflow>,
@@ -132,6 +132,19 @@ pub struct ExecSlot {
     pub base: Option<u64>,
 }
 
+/// An exec of a former host, whose input is at its end.
+pub struct AdoptedSlot {
+    pub driver: ExecDriver,
+    pub ended: Telling<ExecEnd>,
+}
+
+impl AdoptedSlot {
+    /// Hands everything to the task that drives the exec.
+    pub fn end(mut self, ended: Option<(Ended, Counts)>) {
+        self.ended.tell(ExecEnd { ended, driver: self.driver });
+    }
+}
+
 impl ExecSlot {
     /// Hands everything to the task that drives the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
@@ -176,12 +189,16 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
             Ok(After::Done)
         }
         Slot::Exec(exec) => take_in_exec(exec, answer),
-        Slot::Adopted(ended) => match *answer {
-            Answer::Ended { status, peak_bytes, cpu_micros, .. } => {
-                ended.tell(Ended { status, peak_bytes, cpu_micros });
-                Ok(After::Done)
+        Slot::Adopted(exec) => match *answer {
+            Answer::Output { second, data } if !data.is_empty() => {
+                let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
+                exec.driver.publisher().publish(stream, data);
+                Ok(After::Go)
             }
-            _ => Err("what nobody wants of an exec of a former host"),
+            Answer::Ended { status, peak_bytes, cpu_micros, counts } => {
+                Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
+            }
+            _ => Err("what an exec of a former host does not do"),
         },
         Slot::Read { opened, flow } => match *answer {
             Answer::Opened { size, .. } if !opened.was_told() => {
@@ -262,7 +279,7 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
         }
         Answer::Output { second, data } if running && !data.is_empty() && !(second && exec.terminal) => {
             let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
-            exec.driver.publisher().publish(stream, Bytes::copy_from_slice(data));
+            exec.driver.publisher().publish(stream, data);
             Ok(After::Go)
         }
         Answer::Credit { bytes } if running => {
@@ -272,5 +289,39 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
             Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
         }
         _ => Err("what an exec does not do in this order"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_contract::OutputEvent;
+
+    use super::*;
+    use crate::record::RunningExec;
+
+    #[test]
+    fn an_adopted_exec_is_read_in_single_bytes_within_its_buffer() {
+        const WRITTEN: usize = 3 << 20;
+        let cpu = (None, None);
+        let exec =
+            RunningExec { id: 3, elapsed: 0, wall: 9, cpu: cpu.0, cpu_base: cpu.1, script: false, kill_in: None };
+        let (mut slot, adopted) = crate::exec::adopt(&exec).unwrap();
+        let mut output = adopted.handle.output();
+        for at in 0..WRITTEN {
+            let answer = Answer::Output { second: at % 1000 == 0, data: &[b'x'] };
+            assert_eq!(take_in(&mut slot, &answer), Ok(After::Go));
+        }
+        assert!(take_in(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
+        assert!(take_in(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
+        let (mut events, mut kept, mut lost) = (0, 0, 0);
+        while let Some(event) = output.try_next() {
+            events += 1;
+            match event {
+                OutputEvent::Chunk(chunk) => kept += chunk.data.len(),
+                OutputEvent::Lost { bytes, .. } => lost += bytes as usize,
+            }
+        }
+        assert_eq!(kept + lost, WRITTEN);
+        assert!(kept <= 1 << 20 && kept > 1 << 19 && events < 3000, "{kept} bytes in {events} events");
     }
 }

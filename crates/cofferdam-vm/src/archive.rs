@@ -20,7 +20,7 @@ use cofferdam_archive::{
     ArchiveError, Base, Digest, Document, Key, Kind, Limits, Part, Progress, ReadOptions, Reader, WriteOptions, Writer,
     Written,
 };
-use cofferdam_contract::Result as ContractResult;
+use cofferdam_contract::{ByteSize, Cpus, Limits as SandboxLimits, Result as ContractResult};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::VmBackend;
@@ -60,6 +60,9 @@ pub struct LoadOptions {
     pub key: Option<Arc<Key>>,
     /// What it may come to. What its memory may take is bounded by [`VmConfig::snapshots`](crate::VmConfig) besides.
     pub limits: Limits,
+    /// The most that the archive's sandbox may be allowed. An archive with a larger limit, or without one, is refused before
+    /// any memory is read; CPU time and wall time are left to the spec that restores it.
+    pub ceiling: SandboxLimits,
 }
 
 /// What an archive says of its machine.
@@ -147,6 +150,30 @@ impl Travelled {
             }
             if let Some(size) = size.filter(|size| *size != part.size) {
                 return bad(format!("'{name}' has {} bytes, and its machine has {size}", part.size));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a machine that may use more than the caller allows.
+    fn check_ceiling(&self, most: &SandboxLimits) -> Result<()> {
+        let SandboxLimits { cpu_time: _, memory, disk, wall_time: _, pids, processes, cpus } = self.manifest.limits();
+        let size = |size: Option<ByteSize>| size.map(|size| (size.as_bytes(), size.to_string()));
+        let count = |count: Option<u32>| count.map(|count| (count.into(), count.to_string()));
+        let share = |cpus: Option<Cpus>| cpus.map(|cpus| (u64::from(cpus.as_millis()), cpus.to_string()));
+        let pairs = [
+            ("memory", size(*memory), size(most.memory)),
+            ("disk", size(*disk), size(most.disk)),
+            ("pids", count(*pids), count(most.pids)),
+            ("processes", count(*processes), count(most.processes)),
+            ("cpus", share(*cpus), share(most.cpus)),
+        ];
+        for (what, found, most) in pairs {
+            if let Some((most, shown)) = most
+                && found.as_ref().is_none_or(|(found, _)| *found > most)
+            {
+                let found = found.map_or_else(|| "none".to_owned(), |(_, shown)| shown);
+                return Err(VmError::AboveLimit { what, found, most: shown });
             }
         }
         Ok(())
@@ -246,6 +273,7 @@ async fn load(
         let reader = Reader::open(input, &ReadOptions { key: options.key.as_deref(), limits: options.limits })?;
         let travelled = Travelled::read(reader.documents())?;
         travelled.check_parts(reader.parts())?;
+        travelled.check_ceiling(&options.ceiling)?;
         Ok((reader, travelled))
     });
     let (reader, travelled) = opened.await?;
@@ -389,6 +417,32 @@ mod tests {
             assert!(matches!(error, VmError::BadSnapshot { .. }), "{why}: {error}");
         }
         assert!(travelled(None).check_parts(&with_disk).is_err());
+    }
+
+    #[test]
+    fn an_archive_that_may_use_more_than_the_caller_is_refused() {
+        let mut archive = travelled(None);
+        archive.check_ceiling(&SandboxLimits::default()).unwrap();
+        let unbounded = SandboxLimits { memory: None, disk: None, pids: None, ..SandboxLimits::default() };
+        let mebibytes = |count| Some(ByteSize::from_mebibytes(count));
+        for (what, limits) in [
+            ("memory", SandboxLimits { memory: mebibytes(513), ..Default::default() }),
+            ("memory", SandboxLimits { memory: None, ..Default::default() }),
+            ("disk", SandboxLimits { disk: mebibytes(1025), ..Default::default() }),
+            ("disk", SandboxLimits { disk: None, ..Default::default() }),
+            ("pids", SandboxLimits { pids: Some(u32::MAX), ..Default::default() }),
+            ("pids", SandboxLimits { pids: None, ..Default::default() }),
+        ] {
+            archive.manifest.set_limits(limits);
+            let error = archive.check_ceiling(&SandboxLimits::default()).unwrap_err().to_string();
+            assert!(error.contains(what), "{what}: {error}");
+            archive.check_ceiling(&unbounded).unwrap();
+        }
+        let one = SandboxLimits { cpus: Some("1".parse().unwrap()), ..Default::default() };
+        archive.manifest.set_limits(SandboxLimits::default());
+        assert!(archive.check_ceiling(&one).is_err(), "an archive without a bound on processors");
+        archive.manifest.set_limits(SandboxLimits { cpus: Some("0.5".parse().unwrap()), ..Default::default() });
+        archive.check_ceiling(&one).unwrap();
     }
 
     #[test]

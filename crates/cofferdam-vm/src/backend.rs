@@ -4,7 +4,9 @@ use std::fs::File;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm};
+use cofferdam_contract::{
+    Backend, Capabilities, Capability, Error, ExecHandle, Level, Result, Sandbox, Snapshot, Spec, Warm,
+};
 
 use crate::config::VmConfig;
 use crate::error::VmError;
@@ -66,6 +68,29 @@ impl VmBackend {
         self.host.check(manifest, spec).await.map(drop).map_err(|error| error.into_error("restore"))
     }
 
+    /// Restores a snapshot, and returns the execs that were running in it as well: dropping a handle kills its exec.
+    ///
+    /// # Behavior
+    /// - As [`restore`](Backend::restore). Output since the restore is there as far as it is kept, which is its newest MiB.
+    /// - Standard input of these execs is at its end.
+    pub async fn restore_attached(
+        &self,
+        snapshot: &Snapshot,
+        spec: Spec,
+    ) -> Result<(Arc<dyn Sandbox>, Vec<ExecHandle>)> {
+        let sandbox = self.restored(snapshot, spec).await?;
+        let execs = sandbox.attach();
+        Ok((Arc::new(sandbox), execs))
+    }
+
+    async fn restored(&self, snapshot: &Snapshot, spec: Spec) -> Result<VmSandbox> {
+        let snapshot = VmSnapshot::of(snapshot)
+            .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
+        let allowed = snapshot.manifest().check_tenant(spec.tenant()).and_then(|()| snapshot.lease_all());
+        allowed.map_err(|error| error.into_error("restore"))?;
+        VmSandbox::restore(&self.host, spec, snapshot).await
+    }
+
     /// Which version of its monitor is there.
     pub async fn monitor(&self) -> Result<String> {
         let vmm = self.host.vmm();
@@ -105,10 +130,7 @@ impl Backend for VmBackend {
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        let snapshot = VmSnapshot::of(&snapshot)
-            .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
-        snapshot.lease_all().map_err(|error| error.into_error("restore"))?;
-        Ok(Arc::new(VmSandbox::restore(&self.host, spec, snapshot).await?))
+        Ok(Arc::new(self.restored(&snapshot, spec).await?))
     }
 
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {

@@ -135,6 +135,32 @@ pub enum VmError {
         /// Bytes that were left.
         most: u64,
     },
+    /// A snapshot holds another tenant's work.
+    #[error("the snapshot belongs to another tenant than '{asked}'")]
+    OtherTenant {
+        /// The tenant that asked for it.
+        asked: String,
+    },
+    /// Another image has the name.
+    #[error("the image {name:?} is there, made from {about}, and would be replaced by one of {asked}")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// What that image was made from.
+        about: String,
+        /// What the new one is made from.
+        asked: String,
+    },
+    /// An archive asks for more than its reader allows.
+    #[error("the archive's limit on {what} is {found}, and at most {most} is allowed here")]
+    AboveLimit {
+        /// The limit, by its option's name.
+        what: &'static str,
+        /// The archive's.
+        found: String,
+        /// The reader's.
+        most: String,
+    },
     /// The host keeps the memory of our own processes from us.
     #[error("the memory of the machine's monitor cannot be read: {source}")]
     NoSight {
@@ -260,6 +286,8 @@ impl VmError {
             | Self::Elsewhere { .. }
             | Self::Fixed { .. }
             | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
+            Self::NameTaken { .. } => ErrorKind::Conflict,
+            Self::AboveLimit { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
             Self::Archive(ArchiveError::NoSpace { .. }) | Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
             Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
             Self::Archive(ArchiveError::Cancelled) => ErrorKind::Closed,
@@ -321,6 +349,13 @@ impl VmError {
             }
             Self::NoRoom { .. } => {
                 "drop snapshots that are not needed, allow them more memory, or use smaller machines"
+            }
+            Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",
+            Self::OtherTenant { .. } => {
+                "restore it as the tenant that it was taken of, with --tenant or a spec's tenant"
+            }
+            Self::AboveLimit { .. } => {
+                "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of the configuration file"
             }
             Self::NoSight { .. } => {
                 "processes may have to be allowed to look at their children (kernel.yama.ptrace_scope below 2)"

@@ -55,6 +55,12 @@ impl VmSandbox {
         Self::of(raw, spec).await
     }
 
+    /// Takes the handles of the execs that were running in the snapshot.
+    pub(crate) fn attach(&self) -> Vec<ExecHandle> {
+        let guest = &self.shared.raw.guest;
+        guest.adopted().into_iter().filter_map(|exec| guest.attach(exec)).collect()
+    }
+
     /// Holds what was made against its spec.
     pub(crate) async fn of(raw: Raw, spec: Spec) -> Result<Self> {
         let posture = raw.judge(&spec).await?;
@@ -68,7 +74,8 @@ impl VmSandbox {
 
     pub(crate) async fn take_snapshot(&self, operation: &'static str) -> Result<VmSnapshot> {
         let shared = Arc::clone(&self.shared);
-        apart(operation, async move { shared.snapshot(operation).await }).await
+        let taken = apart(operation, async move { shared.snapshot(operation).await }).await?;
+        Ok(taken.of_tenant(self.spec.tenant()))
     }
 }
 

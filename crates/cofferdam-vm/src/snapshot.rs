@@ -11,7 +11,9 @@ use std::fmt;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cofferdam_contract::{Access, ByteSize, Error, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, Workspace};
+use cofferdam_contract::{
+    Access, ByteSize, Error, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, TenantId, Workspace,
+};
 use cofferdam_guest::{Evidence, PROTOCOL, Record};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +41,9 @@ pub struct SnapshotManifest {
     access: Access,
     limits: Limits,
     guest: Record,
+    /// The tenant of the sandbox that it was taken of; `None` for a template, which holds no tenant's work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<TenantId>,
 }
 
 /// Refuses a format that this program does not know.
@@ -64,7 +69,15 @@ pub(crate) fn check_agent(found: u64) -> Result<()> {
 impl SnapshotManifest {
     pub(crate) fn new(origin: Origin, image: String, plan: Plan, spec: (Access, Limits), guest: Record) -> Self {
         let (access, limits) = spec;
-        Self { format: FORMAT, origin, image, plan, access, limits, guest }
+        Self { format: FORMAT, origin, image, plan, access, limits, guest, tenant: None }
+    }
+
+    /// Refuses another tenant than the one whose work is in it.
+    pub(crate) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
+        match &self.tenant {
+            Some(owner) if owner != tenant => Err(VmError::OtherTenant { asked: tenant.as_str().to_owned() }),
+            _ => Ok(()),
+        }
     }
 
     /// What the snapshot depends on: monitor, machine, processor.
@@ -90,6 +103,11 @@ impl SnapshotManifest {
     /// The limits of the sandbox that it was taken of.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// What ran in it, and goes on in what is made from it.
@@ -215,6 +233,14 @@ impl VmSnapshot {
     pub(crate) fn measured(mut self, evidence: Evidence) -> Self {
         if let Some(frozen) = Arc::get_mut(&mut self.0) {
             frozen.evidence = Some(evidence);
+        }
+        self
+    }
+
+    /// With the tenant whose work is in it.
+    pub(crate) fn of_tenant(mut self, tenant: &TenantId) -> Self {
+        if let Some(frozen) = Arc::get_mut(&mut self.0) {
+            frozen.manifest.tenant = Some(tenant.clone());
         }
         self
     }
@@ -385,6 +411,20 @@ mod tests {
             let error = check(&other).unwrap_err();
             assert!(matches!(error, VmError::Fixed { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_snapshot_of_one_tenant_is_refused_to_another() {
+        let mut manifest = manifest(&Spec::default());
+        let [mine, other] = ["mine", "other"].map(|name| TenantId::new(name).unwrap());
+        manifest.check_tenant(&other).unwrap();
+        manifest.tenant = Some(mine.clone());
+        manifest.check_tenant(&mine).unwrap();
+        let text = serde_json::to_string(&manifest).unwrap();
+        let travelled: SnapshotManifest = serde_json::from_str(&text).unwrap();
+        let error = travelled.check_tenant(&other).unwrap_err().into_error("restore");
+        assert_eq!(error.kind(), cofferdam_contract::ErrorKind::Denied);
+        assert!(!error.to_string().contains("mine"), "{error}");
     }
 
     #[test]

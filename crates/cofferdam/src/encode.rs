@@ -13,6 +13,15 @@ pub fn text_or_base64(data: &[u8]) -> Value {
     }
 }
 
+/// Returns what [`text_or_base64`] does, without a copy of text.
+pub fn into_text_or_base64(data: Vec<u8>) -> Value {
+    match String::from_utf8(data) {
+        // Not by the macro, which would copy it.
+        Ok(text) => Value::Object([("text".to_owned(), Value::String(text))].into_iter().collect()),
+        Err(error) => text_or_base64(error.as_bytes()),
+    }
+}
+
 /// Chunks of two streams as they come; a character that is cut in two is kept until the rest of it comes.
 #[derive(Debug, Default)]
 pub struct Lines {

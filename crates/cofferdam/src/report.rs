@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::Cli;
 use crate::style::{Style, Tone};
-use crate::terminal::{one_line, safe_json};
+use crate::terminal::{one_line, safe_json, write_safe_json};
 
 /// Exit status when Cofferdam itself failed.
 pub const FAILED: u8 = 125;
@@ -112,7 +112,7 @@ pub fn print(text: &str) -> io::Result<()> {
 
 /// Prints one JSON document on standard output.
 pub fn document(value: &Value) -> io::Result<()> {
-    print(&format!("{}\n", safe_json(format!("{value:#}"))))
+    write_safe_json(value, io::stdout().lock())
 }
 
 /// The exit status after printing: `status`, unless printing failed.

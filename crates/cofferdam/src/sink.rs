@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cofferdam::{Chunk, OutputEvent, OutputStream};
 use serde_json::{Value, json};
 
-use crate::encode::{Lines, text_or_base64};
+use crate::encode::{Lines, into_text_or_base64};
 use crate::host_stream::HostStream;
 use crate::terminal::{TerminalFilter, safe_json};
 
@@ -136,10 +136,10 @@ impl Collected {
     }
 
     /// The members of the JSON document.
-    pub fn to_json(&self) -> [(&'static str, Value); 3] {
+    pub fn into_json(self) -> [(&'static str, Value); 3] {
         [
-            ("stdout", text_or_base64(&self.stdout)),
-            ("stderr", text_or_base64(&self.stderr)),
+            ("stdout", into_text_or_base64(self.stdout)),
+            ("stderr", into_text_or_base64(self.stderr)),
             ("lost_bytes", self.lost.into()),
         ]
     }

@@ -9,7 +9,8 @@
 //!                  \-- anything else --> text (shown)   \-- anything else --> text (shown)
 //! ```
 
-use std::fmt::Write;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
 
 /// The longest colour sequence passed on, in bytes after `ESC [`.
 const MAX_COLOUR: usize = 64;
@@ -143,14 +144,46 @@ pub fn safe_json(text: String) -> String {
         return text;
     }
     let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_harmful(c) && c != '\n' {
-            let _ = write!(out, "\\u{:04x}", u32::from(c));
-        } else {
-            out.push(c);
+    let _ = escape_json(&text, &mut |piece| {
+        out.push_str(piece);
+        Ok(())
+    });
+    out
+}
+
+/// Passes on pieces of JSON text with harmful characters as escapes.
+fn escape_json(text: &str, put: &mut dyn FnMut(&str) -> io::Result<()>) -> io::Result<()> {
+    let mut rest = text;
+    while let Some(at) = rest.find(|c| is_harmful(c) && c != '\n') {
+        let (good, bad) = rest.split_at(at);
+        let mut characters = bad.chars();
+        let number = characters.next().map_or(0, u32::from);
+        put(good)?;
+        put(&format!("\\u{number:04x}"))?;
+        rest = characters.as_str();
+    }
+    put(rest)
+}
+
+/// Writes JSON as [`safe_json`] gives it, without holding the text in memory.
+pub fn write_safe_json(value: &dyn fmt::Display, to: impl io::Write) -> io::Result<()> {
+    struct Escaped<W: io::Write> {
+        to: io::BufWriter<W>,
+        result: io::Result<()>,
+    }
+
+    impl<W: io::Write> fmt::Write for Escaped<W> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.result = escape_json(text, &mut |piece| self.to.write_all(piece.as_bytes()));
+            self.result.as_ref().map_err(|_| fmt::Error).copied()
         }
     }
-    out
+
+    let mut escaped = Escaped { to: io::BufWriter::new(to), result: Ok(()) };
+    // A failure is in the result already.
+    let _ = write!(escaped, "{value:#}\n");
+    escaped.result?;
+    escaped.to.flush()
 }
 
 #[cfg(test)]

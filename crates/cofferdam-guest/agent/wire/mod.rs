@@ -22,7 +22,7 @@ pub use write::put_text;
 /// What a greeting begins with.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of everything here.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes before a body.
 pub const HEAD: usize = 13;
 /// The longest body.

@@ -293,7 +293,8 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
         ("half an exec", Box::new(|id| frame(RENEWED, id, &[2, 0, 0, 0, 1])), ErrorKind::InvalidInput),
         ("another version", Box::new(|id| renewed(id, PROTOCOL + 1, &[3, 5])), ErrorKind::InvalidInput),
         ("nothing after it", Box::new(|id| renewed(id, PROTOCOL, &[3, 5])), ErrorKind::Unavailable),
-        ("output", Box::new(|_| frame(6, 3, b"\0x")), ErrorKind::Closed),
+        ("input taken", Box::new(|_| frame(8, 3, &[1, 0, 0, 0])), ErrorKind::Closed),
+        ("output and no more", Box::new(|_| frame(6, 3, b"\0x")), ErrorKind::Unavailable),
     ];
     for (what, answer, kind) in cases {
         let (found, first) = adopted_by(with_execs(&[3, 5]), answer).await;

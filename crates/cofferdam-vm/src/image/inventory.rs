@@ -68,6 +68,11 @@ impl Images {
         Ok(None)
     }
 
+    /// Returns what the image of this name was made from, as it was described; `None` where there is none.
+    pub fn about(&self, name: &str) -> Option<String> {
+        names::read(&self.store, name).ok().map(|named| named.about)
+    }
+
     /// The key of what has this name now: nothing but the name is read.
     pub fn key_of(&self, name: &str) -> Option<String> {
         names::read(&self.store, name).ok().map(|named| joint(&named.kernel, &named.root))

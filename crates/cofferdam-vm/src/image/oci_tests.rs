@@ -183,6 +183,34 @@ fn nothing_outside_is_made_changed_or_removed() {
     let _ = read(&from).unwrap().unpack(&into, MOST);
     assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
     assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
+    // Hard links to links, and what later layers write and remove at their names.
+    let (_place, from, into) = places();
+    let below = layer(&[
+        (LINK, "out", absolute, 0o777, b""),
+        (LINK, "file", &format!("{absolute}/kept"), 0o777, b""),
+        (SAME, "same", "file", 0o777, b""),
+        (SAME, "same-directory", "out", 0o777, b""),
+        (DIRECTORY, "in/", "", 0o755, b""),
+        (FILE, "in/one", "", 0o644, b"old"),
+        (SAME, "two", "in/one", 0o644, b""),
+        (LINK, "to-in", "in", 0o777, b""),
+        (LINK, "gone", "in", 0o777, b""),
+    ]);
+    let above = layer(&[
+        (FILE, "same", "", 0o644, b"changed"),
+        (FILE, "same-directory/.wh..wh..opq", "", 0o644, b""),
+        (FILE, ".wh.file", "", 0o644, b""),
+        (FILE, "two", "", 0o644, b"new"),
+        (FILE, ".wh.gone", "", 0o644, b""),
+        (SAME, "to-in/three", "to-in/one", 0o644, b""),
+    ]);
+    layout(&from, &[(below, gzip), (above, gzip)]);
+    read(&from).unwrap().unpack(&into, MOST).unwrap();
+    assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
+    assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
+    let found = |name: &str| fs::read_to_string(into.join(name)).unwrap_or_default();
+    assert_eq!(["in/one", "in/three", "two", "same"].map(found), ["old", "old", "new", "changed"]);
+    assert!(fs::symlink_metadata(into.join("file")).is_err() && fs::symlink_metadata(into.join("gone")).is_err());
     for (items, says) in [
         (&[(FILE, "../x", "", 0o644, &b"x"[..])][..], "leads out"),
         (&[(DIRECTORY, "a/../../x", "", 0o755, b"")], "leads out"),

@@ -8,6 +8,9 @@
 //! name-NAME         what has this name, for people
 //! work.XXXX/        of one run; what a killed run left is swept by the next, whether that makes something or not
 //! ```
+//!
+//! Only its owner reads it: a root file system holds what its maker put there, private keys too. A store that an earlier
+//! version left open to others is closed when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -187,7 +190,7 @@ impl Store {
 
     /// Waits until nobody else changes anything.
     pub(crate) fn lock(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lock> {
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.root);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         made.map_err(io("make the cache", &self.root))?;
         self.check()?;
         let path = self.root.join("lock");
@@ -242,8 +245,23 @@ impl Store {
         if found.mode() & 0o022 != 0 {
             return bad("other users may write to it");
         }
+        if found.mode() & 0o077 != 0 {
+            make_private(&self.root).map_err(io("make private", &self.root))?;
+        }
         Ok(())
     }
+}
+
+/// Takes the rights of other users from a store and from the entries in it, whose files nobody else reaches then.
+fn make_private(root: &Path) -> std::io::Result<()> {
+    fs::set_permissions(root, Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(root)?.flatten() {
+        // Only our own directory holds it, so that no other user can put a link here.
+        if entry.file_type()?.is_dir() {
+            fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
+        }
+    }
+    Ok(())
 }
 
 fn nofollow() -> i32 {
@@ -278,12 +296,13 @@ impl Lock {
             file.sync_all().map_err(io("write", &path))?;
             let size = file.metadata().map_err(io("look at", &path))?.len();
             files.insert(name, (size, hash_of(file).map_err(io("read", &path))?));
+            // The directory keeps others out. A monitor that runs as another user opens its descriptors again.
             fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(io("close", &path))?;
         }
         let note = note.to_owned();
         let text = serde_json::to_vec(&Manifest { note: note.clone(), files }).unwrap_or_default();
         write_whole(&made.join(MANIFEST), &text)?;
-        fs::set_permissions(made, Permissions::from_mode(0o755)).map_err(io("open up", made))?;
+        fs::set_permissions(made, Permissions::from_mode(0o700)).map_err(io("close", made))?;
         let directory = self.root.join(format!("{kind}-{key}"));
         if let Err(error) = fs::remove_dir_all(&directory)
             && error.kind() != std::io::ErrorKind::NotFound
@@ -345,7 +364,9 @@ pub(crate) fn open_up(path: &Path) {
 }
 
 fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
-    let mut file = File::create(path).map_err(io("create", path))?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(nofollow());
+    let mut file = options.open(path).map_err(io("create", path))?;
     file.write_all(contents).and_then(|()| file.sync_all()).map_err(io("write", path))
 }
 
@@ -403,6 +424,34 @@ mod tests {
         drop(lock);
         fs::set_permissions(&root, Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(store.lock(&mut quiet), Err(VmError::BadCache { .. })));
+    }
+
+    #[test]
+    fn a_store_is_readable_by_its_owner_only_and_an_older_one_is_closed() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("cache");
+        let store = Store::new(&root);
+        let key = key(&[b"a"]);
+        let lock = store.lock(&mut quiet).unwrap();
+        let scratch = lock.scratch().unwrap();
+        fs::create_dir(scratch.path().join("made")).unwrap();
+        fs::write(scratch.path().join("made/file"), "a key").unwrap();
+        let entry = lock.keep("kind", &key, &scratch.path().join("made"), "").unwrap();
+        lock.remember("origin", &key).unwrap();
+        drop((lock, scratch));
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let all = |root: &Path| {
+            let names = ["", "lock", "last-origin"].map(|name| root.join(name)).into_iter();
+            let entries = ["", "file", MANIFEST].map(|name| entry.directory.join(name));
+            names.chain(entries).map(|path| mode(&path)).collect()
+        };
+        let found: Vec<u32> = all(&root);
+        assert_eq!(found, [0o700, 0o600, 0o600, 0o700, 0o444, 0o600]);
+        for path in [&root, &entry.directory] {
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        assert!(store.open("kind", &key).unwrap().is_some());
+        assert_eq!((mode(&root), mode(&entry.directory)), (0o700, 0o700));
     }
 
     #[test]

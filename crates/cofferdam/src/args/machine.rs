@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cofferdam::registry::machines::DEFAULT_IMAGE;
 use cofferdam::{ByteSize, parse_duration};
 
 const MACHINE_HELP: &str = "\
 Examples:
   cofferdam vm build-image             shell, Python and Node from Debian packages, and Debian's kernel
-  cofferdam vm build-image --tiny --package jq
+  cofferdam vm build-image --name small --tiny --package jq
   cofferdam vm build-image --name mine --from ./rootfs
   cofferdam vm build-image --name mine --from image.tar      of `docker save`, or an OCI image layout
   cofferdam run --level vm --image mine -- cat /etc/os-release
@@ -55,9 +54,12 @@ pub enum MachineCommand {
 /// `cofferdam vm build-image`.
 #[derive(Debug, Args)]
 pub struct BuildImageArgs {
-    /// The image's name; what had it before loses it
-    #[arg(long, default_value = DEFAULT_IMAGE)]
-    pub name: String,
+    /// The image's name [default: `default`]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Replace an image of this name that was made from something else
+    #[arg(long)]
+    pub force: bool,
     /// Root file system: a directory, a tar of one, an OCI image layout (directory or tar) or a file of `docker save`,
     /// instead of Debian packages
     #[arg(long, value_name = "DIR|TAR", conflicts_with_all = ["tiny", "package"])]

@@ -4,15 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cofferdam::{ByteSize, Protection, parse_duration};
+use cofferdam::{ByteSize, TenantId, parse_duration};
 
 use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs, StartArgs};
+use crate::bound::Bound;
 
 const SNAPSHOT_HELP: &str = "\
 Examples:
   cofferdam snapshot save --out m.snap --when-prints ready -- python3 -c '...'
   cofferdam snapshot inspect --verify m.snap
   cofferdam snapshot restore m.snap -- cat counter
+  cofferdam snapshot restore m.snap --attach
   cofferdam snapshot restore m.snap --lang python --code 'print(1)'
   cofferdam snapshot restore m.snap --for 10s
 
@@ -181,17 +183,16 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "SIZE")]
     pub max_disk: Option<ByteSize>,
 
-    /// Real time allowed for COMMAND [default: as it was saved with]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub timeout: Option<Duration>,
+    /// Show the output of the program that was running, and exit with its status; then the machine ends
+    #[arg(long, conflicts_with_all = ["words", "code", "time", "stdin"])]
+    pub attach: bool,
 
-    /// Bytes of COMMAND's output passed on; the rest is dropped [default: 1M]
-    #[arg(long, value_name = "SIZE")]
-    pub max_output: Option<ByteSize>,
+    /// Whose work it is: a snapshot of another tenant is refused [default: of the configuration, else default]
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| TenantId::new(text))]
+    pub tenant: Option<TenantId>,
 
-    /// Accept these protections being weaker than asked, or absent; what it was saved with allows nothing
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    pub allow_weaker: Vec<Protection>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
 
     /// Pass standard input on to COMMAND
     #[arg(long, conflicts_with = "json")]
@@ -203,18 +204,18 @@ pub struct RestoreArgs {
 
 impl RestoreArgs {
     /// What runs COMMAND.
-    pub fn run(&self) -> RunArgs {
+    ///
+    /// What the archive may use is bounded by these limits as well.
+    pub fn run(&mut self) -> RunArgs {
+        let mut limits = std::mem::take(&mut self.limits);
+        limits.disk = limits.disk.or(self.max_disk.map(Bound::Of));
         RunArgs {
             words: self.words.clone(),
             lang: self.lang.clone(),
             code: self.code.clone(),
             backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
-            limits: LimitArgs {
-                timeout: self.timeout,
-                max_output: self.max_output,
-                allow_weaker: self.allow_weaker.clone(),
-                ..LimitArgs::default()
-            },
+            limits,
+            place: PlaceArgs { tenant: self.tenant.clone(), ..PlaceArgs::default() },
             output: OutputArgs { stdin: self.stdin, ..self.answer.output() },
             separated: true,
             ..RunArgs::default()

@@ -4,7 +4,9 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofferdam::registry::machines::{Images, KEEP_IMAGES, MachineImage, MachineImages, Recipes};
+use cofferdam::registry::machines::{
+    DEFAULT_IMAGE, Existing, Images, KEEP_IMAGES, MachineImage, MachineImages, Recipes,
+};
 use cofferdam::{ByteSize, Result};
 use serde_json::json;
 
@@ -57,7 +59,9 @@ fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
     };
     let progress = Arc::new(Progress::new());
     let told = Arc::clone(&progress);
-    let made = block_on(images.build(&args.name, &recipes, Arc::new(move |step| told.tell(step))));
+    let name = args.name.as_deref().unwrap_or(DEFAULT_IMAGE);
+    let existing = if args.force { Existing::Replace } else { Existing::Keep };
+    let made = block_on(images.build(name, existing, &recipes, Arc::new(move |step| told.tell(step))));
     progress.finish();
     made
 }

@@ -373,7 +373,7 @@ impl<'a> Run<'a> {
                 let mut document = ended();
                 merge(
                     &mut document,
-                    Value::Object(collected.to_json().map(|(key, value)| (key.into(), value)).into_iter().collect()),
+                    Value::Object(collected.into_json().map(|(key, value)| (key.into(), value)).into_iter().collect()),
                 );
                 Ok(report::printed(report::document(&document), status))
             }

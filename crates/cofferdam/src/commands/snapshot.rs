@@ -22,7 +22,7 @@ pub fn main(args: SnapshotArgs, config: Option<PathBuf>) -> u8 {
     let form = if args.command.json() { Form::Json } else { Form::Text };
     let done = match args.command {
         SnapshotCommand::Save(args) => save::carry_out(*args, config, form),
-        SnapshotCommand::Restore(args) => restore::carry_out(&args, config, form),
+        SnapshotCommand::Restore(args) => restore::carry_out(*args, config, form),
         SnapshotCommand::Inspect(args) => inspect::carry_out(&args, form),
     };
     done.unwrap_or_else(|error| report::error(&error, form))

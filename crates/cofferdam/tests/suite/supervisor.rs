@@ -1,6 +1,6 @@
 //! What becomes of sandboxes whose supervisor is killed, or has fewer rights than it seems to have.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -138,5 +138,38 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
         let exit = handle.exit().await.expect("it ends");
         assert!(exit.success() && exit.duration < Duration::from_millis(400), "{exit:?}");
         sandbox.close().await.expect("it closes");
+    }
+}
+
+/// The most memory that a run's supervisor had, once it writes its document.
+fn supervisors_peak(max_output: &str, script: &str) -> u64 {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
+        .args(["run", "--level", "process", "--timeout", "120s", "--json", "--max-output", max_output, "--"])
+        .args(["python3", "-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command line starts");
+    let mut stdout = child.stdout.take().expect("it is piped");
+    // The document is larger than a pipe, so that its writer is still there.
+    stdout.read_exact(&mut [0]).expect("there is a document");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is there");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+    std::io::copy(&mut stdout, &mut std::io::sink()).expect("it can be read");
+    assert!(child.wait().expect("it ends").success());
+    peak.map(|kibibytes: u64| kibibytes << 10).expect("the kernel gives the peak")
+}
+
+#[test]
+fn output_costs_the_supervisor_a_small_multiple_of_its_limit() {
+    const MIB: u64 = 1 << 20;
+    for (max_output, most, script) in [
+        // Each of these bytes has six in the document.
+        ("48M", 5 * 48 * MIB, "import os\nfor _ in range(768): os.write(1, b'\\x01' * 65536)"),
+        // Single bytes, to both streams in turn.
+        ("48M", 96 * MIB, "import os\nfor _ in range(400000): os.write(1, b'o'); os.write(2, b'e')"),
+    ] {
+        let peak = supervisors_peak(max_output, script);
+        assert!(peak < most + 64 * MIB, "{} MiB for {script}", peak / MIB);
     }
 }

@@ -25,12 +25,12 @@ pub(super) fn carry_out(args: &InspectArgs, form: Form) -> Result<u8> {
     Ok(report::printed(printed, 0))
 }
 
-/// What goes on in it, as a clause.
+/// Describes what runs in it, as a clause. Which processes a command left behind is not in an archive.
 pub(super) fn running(about: &SnapshotInfo) -> String {
     match about.running.len() {
-        0 => "no program goes on".to_owned(),
-        1 => "1 program goes on".to_owned(),
-        count => format!("{count} programs go on"),
+        0 => "its command has ended, what that left running resumes".to_owned(),
+        1 => "1 command is running".to_owned(),
+        count => format!("{count} commands are running"),
     }
 }
 

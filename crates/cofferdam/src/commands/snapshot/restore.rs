@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cofferdam::code::{Call, Executor, Origin, Place, Restoring, Want};
 use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
-use cofferdam::{Backend, Error, Result, Sandbox, Spec, SpecBuilder};
+use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecId, OutputEvent, Result, Sandbox, Spec, SpecBuilder};
 use serde_json::{Value, json};
 
 use super::{Outcome, Work, key};
@@ -17,20 +17,23 @@ use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
 use crate::settings::{Environment, Settings};
-use crate::sink::merge;
+use crate::sink::{Collected, Live, Raw, Sink, merge};
 use crate::style::Tone;
 
 /// How often a machine is asked whether it is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
-pub(super) fn carry_out(args: &RestoreArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
+/// A machine that resumed, and what was running in it.
+type Restored = (Arc<dyn Sandbox>, Vec<ExecHandle>);
+
+pub(super) fn carry_out(mut args: RestoreArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
     let run = args.run();
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
     let plan =
         if args.words.is_empty() && args.code.is_none() { None } else { Some(Plan::new(&run, &settings, None)?) };
-    block_on(session(args, &run, form, plan, settings))
+    block_on(session(&args, &run, form, plan, settings))
 }
 
 async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Plan>, settings: Settings) -> Result<u8> {
@@ -39,28 +42,35 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let snapshots = MachineSnapshots::new(&settings.setup.machines, work.tell())?;
     let key = key(args.key_file.as_deref())?;
     let most = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
-    let loading = snapshots.load(&args.file, key.as_ref(), most, work.watch());
+    let loading = snapshots.load(&args.file, key.as_ref(), most, settings.limits.clone(), work.watch());
     let (snapshot, spec) = match work.run(&mut interrupts, loading).await? {
         Outcome::Done(loaded) => loaded,
         Outcome::Interrupted(number) => return Ok(signal_status(number)),
     };
     let about = MachineSnapshots::about(&snapshot)?;
-    let spec = spec_of(spec, args, &about, &settings)?;
+    let spec = spec_of(spec, &about, &settings)?;
+    let main = if args.attach { Some(main_of(&about)?) } else { None };
     let backend = snapshots.backend();
     let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
     let origin = Origin::snapshot(&snapshot, &args.file.to_string_lossy());
     let (restoring, mut call, plan) = begin(&*backend, &spec, origin, plan, &settings).await?;
     // Interrupted, the line of the restore ends as cancelled.
-    let restored = async |_: Option<&mut Call>| made(backend.restore(snapshot, spec).await, restoring).await;
-    let sandbox = match start(&mut call, &mut interrupts, restored).await? {
+    let restored = async |_: Option<&mut Call>| made(snapshots.restore(&snapshot, spec).await, restoring).await;
+    let (sandbox, mut execs) = match start(&mut call, &mut interrupts, restored).await? {
         Started::Goes(sandbox) => sandbox,
         Started::Interrupted(number) => return Ok(signal_status(number)),
     };
     if form == Form::Text && !args.answer.quiet {
-        report::remark(&format!("restored as {}: {}", sandbox.id(), goes_on(&about)), Tone::Good);
+        let about = running(&*sandbox, &about).await;
+        report::remark(&format!("restored as {}: {about}", sandbox.id()), Tone::Good);
     }
+    // The others keep their handles here: without them they would end.
+    let main = main.and_then(|main| execs.iter().position(|exec| exec.id() == main)).map(|at| execs.swap_remove(at));
     let inside = Inside { args, run, form, about };
-    let outcome = inside.go_on(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await;
+    let outcome = match main {
+        Some(main) => inside.attach(&*backend, &*sandbox, main, &settings, &mut interrupts).await,
+        None => inside.go_on(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await,
+    };
     if let Err(error) = sandbox.close().await {
         report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
     }
@@ -96,10 +106,10 @@ async fn begin(
 }
 
 /// The machine that goes on, once the log says so. Where it must and cannot, there is none.
-async fn made(restored: Result<Arc<dyn Sandbox>>, restoring: Option<Restoring>) -> Result<Arc<dyn Sandbox>> {
+async fn made(restored: Result<Restored>, restoring: Option<Restoring>) -> Result<Restored> {
     let Some(restoring) = restoring else { return restored };
-    let sandbox = match restored {
-        Ok(sandbox) => sandbox,
+    let (sandbox, execs) = match restored {
+        Ok(restored) => restored,
         Err(error) => return Err(restoring.failed(error).await),
     };
     if let Err(error) = restoring.made(&*sandbox).await {
@@ -107,23 +117,35 @@ async fn made(restored: Result<Arc<dyn Sandbox>>, restoring: Option<Restoring>) 
         let _ = sandbox.close().await;
         return Err(error);
     }
-    Ok(sandbox)
+    Ok((sandbox, execs))
 }
 
-/// What it was saved with, but for what may be said anew. Exceptions are never taken from an archive.
-fn spec_of(spec: SpecBuilder, args: &RestoreArgs, about: &SnapshotInfo, settings: &Settings) -> Result<Spec> {
-    let mut limits = about.limits.clone();
-    if let Some(time) = args.timeout {
-        limits.wall_time = time;
-    }
+/// Returns what it was saved with, under the caller's limits: the tighter of both holds. What is fixed in the machine was
+/// compared when the archive was read. Exceptions are never taken from an archive.
+fn spec_of(spec: SpecBuilder, about: &SnapshotInfo, settings: &Settings) -> Result<Spec> {
+    let (mut limits, most) = (about.limits.clone(), &settings.limits);
+    limits.wall_time = limits.wall_time.min(most.wall_time);
+    limits.cpu_time = [limits.cpu_time, most.cpu_time].into_iter().flatten().min();
     let spec = spec.limits(limits).tenant(settings.tenant.clone());
     settings.allow_weaker.iter().fold(spec, |spec, protection| spec.allow_weaker(*protection)).build()
 }
 
-fn goes_on(about: &SnapshotInfo) -> String {
+/// Returns the program to attach to: the first one that was started.
+fn main_of(about: &SnapshotInfo) -> Result<ExecId> {
+    about.running.iter().min().copied().ok_or_else(|| {
+        let what = "the command had ended when it was saved, so that there is no output to attach to";
+        Error::new(ErrorKind::Conflict, "restore", what).with_remedy("run a COMMAND in it instead, after `--`")
+    })
+}
+
+/// Describes what runs in a machine that resumed.
+async fn running(sandbox: &dyn Sandbox, about: &SnapshotInfo) -> String {
+    // Only for people; a machine that has ended already is reported by what comes next.
+    let processes = sandbox.usage().await.ok().and_then(|usage| usage.processes);
     let ids: Vec<String> = about.running.iter().map(|id| id.0.to_string()).collect();
     let which = if ids.is_empty() { String::new() } else { format!(" (exec {})", ids.join(", ")) };
-    format!("{}{which}", super::inspect::running(about))
+    let processes = processes.map_or_else(String::new, |count| format!(", {count} processes and threads in all"));
+    format!("{}{which}{processes}", super::inspect::running(about))
 }
 
 /// What is done in a machine that goes on.
@@ -135,6 +157,66 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
+    /// Passes on what the program prints that was running, until it ends.
+    async fn attach(
+        &self,
+        backend: &dyn Backend,
+        sandbox: &dyn Sandbox,
+        handle: ExecHandle,
+        settings: &Settings,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
+        let raw = if self.args.answer.raw_output { Raw::Yes } else { Raw::No };
+        let mut sink = match self.form {
+            Form::Text => Sink::Live(Live::new(raw)),
+            _ => Sink::Collect(Collected::default()),
+        };
+        let mut output = handle.output();
+        let (mut left, mut cut, mut interrupted) = (settings.max_output.as_bytes(), false, None);
+        loop {
+            tokio::select! {
+                biased;
+                number = interrupts.next() => {
+                    interrupted = Some(number);
+                    handle.close().await?;
+                    break;
+                }
+                event = output.next() => match event {
+                    Some(OutputEvent::Chunk(mut chunk)) => {
+                        cut |= chunk.data.len() as u64 > left;
+                        chunk.data.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                        left -= chunk.data.len() as u64;
+                        put(&mut sink, OutputEvent::Chunk(chunk)).await?;
+                    }
+                    Some(lost) => put(&mut sink, lost).await?,
+                    None => break,
+                },
+            }
+        }
+        written(sink.finish().await)?;
+        let mut exit = handle.exit().await?;
+        exit.truncated |= cut;
+        let status = interrupted.map_or_else(|| exit.shell_status(), signal_status);
+        if let Sink::Live(live) = &sink {
+            if !self.args.answer.quiet {
+                for text in report::remarks(&exit, sandbox.spec().limits(), settings.max_output, live.lost) {
+                    report::remark(&text, Tone::Warning);
+                }
+            }
+            return Ok(status);
+        }
+        let mut document = json!({
+            "exit": exit, "status": status, "usage": exit.usage, "posture": sandbox.posture(),
+            "limits": sandbox.spec().limits(), "restored": self.about,
+        });
+        merge(&mut document, identity(backend, sandbox));
+        if let Sink::Collect(collected) = sink {
+            let members = collected.into_json().map(|(key, value)| (key.to_owned(), value));
+            merge(&mut document, Value::Object(members.into_iter().collect()));
+        }
+        Ok(report::printed(report::document(&document), status))
+    }
+
     async fn go_on(
         &self,
         backend: &dyn Backend,
@@ -187,6 +269,14 @@ impl Inside<'_> {
         merge(&mut document, about);
         Ok(report::printed(report::document(&document), status))
     }
+}
+
+async fn put(sink: &mut Sink, event: OutputEvent) -> Result<()> {
+    written(sink.put(event).await)
+}
+
+fn written(written: std::io::Result<()>) -> Result<()> {
+    written.map_err(|error| Error::new(ErrorKind::Io, "restore", format!("cannot write the output: {error}")))
 }
 
 async fn pass(time: Option<Duration>) {

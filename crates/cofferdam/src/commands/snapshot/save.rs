@@ -155,7 +155,7 @@ impl Save {
         };
         let about = MachineSnapshots::about(&frozen.snapshot)?;
         self.out.finish()?;
-        Ok(report::printed(tell(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), &sink), 0))
+        Ok(report::printed(tell(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), sink), 0))
     }
 }
 
@@ -238,9 +238,12 @@ fn unwritten(written: std::io::Result<()>) -> Result<()> {
 }
 
 fn ended_early(exit: &Exit) -> Error {
-    let what = format!("the command ended with status {} before its machine was to be frozen", exit.shell_status());
+    let what = format!(
+        "nothing was saved: the command ended with status {} before the time to freeze its machine",
+        exit.shell_status()
+    );
     Error::new(ErrorKind::Conflict, "save", what)
-        .with_remedy("freeze it sooner with --after or --when-prints, or with --when-done when it has ended")
+        .with_remedy("add --when-done to save the machine with its files when the command has ended, or freeze it sooner with --after or --when-prints")
 }
 
 fn tell(
@@ -249,7 +252,7 @@ fn tell(
     saved: &SavedArchive,
     about: &SnapshotInfo,
     exit: Option<&Exit>,
-    sink: &Sink,
+    sink: Sink,
 ) -> std::io::Result<()> {
     let file = args.out.display().to_string();
     if form == Form::Text {
@@ -270,7 +273,7 @@ fn tell(
     }
     let mut document = json!({ "file": file, "archive": saved, "machine": about, "exit": exit });
     if let Sink::Collect(collected) = sink {
-        let members = collected.to_json().map(|(key, value)| (key.to_owned(), value));
+        let members = collected.into_json().map(|(key, value)| (key.to_owned(), value));
         merge(&mut document, Value::Object(members.into_iter().collect()));
     }
     report::document(&document)

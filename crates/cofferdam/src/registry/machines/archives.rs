@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofferdam_archive::{ArchiveError, Key, Limits as Bounds, Progress, ReadOptions, Reader, Summary};
-use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecId, Limits, Result, Snapshot};
+use cofferdam_contract::{
+    Backend, ByteSize, Error, ErrorKind, ExecHandle, ExecId, Limits, Result, Sandbox, Snapshot, Spec,
+};
 use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSnapshot};
 use serde::Serialize;
 
@@ -172,17 +174,24 @@ impl MachineSnapshots {
         Ok(SavedArchive { bytes: written.bytes, sha256: written.digest.to_string(), encrypted: key.is_some() })
     }
 
-    /// Reads one, with a spec that it can go on with: as [`VmBackend::load`].
+    /// Restores one, and returns the execs that were running in it: as [`VmBackend::restore_attached`].
+    pub async fn restore(&self, snapshot: &Snapshot, spec: Spec) -> Result<(Arc<dyn Sandbox>, Vec<ExecHandle>)> {
+        self.backend.restore_attached(snapshot, spec).await
+    }
+
+    /// Reads one, with a spec that it can be restored with: as [`VmBackend::load`]. One that may use more than `ceiling` is
+    /// refused before its memory is read.
     pub async fn load(
         &self,
         path: &Path,
         key: Option<&ArchiveKey>,
         workspace: ByteSize,
+        ceiling: Limits,
         watch: Watch,
     ) -> Result<(Snapshot, cofferdam_contract::SpecBuilder)> {
         let input = BufReader::with_capacity(PIECE, open("load", path)?);
         let limits = Bounds { disk: workspace.as_bytes(), ..Bounds::default() };
-        let options = LoadOptions { key: key.map(|key| Arc::clone(&key.0)), limits };
+        let options = LoadOptions { key: key.map(|key| Arc::clone(&key.0)), limits, ceiling };
         let told = move |step| watch.tell("reading the archive", step);
         let loaded = self.backend.load(input, options, told).await?;
         let spec = loaded.spec();

@@ -116,6 +116,15 @@ impl From<cofferdam_vm::Finding> for Finding {
     }
 }
 
+/// What becomes of an image that has the name already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays.
+    Keep,
+    /// It loses its name.
+    Replace,
+}
+
 /// What an image of machines is to be made from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recipes {
@@ -267,15 +276,27 @@ impl Images {
         Self::new(machines).ok()?.store.key_of(name)
     }
 
-    /// Makes one, and gives it a name.
+    /// Makes one, and gives it a name. With [`Existing::Keep`], an image of that name that was made from something else is
+    /// refused before anything is made; one that was made from the same is made again.
     ///
     /// # Errors
     ///
     /// Each with what to do about it; what was there under the name stays then.
-    pub async fn build(&self, name: &str, recipes: &Recipes, progress: ImageProgress) -> Result<MachineImage> {
+    pub async fn build(
+        &self,
+        name: &str,
+        existing: Existing,
+        recipes: &Recipes,
+        progress: ImageProgress,
+    ) -> Result<MachineImage> {
         let (store, recipes, given) = (self.store.clone(), recipes.clone(), name.to_owned());
         let make = move || {
             let (source, about) = recipes.source()?;
+            if existing == Existing::Keep
+                && let Some(there) = store.about(&given).filter(|there| *there != about)
+            {
+                return Err(VmError::NameTaken { name: given.clone(), about: there, asked: about });
+            }
             store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
         };
         blocking(make).await?;

@@ -63,7 +63,7 @@ impl Parts {
                 },
                 "access": "read-write",
                 "limits": { "wall_time": 9.0 },
-                "guest": { "version": 3, "last": 0, "execs": [] }
+                "guest": { "version": 4, "last": 0, "execs": [] }
             },
             "root": "00".repeat(32)
         });
@@ -127,7 +127,8 @@ fn an_archive_is_shown_without_a_machine() {
     Parts::sample().write(&place.path().join("m"), None);
     let (code, text, stderr) = outcome(&mut snapshot(["inspect", "m"], place.path()));
     assert_eq!((code, stderr.as_str()), (0, ""), "{text}");
-    for part in ["not encrypted", "qemu 0.9.1", "0123456789abcdef", "1 MiB of memory", "no program goes on", "--verify"]
+    for part in
+        ["not encrypted", "qemu 0.9.1", "0123456789abcdef", "1 MiB of memory", "its command has ended", "--verify"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -343,6 +344,35 @@ fn a_program_goes_on_in_another_process_and_directory() {
     }
 }
 
+#[test]
+fn a_restored_program_is_attached_to_with_its_output_and_status() {
+    let test = "a_restored_program_is_attached_to";
+    let place = tempfile::tempdir().expect("a directory");
+    let run = |words: &[&str]| with_machines(snapshot(words, place.path()), test);
+    let script =
+        "(sleep 900 &) ; echo before; while [ $((n += 1)) -le 5 ]; do sleep 1; done; echo out; echo err >&2; exit 7";
+    let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m", "--when-prints", "before", "--"];
+    let Some(mut save) = run(&[&fixed[..], &["sh", "-c", script]].concat()) else { return };
+    let (code, stdout, stderr) = outcome(&mut save);
+    assert!(code == 0 && stdout == "before\n" && stderr.contains("1 command is running"), "{code} {stdout}{stderr}");
+    let restore = ["restore", "m", "--allow-weaker", WEAKER];
+    let attach =
+        |words: &[&str]| outcome(&mut run(&[&restore[..], words, &["--attach"]].concat()).expect("machines are there"));
+    let (code, stdout, stderr) = attach(&[]);
+    assert!(code == 7 && stdout == "out\n" && stderr.contains("err\n"), "{code} {stdout}{stderr}");
+    assert!(stderr.contains("1 command is running (exec "), "{stderr}");
+    let (code, stdout, stderr) = attach(&["--json"]);
+    let document = json(&stdout);
+    assert_eq!(
+        (code, &document["stdout"]["text"], &document["exit"]["code"]),
+        (7, &"out\n".into(), &7.into()),
+        "{stderr}"
+    );
+    // The tighter of both wall times holds.
+    let (code, stdout, stderr) = attach(&["--timeout", "1s"]);
+    assert!(code == 124 && stdout.is_empty(), "{code} {stdout}{stderr}");
+}
+
 /// What was changed in an archive that could be restored.
 fn hostile_copies(good: &Path, place: &Path, test: &str) {
     let whole = std::fs::read(good).expect("it is there");
@@ -363,7 +393,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     std::fs::write(&bad, &whole).expect("a file");
     restore("raise the limit", &["--max-disk", "1M"]);
     let parts = Parts::read(&bad);
-    let changes: [(&str, Change<Value>); 8] = [
+    let changes: [(&str, Change<Value>); 9] = [
         ("the image with the key", |machine| machine["manifest"]["image"] = "ab".repeat(32).into()),
         ("the image's disk", |machine| machine["root"] = "ab".repeat(32).into()),
         ("version 0.9", |machine| machine["manifest"]["origin"]["version"] = "0.9.1".into()),
@@ -371,7 +401,8 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
         ("a machine q35", |machine| machine["manifest"]["origin"]["machine"] = "q35 x86_64".into()),
         ("the accelerator kvm", |machine| machine["manifest"]["origin"]["accelerator"] = "kvm".into()),
         ("the processor EPYC-v9", |machine| machine["manifest"]["origin"]["processor"] = "EPYC-v9".into()),
-        ("a process limit of", |machine| machine["manifest"]["limits"]["pids"] = 9999.into()),
+        ("the archive's limit on pids is 9999", |machine| machine["manifest"]["limits"]["pids"] = 9999.into()),
+        ("a process limit of", |machine| machine["manifest"]["limits"]["pids"] = 9.into()),
     ];
     for (says, change) in changes {
         let mut parts = parts.clone();
@@ -397,6 +428,8 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     };
     let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
     refused(&mut early, "ended with status 3");
+    let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("machines are there"));
+    assert!(stderr.contains("nothing was saved") && stderr.contains("--when-done"), "{stderr}");
     assert!(!place.path().join("m").exists());
     let script = "echo kept > /workspace/file; echo made";
     let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
@@ -410,7 +443,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
     let (code, stdout, stderr) =
         outcome(&mut with_machines(snapshot(words, place.path()), test).expect("machines are there"));
-    assert!(code == 9 && stdout == "kept\n" && stderr.contains("no program goes on"), "{code} {stdout}{stderr}");
+    assert!(code == 9 && stdout == "kept\n" && stderr.contains("its command has ended"), "{code} {stdout}{stderr}");
     // Interrupted while it runs.
     let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("machines are there"));
     let begun = Instant::now();
