@@ -92,7 +92,12 @@ impl Init {
         Ok(Self {
             control: handover.control,
             children: sys::child_signal()?,
-            watch: Watch::new(handover.watch_memory, handover.watch_cpu, handover.mark.0 ^ handover.mark.1),
+            watch: Watch::new(
+                handover.watch_memory,
+                handover.watch_cpu,
+                handover.counts_files,
+                handover.mark.0 ^ handover.mark.1,
+            ),
             mark: handover.mark,
             as_expected: handover.as_expected,
             execs_started: 0,

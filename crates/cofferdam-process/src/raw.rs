@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec, Workspace};
 use cofferdam_linux::cgroup::{Stats, Version};
 use tokio::io::Interest;
-use tokio::sync::watch as flag;
+use tokio::sync::{Notify, watch as flag};
 
 use crate::client::{self, Kind, Launcher};
 use crate::core::{Core, Enrolled, listen};
@@ -17,6 +17,7 @@ use crate::error;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Walls, WorkspacePlan};
 use crate::sandbox::{Made, ProcessSandbox};
+use crate::stored;
 use crate::sys::watch::watch;
 
 /// A tmpfs has a whole number of these, in bytes, on every kernel.
@@ -95,6 +96,7 @@ impl Raw {
             slots: Mutex::new(HashMap::new()),
             shares: Mutex::default(),
             next_exec: AtomicU64::new(0),
+            starts: Notify::new(),
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
@@ -175,6 +177,7 @@ impl Raw {
         core.launcher.accept(create, &self.evidence);
         // Set once: what was accepted cannot be accepted again.
         let _ = core.limits.set(spec.limits().clone());
+        tokio::spawn(stored::follow(Arc::clone(&core)));
         let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
         Ok(ProcessSandbox::new(id, spec, posture, core))
     }

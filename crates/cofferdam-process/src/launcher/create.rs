@@ -316,6 +316,8 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
+        // Without a disk limit nothing else bounds them.
+        counts_files: create.disk.is_none(),
         as_expected: match &create.expected {
             Some(Expected::Same(other)) => evidence.is_as(other),
             Some(Expected::Whole) => evidence.is_whole(create, setup.facts),
