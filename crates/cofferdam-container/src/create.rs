@@ -108,13 +108,14 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Shares the disk limit out, so that what fits into all directories together is no more.
+    /// Gives a private workspace the whole disk limit. `/tmp` and `/dev/shm` have bounds of their own besides, and count as
+    /// memory; where the workspace is the host's, the limit is shared out among them.
     pub(crate) fn of(disk: Option<ByteSize>, workspace: &Workspace) -> Self {
         let Some(disk) = disk else { return Self { workspace: None, tmp: None, shm: None } };
         let pages = disk.as_bytes() / PAGE;
         let own = matches!(workspace, Workspace::Private { .. });
         let (tmp, shm) = if own { (pages / 4, pages / 16) } else { (pages - pages / 8, pages / 8) };
-        let workspace = if own { pages - tmp - shm } else { 0 };
+        let workspace = if own { pages } else { 0 };
         Self { workspace: Some(workspace * PAGE), tmp: Some(tmp * PAGE), shm: Some(shm * PAGE) }
     }
 }
@@ -587,18 +588,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_directories_together_hold_no_more_than_the_limit(bytes in (64 * PAGE)..1 << 42, lent: bool) {
+        fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in (64 * PAGE)..1 << 42, lent: bool) {
             let workspace = match lent {
                 true => Workspace::HostDir { path: "/x".into(), access: Access::ReadWrite },
                 false => Workspace::default(),
             };
             let room = Room::of(Some(ByteSize::from_bytes(bytes)), &workspace);
             let all = [room.workspace, room.tmp, room.shm].map(Option::unwrap);
-            prop_assert!(all.iter().sum::<u64>() <= bytes);
+            let most = if lent { bytes } else { bytes / 2 };
+            prop_assert!(all[1] + all[2] <= most);
             prop_assert!(all.iter().all(|part| part % PAGE == 0));
-            if !lent {
-                prop_assert!(all[0] >= bytes / 2 / PAGE * PAGE);
-            }
+            prop_assert_eq!(all[0], if lent { 0 } else { bytes / PAGE * PAGE });
         }
     }
 }

@@ -29,6 +29,7 @@ mod posture_tests;
 mod reference;
 mod sandbox;
 mod snapshot;
+mod stored;
 mod stream;
 mod sweep;
 mod tree;

@@ -386,7 +386,7 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     }
     let others = writable_elsewhere(measured);
     wrong.extend(others.iter().map(String::as_str));
-    let tmpfs = format!("tmpfs with a size: {}; what is stored counts as memory, too", sized.join(", "));
+    let tmpfs = format!("tmpfs with a size: {}; the engine's memory limit follows what is stored", sized.join(", "));
     if !wrong.is_empty() || measured.evidence.mounts.is_none() {
         return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
     }

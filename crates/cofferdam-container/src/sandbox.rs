@@ -13,12 +13,14 @@ use tokio::sync::Mutex;
 
 use crate::make::{Raw, is_lent, most_archived};
 use crate::snapshot::{ContainerSnapshot, TakingAsync};
+use crate::stored::Follower;
 
 /// A container sandbox. Dropping it ends everything in it.
 pub(crate) struct ContainerSandbox {
     spec: Spec,
     posture: Posture,
     raw: Raw,
+    stored: Follower,
     /// Whether it is paused, and what it used when it was.
     paused: Mutex<Option<SandboxUsage>>,
     closed: AtomicBool,
@@ -27,7 +29,8 @@ pub(crate) struct ContainerSandbox {
 impl ContainerSandbox {
     /// One that was accepted.
     pub(crate) fn new(raw: Raw, spec: Spec, posture: Posture) -> Self {
-        Self { spec, posture, raw, paused: Mutex::new(None), closed: AtomicBool::new(false) }
+        let stored = Follower::start(&raw.container, &raw.guest, spec.limits());
+        Self { spec, posture, raw, stored, paused: Mutex::new(None), closed: AtomicBool::new(false) }
     }
 
     /// Has one made and measured. Whatever falls short of the spec ends it again.
@@ -48,6 +51,7 @@ impl ContainerSandbox {
                 .with_remedy("restore it with a private workspace"));
         }
         let made = Self::make(host, spec).await?;
+        made.stored.wake();
         if let Err(error) = made.raw.guest.import(&mut snapshot.reader()).await {
             return Err(error.with_failed_close(made.close().await));
         }
@@ -109,6 +113,7 @@ impl Sandbox for ContainerSandbox {
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
         self.open("start")?;
+        self.stored.wake();
         self.raw.guest.start(&request, self.spec.limits()).await
     }
 
@@ -120,6 +125,7 @@ impl Sandbox for ContainerSandbox {
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.open("write_file")?;
         self.spec.workspace().check_change("write_file")?;
+        self.stored.wake();
         self.raw.guest.write_file(path, contents).await
     }
 

@@ -26,7 +26,7 @@ pub struct Limits {
     #[serde(with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub cpu_time: Option<Duration>,
-    /// Memory of all processes together, in bytes, files in memory-backed directories included. Default 512 MiB.
+    /// Memory of all processes together, in bytes. Stored files come besides where `disk` bounds them. Default 512 MiB.
     pub memory: Option<ByteSize>,
     /// Bytes that may be stored in the sandbox's writable directories. Default 1 GiB.
     pub disk: Option<ByteSize>,
@@ -95,7 +95,7 @@ impl Limits {
         }
         let what = format!("the {backend} backend cannot limit processes apart from threads");
         Err(Error::unsupported("create", what)
-            .with_remedy("limit both together with --pids, or use --level process, which limits processes alone"))
+            .with_remedy("limit both together with --pids, which counts each thread as well"))
     }
 }
 

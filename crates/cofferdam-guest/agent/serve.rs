@@ -175,7 +175,7 @@ impl Agent {
         });
         self.rules = make_rules(it)?;
         counters.configure(it.groups, &it.stores);
-        self.watch = Watch::new(it.watch_memory, it.watch_cpu, it.mark.map_or(0, |mark| mark.0 ^ mark.1));
+        self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.mark.map_or(0, |mark| mark.0 ^ mark.1));
         self.mark = it.mark;
         self.silence = it.silence;
         if it.filter.is_empty() { Ok(()) } else { sys::install_filter(it.filter) }

@@ -58,6 +58,8 @@ impl Since {
 pub struct Watch {
     memory: Option<u64>,
     cpu_micros: Option<u64>,
+    /// Whether files in the sandbox's tmpfs count as memory: nothing else bounds them.
+    counts_files: bool,
     /// Begins the digest of who is there.
     seed: u64,
     ledger: Ledger,
@@ -75,11 +77,12 @@ pub struct Watch {
 
 impl Watch {
     /// A watch if there is something to watch.
-    pub fn new(memory: Option<u64>, cpu_micros: Option<u64>, seed: u64) -> Option<Self> {
+    pub fn new(memory: Option<u64>, cpu_micros: Option<u64>, counts_files: bool, seed: u64) -> Option<Self> {
         let now = sys::now_micros();
         (memory.is_some() || cpu_micros.is_some()).then_some(Self {
             memory,
             cpu_micros,
+            counts_files,
             seed,
             ledger: Ledger::default(),
             since: Since::NOTHING,
@@ -149,7 +152,8 @@ impl Watch {
         let total = total(self.seed);
         self.blind = if total.listed { 0 } else { self.blind + 1 };
         if let Some(limit) = self.memory {
-            let used = total.memory + self.count_mappings() * MAPPING_BYTES;
+            let files = if self.counts_files { sys::used_bytes(b"/tmp\0").unwrap_or(0) } else { 0 };
+            let used = total.memory + files + self.count_mappings() * MAPPING_BYTES;
             if used > limit || self.mappings > MAX_MAPPINGS || self.blind >= MOST_BLIND {
                 return Some(Passed::Memory);
             }
@@ -210,8 +214,6 @@ fn total(seed: u64) -> Total {
         // Nobody knows who was there, so that it counts as others than before.
         total.population = Population::new(seed ^ sys::now_micros(), last);
     }
-    // What is stored in the sandbox's own tmpfs is memory as well.
-    total.memory += sys::used_bytes(b"/tmp\0").unwrap_or(0);
     total.memory += sys::used_files(b"/tmp\0").unwrap_or(0) * FILE_BYTES;
     // Those that wait to be accepted, are on their way to another process, or were closed with something in them are in no
     // process's list.

@@ -28,6 +28,8 @@ pub struct Handover {
     pub watch_cpu: Option<u64>,
     /// Descriptors that each program may have open: fewer than the init, see `set_open_files`.
     pub open_files: u64,
+    /// Whether the watch counts files of the sandbox's tmpfs as memory.
+    pub counts_files: bool,
     /// Whether the sandbox measured what its owner expects.
     pub as_expected: bool,
     /// What was measured before the program was executed, and must hold now, too.
@@ -49,7 +51,7 @@ impl Handover {
     /// As bytes, to be followed by the evidence.
     pub fn encode(&self) -> [u8; HEAD] {
         let measured = &self.measured;
-        let flags = [self.as_expected, measured.no_new_privileges, measured.seccomp];
+        let flags = [self.as_expected, measured.no_new_privileges, measured.seccomp, self.counts_files];
         let flags = flags.iter().rev().fold(0, |flags, &flag| flags << 1 | u64::from(flag));
         let mut words = [0; WORDS];
         words[0] = self.mark.0;
@@ -91,6 +93,7 @@ impl Handover {
             watch_memory: some(words[3]),
             watch_cpu: some(words[4]),
             open_files: words[10],
+            counts_files: words[5] & 8 != 0,
             as_expected: words[5] & 1 != 0,
             measured: Measured {
                 capabilities: [words[6], words[7], words[8]],

@@ -94,7 +94,12 @@ impl Init {
         Ok(Self {
             control: handover.control,
             children: sys::child_signal()?,
-            watch: Watch::new(handover.watch_memory, handover.watch_cpu, handover.mark.0 ^ handover.mark.1),
+            watch: Watch::new(
+                handover.watch_memory,
+                handover.watch_cpu,
+                handover.counts_files,
+                handover.mark.0 ^ handover.mark.1,
+            ),
             mark: handover.mark,
             open_files: handover.open_files,
             as_expected: handover.as_expected,

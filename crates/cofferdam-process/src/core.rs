@@ -13,7 +13,7 @@ use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::{marks, process};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{oneshot, watch as flag};
+use tokio::sync::{Notify, oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
 use crate::protocol::{self, Event, HostFacts, NotStarted, Order};
@@ -68,6 +68,8 @@ pub struct Core {
     /// Whose CPU time it was that the control group counted.
     pub shares: Mutex<Shares>,
     pub next_exec: AtomicU64,
+    /// Notified when an exec was ordered.
+    pub starts: Notify,
     pub closed: AtomicBool,
     /// Whether its owner ended it, rather than that it ended by itself.
     pub closed_by_owner: AtomicBool,
@@ -108,6 +110,7 @@ impl Core {
         let (started, on_start) = oneshot::channel();
         let (ended, on_end) = oneshot::channel();
         self.slots().insert(exec, Slot { started: Some(started), ended: Some(ended) });
+        self.starts.notify_one();
         Enrolled { exec, on_start, on_end }
     }
 
@@ -205,6 +208,26 @@ impl Core {
         }
         if let Some(counted) = stats.cpu_micros() {
             self.shares().saw(counted, used);
+        }
+    }
+
+    /// Whether an exec, or what one left behind, is in the sandbox.
+    pub fn runs_something(&self) -> bool {
+        // The init is a task, too.
+        !self.slots().is_empty() || self.stats.as_ref().and_then(Stats::tasks).is_none_or(|tasks| tasks > 1)
+    }
+
+    /// Kills what runs because it holds more memory than its limit.
+    pub async fn kill_for_memory(&self) {
+        self.over_memory.store(true, Ordering::Release);
+        let running: Vec<u64> = self.slots().keys().copied().collect();
+        if running.is_empty() {
+            self.kill_all();
+        }
+        for exec in running {
+            if self.order(&Order::Signal { exec, kill: true }, &[]).await.is_err() {
+                self.kill_all();
+            }
         }
     }
 

@@ -29,6 +29,7 @@ mod sandbox;
 #[cfg(test)]
 mod shares_tests;
 mod stdio;
+mod stored;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
 mod warm;

@@ -347,6 +347,10 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         ByteSize::from_bytes(evidence.disk_bytes),
         evidence.disk_files
     );
+    let stored = match limits.memory {
+        Some(memory) => format!("kept in memory, besides the {memory} of the memory limit"),
+        None => "kept in memory".to_owned(),
+    };
     match measured.spec.workspace() {
         Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
             protection: Protection::Disk,
@@ -366,7 +370,7 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         Workspace::Private { .. } => row(
             Protection::Disk,
             sized,
-            format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; what is stored counts as memory, too"),
+            format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"),
         ),
     }
 }

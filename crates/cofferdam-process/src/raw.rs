@@ -10,7 +10,7 @@ use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId,
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::named::Directory;
 use tokio::io::Interest;
-use tokio::sync::watch as flag;
+use tokio::sync::{Notify, watch as flag};
 
 use crate::client::{self, Kind, Launcher};
 use crate::core::{Core, Enrolled, listen};
@@ -18,6 +18,7 @@ use crate::error;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Walls, WorkspacePlan};
 use crate::sandbox::{Made, ProcessSandbox};
+use crate::stored;
 use crate::sys::watch::watch;
 
 /// A tmpfs has a whole number of these, in bytes, on every kernel.
@@ -96,6 +97,7 @@ impl Raw {
             slots: Mutex::new(HashMap::new()),
             shares: Mutex::default(),
             next_exec: AtomicU64::new(0),
+            starts: Notify::new(),
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
@@ -176,6 +178,7 @@ impl Raw {
         core.launcher.accept(create, &self.evidence);
         // Set once: what was accepted cannot be accepted again.
         let _ = core.limits.set(spec.limits().clone());
+        tokio::spawn(stored::follow(Arc::clone(&core)));
         let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
         Ok(ProcessSandbox::new(id, spec, posture, core))
     }

@@ -21,6 +21,9 @@ pub(crate) const USER: (u32, u32) = (1000, 1000);
 
 const PAGE: u64 = 4096;
 const MEBIBYTE: u64 = 1 << 20;
+/// Bytes that one map of blocks describes, and of a file's entry in a table.
+const GROUP: u64 = 8 * PAGE * PAGE;
+const INODE: u64 = 256;
 /// Room for what every sandbox has in its directories, tables of the file system included.
 const LEAST_DISK: ByteSize = ByteSize::from_mebibytes(2);
 /// The agent and a small program.
@@ -44,8 +47,8 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Shares the disk limit out, so that what fits into all directories together is no more. Without a limit, all is in
-    /// memory, and bounded by that. What is in memory comes to three quarters of it at most, `memory` being what agent and
+    /// Gives the workspace the whole disk limit; `/tmp` and `/dev/shm` are in memory, with bounds of their own, and count as
+    /// memory. Without a limit, all is in memory, and bounded by that. What is in memory comes to three quarters of it at most, `memory` being what agent and
     /// guests have: whoever fills it is told that it is full. There is no swap; a directory that took all of it would leave the
     /// kernel nothing to give back but the pages of programs, which it would read again and again, and end nobody for that.
     pub(crate) fn of(disk: Option<ByteSize>, memory: u64) -> Self {
@@ -54,8 +57,8 @@ impl Shares {
             Some(disk) => {
                 let all = disk.as_bytes() / PAGE;
                 let (tmp, shm) = ((all / 4).min(pages / 2), (all / 16).min(pages / 4));
-                let workspace = (all - tmp - shm) * PAGE;
-                Self { disk: Some(workspace), workspace, tmp: tmp * PAGE, shm: shm * PAGE }
+                let workspace = all * PAGE;
+                Self { disk: Some(workspace + tables(workspace)), workspace, tmp: tmp * PAGE, shm: shm * PAGE }
             }
             None => {
                 let (workspace, tmp, shm) = (pages * 3 / 8, pages / 4, pages / 8);
@@ -63,6 +66,13 @@ impl Shares {
             }
         }
     }
+}
+
+/// What a file system of the workspace takes of its disk, besides what can be stored: tables of files, and two maps for
+/// each group of blocks. Rather too little than too much, so that no more fits than was asked for.
+fn tables(bytes: u64) -> u64 {
+    let groups = bytes.div_ceil(GROUP);
+    (most_files_on_disk(bytes) * INODE + groups * 2 * PAGE) / PAGE * PAGE
 }
 
 /// Files that fit: each takes some room, however small it is.
@@ -261,7 +271,8 @@ mod tests {
         let options = Options::parse(text.as_bytes()).expect("it is understood");
         assert_eq!((options.tasks, options.cpu, options.memory), (Some(10), Some(150_000), Some(100 * MEBIBYTE)));
         assert!(matches!(options.workspace, Store::Disk(_)) && options.user == USER);
-        assert_eq!(plan.shares.disk.unwrap() + plan.shares.tmp + plan.shares.shm, 16 * MEBIBYTE);
+        assert_eq!(plan.shares.workspace, 16 * MEBIBYTE);
+        assert_eq!(plan.shares.disk.unwrap(), 16 * MEBIBYTE + 1024 * 256 + 2 * 4096);
         let unlimited = with(|limits| limits.disk = None).unwrap();
         assert!(unlimited.shares.disk.is_none());
         assert!(plan.options(PORT, "serial:Root", None).is_err() && plan.options("vsock:0", "vda", None).is_err());
@@ -299,10 +310,10 @@ mod tests {
         }
 
         #[test]
-        fn all_directories_together_hold_no_more_than_the_limit(bytes in LEAST_DISK.as_bytes()..1 << 42) {
+        fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in LEAST_DISK.as_bytes()..1 << 42) {
             let shares = Shares::of(Some(ByteSize::from_bytes(bytes)), 1 << 42);
-            prop_assert!(shares.workspace + shares.tmp + shares.shm <= bytes);
-            prop_assert!(shares.workspace >= bytes / 2 / PAGE * PAGE);
+            prop_assert_eq!(shares.workspace, bytes / PAGE * PAGE);
+            prop_assert!(shares.tmp + shares.shm <= bytes / 2 && shares.tmp + shares.shm <= (1 << 42) / 4 * 3);
         }
     }
 }

@@ -14,8 +14,9 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
     let limits = spec.limits();
     let bound = match protection {
         Protection::Memory => limits.memory.map(|limit| {
+            let files = if limits.disk.is_some() { ", files besides" } else { ", files among them" };
             format!(
-                "memories, tables and files together are refused growth beyond {limit}; compiled code is not counted"
+                "memories and tables together are refused growth beyond {limit}{files}; compiled code is not counted"
             )
         }),
         Protection::CpuTime => limits

@@ -103,12 +103,17 @@ pub(crate) struct Shared {
     alive: watch::Sender<usize>,
 }
 
+/// Returns the account that files are charged to: one of their own where the disk limit bounds them, else the memory's.
+fn files_account(spec: &Spec, memory: &Arc<Account>) -> Arc<Account> {
+    if spec.limits().disk.is_some() { Arc::new(Account::new(None)) } else { Arc::clone(memory) }
+}
+
 impl Shared {
     /// A new sandbox, refused where it would be weaker than asked.
     pub(crate) fn new(common: &Arc<Common>, spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
-        let files = Files::new(&spec, policy, &account)?;
+        let files = Files::new(&spec, policy, &files_account(&spec, &account))?;
         Self::with(common, spec, policy, account, files)
     }
 
@@ -127,7 +132,8 @@ impl Shared {
         let policy = Policy::of(&spec)?;
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
         let disk = spec.limits().disk.map(|limit| limit.as_bytes());
-        let (files, beginnings) = snapshot.thaw(disk, &account, (policy, spec.workspace().access()))?;
+        let (files, beginnings) =
+            snapshot.thaw(disk, &files_account(&spec, &account), (policy, spec.workspace().access()))?;
         Ok((Self::with(common, spec, policy, account, files)?, beginnings))
     }
 
@@ -137,7 +143,7 @@ impl Shared {
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
         let disk = spec.limits().disk.map(|limit| limit.as_bytes());
         let failed = |error: crate::fs::FsError| error.into_error("restore", "/workspace");
-        let (mut tree, renumbered) = copy.tree.thaw(disk, Arc::clone(&account)).map_err(failed)?;
+        let (mut tree, renumbered) = copy.tree.thaw(disk, files_account(&spec, &account)).map_err(failed)?;
         // Nothing runs in the copy that could hold them.
         renumbered.nameless.iter().for_each(|ino| tree.let_go(*ino));
         let workspace = renumbered.of(copy.workspace.0).map_err(failed)?;

@@ -193,7 +193,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub pids: Option<Bound<u32>>,
 
-    /// Processes alive at once, however many threads each has; level process only [default: none]
+    /// Processes alive at once, however many threads each has; level wasm only [default: none]
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub processes: Option<Bound<u32>>,
 

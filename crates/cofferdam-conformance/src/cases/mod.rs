@@ -138,6 +138,7 @@ cases! {
     "limits/processes" "E4" [] limits::processes;
     "limits/processes-limit-is-named" "E4" [] limits::processes_limit_is_named;
     "limits/disk" "E4" [] limits::disk;
+    "limits/disk-beyond-memory" "E4" [] limits::disk_beyond_memory;
     "limits/disk-over-directories" "E4" [] limits::disk_over_directories;
     "limits/disk-in-a-host-directory" "E4" [HostWorkspace] limits::disk_in_a_host_directory;
     "limits/wall-time" "E4" [] limits::wall_time;

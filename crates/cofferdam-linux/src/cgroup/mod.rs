@@ -278,7 +278,14 @@ impl Owner {
             let has_cpu_bound = group.dirs.iter().any(|(index, _)| self.hierarchies[*index].controllers == ["cpu"]);
             let layout = self.layout();
             match if has_cpu_bound { Ok(false) } else { group.reset(&layout) } {
-                Ok(true) => self.spare.push(group),
+                Ok(true) => {
+                    // The last user's owner may have moved the bound on memory.
+                    let bounds = group.bounds.take();
+                    if bounds.is_some_and(|bounds| self.bound(&group, bounds).is_ok()) {
+                        group.bounds = bounds;
+                    }
+                    self.spare.push(group);
+                }
                 Ok(false) if self.remove(&group).is_ok() => {}
                 Ok(false) | Err(_) => self.used.push((Instant::now(), group)),
             }

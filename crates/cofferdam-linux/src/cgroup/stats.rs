@@ -100,6 +100,24 @@ impl Stats {
         self.number("memory.max_usage_in_bytes", "memory.peak")
     }
 
+    /// Bytes of tmpfs files and other shared memory that are charged to the group.
+    pub fn shared_memory(&self) -> Option<u64> {
+        field(&self.read("memory.stat", "memory.stat")?, "shmem")
+    }
+
+    /// Sets the bound on memory. Fails where it is below what the group uses and cannot give back.
+    pub fn bound_memory(&self, bytes: u64) -> io::Result<()> {
+        let (dir, _) = match self.version {
+            Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, "memory.stat")),
+            Version::V2 => self.dirs.first(),
+        }
+        .ok_or(io::ErrorKind::NotFound)?;
+        match self.version {
+            Version::V1 => super::bound_memory_v1(dir.as_fd(), Some(bytes)),
+            Version::V2 => super::write(dir.as_fd(), "memory.max", bytes),
+        }
+    }
+
     /// The bound on memory, in bytes.
     pub fn memory_bound(&self) -> Option<u64> {
         self.number("memory.limit_in_bytes", "memory.max")

@@ -397,6 +397,8 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
         open_files: open_files(setup),
+        // Without a disk limit nothing else bounds them.
+        counts_files: create.disk.is_none(),
         as_expected: match &create.expected {
             Some(Expected::Same(other)) => evidence.is_as(other),
             Some(Expected::Whole) => evidence.is_whole(create, setup.facts),

@@ -41,6 +41,7 @@ fn a_handover_is_read_back() {
         watch_memory: Some(1 << 30),
         watch_cpu: None,
         open_files: 512,
+        counts_files: true,
         as_expected: true,
         measured: Measured { capabilities: [1, 2, 3], no_new_privileges: true, seccomp: false },
     };

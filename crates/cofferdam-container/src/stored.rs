@@ -1,0 +1,99 @@
+//! Room for stored files besides the memory limit: a container's files are pages of tmpfs mounts, which the kernel charges
+//! to its control group, so the engine's memory limit follows them.
+//!
+//! What is stored is the agent's word. It is believed up to the disk limit: a container never has more than both limits
+//! together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{ByteSize, Limits};
+use cofferdam_guest::Guest;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::container::Container;
+
+/// Time between two readings while something runs.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Readings without a process after which the next start is waited for.
+const MAX_IDLE_READINGS: u32 = 50;
+/// The largest step by which the limit is changed.
+const MAX_STEP: u64 = 64 << 20;
+
+/// Moves the engine's limit along with what is stored, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    starts: Arc<Notify>,
+    task: Option<AbortHandle>,
+}
+
+impl Follower {
+    /// Follows a container whose limits are these. Without a limit on memory or disk there is nothing to move.
+    pub(crate) fn start(container: &Arc<Container>, guest: &Guest, limits: &Limits) -> Self {
+        let starts = Arc::new(Notify::new());
+        let (Some(memory), Some(disk)) = (limits.memory, limits.disk) else { return Self { starts, task: None } };
+        let (container, guest, woken) = (Arc::clone(container), guest.clone(), Arc::clone(&starts));
+        let (memory, disk) = (memory.as_bytes(), disk.as_bytes());
+        let limits = limits.clone();
+        let task = tokio::spawn(async move { follow(&container, &guest, (memory, disk), limits, &woken).await });
+        Self { starts, task: Some(task.abort_handle()) }
+    }
+
+    /// Something that may store files is about to start.
+    pub(crate) fn wake(&self) {
+        self.starts.notify_one();
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64), limits: Limits, woken: &Notify) {
+    let mut bytes = memory;
+    loop {
+        woken.notified().await;
+        let mut idle = 0;
+        while idle < MAX_IDLE_READINGS {
+            let Ok(usage) = guest.usage(&limits).await else { break };
+            let wanted = wanted(memory, disk, usage.disk_bytes.unwrap_or(0));
+            if wanted != bytes {
+                let limits = Limits { memory: Some(ByteSize::from_bytes(wanted)), ..limits.clone() };
+                // Where the engine cannot, files count as memory.
+                if container.bound(&limits).await.is_ok() {
+                    bytes = wanted;
+                }
+            }
+            idle = if usage.processes.is_some_and(|count| count > 0) { 0 } else { idle + 1 };
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+}
+
+/// The limit for what is stored: whole steps, of which one is in advance.
+fn wanted(memory: u64, disk: u64, stored: u64) -> u64 {
+    let step = (memory / 8).clamp(1 << 20, MAX_STEP);
+    let files = if stored < step / 4 { 0 } else { (stored / step + 1).saturating_mul(step) };
+    memory.saturating_add(files.min(disk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_limit_follows_what_is_stored_and_is_never_more_than_both_limits() {
+        for (stored, expected) in [(0, 512), (MIB, 512), (20 * MIB, 576), (100 * MIB, 640), (1024 * MIB, 1536)] {
+            assert_eq!(wanted(512 * MIB, 1024 * MIB, stored), expected * MIB, "{stored}");
+        }
+        assert_eq!(wanted(64 * MIB, 1024 * MIB, u64::MAX), 1088 * MIB);
+        assert_eq!(wanted(64 * MIB, 1024 * MIB, 4 * MIB), 72 * MIB);
+    }
+}
