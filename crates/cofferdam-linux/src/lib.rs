@@ -19,6 +19,7 @@ pub mod probe;
 pub mod process;
 pub mod seccomp;
 pub mod spawn;
+pub mod trust;
 
 mod relay;
 mod sys;

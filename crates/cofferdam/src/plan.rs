@@ -12,6 +12,7 @@ use cofferdam::{
 };
 
 use crate::args::RunArgs;
+use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
@@ -95,7 +96,26 @@ fn directory(option: &str, named: &Path) -> Result<PathBuf> {
         Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("name a directory that exists")
     };
     let path = named.canonicalize().map_err(|error| bad(format!("cannot be used: {}", reason(&error))))?;
-    if path.is_dir() { Ok(path) } else { Err(bad("is not a directory".to_owned())) }
+    if !path.is_dir() {
+        return Err(bad("is not a directory".to_owned()));
+    }
+    let daemon = resident::candidates().directory();
+    if shows(&path, &daemon.canonicalize().unwrap_or(daemon), option == "--root") {
+        return Err(Error::new(
+            ErrorKind::Denied,
+            "run",
+            format!("{option} '{shown}' holds the directory of cofferdam's daemon"),
+        )
+        .with_remedy("name a directory below it that has nothing of the daemon's, or stop the daemon"));
+    }
+    Ok(path)
+}
+
+/// Returns whether a sandbox that is shown `path` could reach the daemon's directory: it could then stand in for the daemon.
+fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
+    // A sandbox has directories of its own in place of these.
+    let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|own| below.starts_with(own));
+    path.starts_with(daemon) || (daemon.is_dir() && daemon.strip_prefix(path).is_ok_and(|below| !covered(below)))
 }
 
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
@@ -511,5 +531,27 @@ mod tests {
         assert_eq!(plan.request.working_dir().as_str(), "sub");
         assert_eq!(plan.request.stdin(), &Stdin::Stream);
         assert_eq!(plan.request.output_buffer(), MAX_BUFFER);
+    }
+
+    #[test]
+    fn the_daemons_directory_is_in_no_sandbox() {
+        let temp = tempfile::tempdir().unwrap();
+        let daemon = temp.path().join("run/cofferdam");
+        let at = |name: &str| temp.path().join(name);
+        assert!(!shows(&at(""), &daemon, false), "there is none");
+        assert!(shows(&daemon, &daemon, false));
+        std::fs::create_dir_all(&daemon).unwrap();
+        for (path, as_root, expected) in [
+            ("run/cofferdam", false, true),
+            ("run/cofferdam/below", false, true),
+            ("run", false, true),
+            ("", false, true),
+            ("run", true, true),
+            ("", true, false),
+            ("run/cofferdam-project", false, false),
+            ("project", false, false),
+        ] {
+            assert_eq!(shows(&at(path), &daemon, as_root), expected, "{path} {as_root}");
+        }
     }
 }

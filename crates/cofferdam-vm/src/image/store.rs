@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -242,6 +243,7 @@ impl Store {
         if found.mode() & 0o022 != 0 {
             return bad("other users may write to it");
         }
+        trust::check(&self.root, Secrecy::Public)?;
         Ok(())
     }
 }

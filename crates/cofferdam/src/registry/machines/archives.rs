@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofferdam_archive::{ArchiveError, Key, Limits as Bounds, Progress, ReadOptions, Reader, Summary};
 use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecId, Limits, Result, Snapshot};
+use cofferdam_linux::trust::{self, Secrecy};
 use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSnapshot};
 use serde::Serialize;
 
@@ -33,7 +34,11 @@ impl ArchiveKey {
     /// `InvalidInput` for a file with anything else in it, or one that others can read; never with its contents.
     pub fn read(path: &Path) -> Result<Self> {
         let file = open("read the key", path)?;
-        let key = Key::of_file(&file).map_err(|error| failed("read the key", error));
+        let key = Key::of_file(&file).map_err(|error| failed("read the key", error)).and_then(|key| {
+            let checked = trust::check(path, Secrecy::Secret).map(|_| key);
+            checked
+                .map_err(|distrust| Error::invalid("read the key", distrust.to_string()).with_remedy(distrust.remedy()))
+        });
         key.map(|key| Self(Arc::new(key))).map_err(|error| error.with_context("file", path.display().to_string()))
     }
 }
