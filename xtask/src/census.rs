@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How deep control groups are searched.
-const CGROUP_DEPTH: usize = 6;
+/// How deep control groups are searched: they are made below the group of whatever starts them.
+const CGROUP_DEPTH: usize = 12;
 /// Time that the kernel and launchers have to finish their teardown.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -60,22 +60,31 @@ fn own(pid: u32) -> bool {
     uids(&pid.to_string()).is_some_and(|other| Some(other) == uids("self"))
 }
 
-/// Groups below one named `cofferdam`, except those of owners that live and are somebody else's.
+/// Groups named `cofferdam-NAMESPACE-PID-START`, with those in them, wherever they are, except those of owners that live and are
+/// somebody else's.
 fn groups(parent: &Path, depth: usize, built: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        if parent.file_name().is_some_and(|name| name == "cofferdam") {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let owner = name.split('-').nth(1).and_then(|pid| pid.parse::<u32>().ok());
-            let foreign =
-                owner.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists() && !runs_from(pid, built));
+        if let Some(owner) = owner(&entry.file_name().to_string_lossy()) {
+            let foreign = Path::new(&format!("/proc/{owner}")).exists() && !runs_from(owner, built);
             if !foreign {
                 found.insert(format!("control group {}", entry.path().display()));
             }
         } else if depth > 1 {
             groups(&entry.path(), depth - 1, built, found);
         }
+    }
+}
+
+/// The process that a group's name says it belongs to.
+fn owner(name: &str) -> Option<u32> {
+    let numbers: Vec<&str> = name.strip_prefix("cofferdam-")?.split('-').collect();
+    match numbers[..] {
+        [namespace, pid, start] if [namespace, start].iter().all(|number| number.parse::<u64>().is_ok()) => {
+            pid.parse().ok()
+        }
+        _ => None,
     }
 }

@@ -37,6 +37,9 @@ pub enum Error {
         /// What the operating system said.
         source: io::Error,
     },
+    /// A file or directory that others can change, or that something leads to which they can change.
+    #[error("not trusted: {0}; {remedy}", remedy = .0.remedy())]
+    Reachable(#[from] cofferdam_linux::trust::Distrust),
     /// A file or directory that somebody else could change, or that is not what it should be.
     #[error("{name} is not trusted: {reason}")]
     Untrusted {

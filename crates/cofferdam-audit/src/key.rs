@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::Read;
 use std::path::Path;
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::{AtFlags, CWD};
 
 use crate::error::failed;
@@ -36,6 +37,7 @@ impl Key {
         if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
             return Err(Error::Key { reason: "its file belongs to somebody else; make one of your own" });
         }
+        trust::check(path, Secrecy::Secret)?;
         let mut bytes = Vec::new();
         file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(failed("read", SHOWN))?;
         if bytes.len() as u64 > LONGEST {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat};
 use rustix::io::Errno;
@@ -29,6 +30,7 @@ pub(crate) fn own_directory(path: &Path) -> Result<OwnedFd> {
     }
     let directory = openat(CWD, path, DIRECTORY, Mode::empty()).map_err(failed("open", SHOWN))?;
     mine(&directory, SHOWN)?;
+    trust::check(path, Secrecy::Public)?;
     Ok(directory)
 }
 

@@ -1,27 +1,224 @@
-//! Who is at the other end of a socket, as the kernel says.
+//! Checks the process at the other end of a socket, as the kernel reports it.
 //!
-//! The same user is not enough: for an ordinary user a guest is a process of that user on the host, and a directory with
-//! the socket in it may be lent to one. But every guest lives in a user namespace of its own, and neither a daemon nor its
-//! clients do.
+//! The same user is not enough. For an ordinary user a guest is a process of that user on the host, but in a user namespace of
+//! its own, and neither a daemon nor its clients are. A process of that user may also be confined in other ways: what runs
+//! through a daemon has the daemon's view and limits, so both must have the same.
+//!
+//! A process is held by a descriptor while `/proc` is read by its number, so that the number cannot have become another's.
 
-use std::fs::read_link;
-use std::os::fd::AsFd;
+use std::collections::BTreeMap;
+use std::fs::{read_link, read_to_string};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_linux::{cgroup, process};
 use rustix::net::sockopt::socket_peercred;
 
-/// The process at the other end, if it belongs to the user that we are, in the user namespace that we are in.
-pub(crate) fn same_user(socket: impl AsFd) -> Result<u32> {
-    let refused = |why: &str| Error::new(ErrorKind::Denied, "daemon", format!("the other side {why}"));
-    let other = socket_peercred(socket).map_err(|error| crate::error::os("cannot tell who is there", error))?;
-    if other.uid != rustix::process::geteuid() {
-        return Err(refused("belongs to another user"));
+/// Namespaces that a process and its sandboxes share.
+const NAMESPACES: [&str; 7] = ["mnt", "net", "pid", "ipc", "uts", "cgroup", "time"];
+/// Lines of `/proc/PID/status` about what a process may do, and where.
+const RIGHTS: [&str; 13] = [
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "NoNewPrivs",
+    "Seccomp",
+    "Seccomp_filters",
+    "Cpus_allowed",
+    "Mems_allowed",
+];
+
+/// The process at the other end of a socket: of this user, in this user namespace.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pid: u32,
+    process: OwnedFd,
+}
+
+/// Which of two processes wants the other to run something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// This one.
+    Us,
+    /// The one at the other end.
+    Peer,
+}
+
+fn refused(why: &str) -> Error {
+    Error::new(ErrorKind::Denied, "daemon", format!("the other side {why}"))
+}
+
+impl Peer {
+    /// Returns the process at the other end, if it belongs to the user that we are, in the user namespace that we are in.
+    pub(crate) fn of(socket: impl AsFd) -> Result<Self> {
+        let other = socket_peercred(&socket).map_err(|error| crate::error::os("cannot tell who is there", error))?;
+        if other.uid != rustix::process::geteuid() {
+            return Err(refused("belongs to another user"));
+        }
+        let pid = u32::try_from(other.pid.as_raw_nonzero().get()).unwrap_or_default();
+        let process = process::peer(socket.as_fd(), other.pid).map_err(|_| refused("has ended"))?;
+        let peer = Self { pid, process };
+        // One that cannot be looked at, because it is hidden, is not one of ours.
+        let theirs = peer.namespace("user").ok_or_else(|| refused("cannot be looked at"))?;
+        if read_link("/proc/self/ns/user").ok() != Some(theirs) {
+            return Err(refused("is in another user namespace, as a guest is"));
+        }
+        peer.still()?;
+        Ok(peer)
     }
-    let pid = other.pid.as_raw_nonzero();
-    // One that cannot be looked at, because it ended or is hidden, is not one of ours.
-    let theirs = read_link(format!("/proc/{pid}/ns/user")).map_err(|_| refused("cannot be looked at"))?;
-    if read_link("/proc/self/ns/user").ok() != Some(theirs) {
-        return Err(refused("is in another user namespace, as a guest is"));
+
+    /// Returns its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
-    Ok(u32::try_from(pid.get()).unwrap_or_default())
+
+    /// Returns whether it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        process::has_ended(self.process.as_fd())
+    }
+
+    /// Waits for nothing: what was read of `/proc` was this process's if it has not ended since.
+    fn still(&self) -> Result<()> {
+        if self.has_ended() { Err(refused("has ended")) } else { Ok(()) }
+    }
+
+    fn namespace(&self, name: &str) -> Option<std::path::PathBuf> {
+        read_link(format!("/proc/{}/ns/{name}", self.pid)).ok()
+    }
+
+    /// Checks that it sees what we see and may do what we may do, and that the caller of the two is under no bound that the
+    /// other is not under. Landlock domains cannot be compared.
+    pub(crate) fn confined_alike(&self, caller: Caller) -> Result<()> {
+        let differs = |what: &str| refused(&format!("is confined differently: {what} differs"));
+        for name in NAMESPACES {
+            // Older kernels lack one, for both.
+            if self.namespace(name) != read_link(format!("/proc/self/ns/{name}")).ok() {
+                return Err(differs(&format!("its {name} namespace")));
+            }
+        }
+        let root = |who: &str| std::fs::metadata(format!("/proc/{who}/root")).map(|meta| (meta.dev(), meta.ino())).ok();
+        let theirs = root(&self.pid.to_string());
+        if theirs.is_none() || theirs != root("self") {
+            return Err(differs("its root directory"));
+        }
+        let both = |file: &str| {
+            let text = |who: &str| read_to_string(format!("/proc/{who}/{file}")).ok();
+            (text(&self.pid.to_string()), text("self"))
+        };
+        if !matches!(both("limits"), (Some(theirs), Some(ours)) if theirs == ours) {
+            return Err(differs("a resource limit"));
+        }
+        let (Some(theirs), Some(ours)) = both("status") else { return Err(refused("cannot be looked at")) };
+        let (theirs, ours) = (rights(&theirs), rights(&ours));
+        if let Some(name) = RIGHTS.into_iter().find(|name| theirs.get(name) != ours.get(name)) {
+            return Err(differs(name));
+        }
+        // Security modules; without one there is nothing to read.
+        let (theirs, ours) = both("attr/current");
+        if theirs != ours {
+            return Err(differs("its security label"));
+        }
+        let (Some(theirs), Some(ours)) = both("cgroup") else { return Err(refused("cannot be looked at")) };
+        let bounded_no_more = match caller {
+            Caller::Us => cgroup::is_bounded_no_more(&ours, &theirs),
+            Caller::Peer => cgroup::is_bounded_no_more(&theirs, &ours),
+        };
+        if !bounded_no_more {
+            return Err(differs("its control group"));
+        }
+        self.still()
+    }
+}
+
+fn rights(status: &str) -> BTreeMap<&str, &str> {
+    status.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| RIGHTS.contains(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn this_process_is_confined_as_itself() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        assert_eq!(peer.pid(), std::process::id());
+        for caller in [Caller::Us, Caller::Peer] {
+            peer.confined_alike(caller).unwrap();
+        }
+    }
+
+    /// Connects to a program that runs in another confinement and keeps the socket open.
+    #[test]
+    fn a_process_that_is_confined_differently_is_told_apart() {
+        let temp = tempfile::tempdir().unwrap();
+        for (name, words, expected) in [
+            ("same", &["env"][..], None),
+            ("limits", &["prlimit", "--nofile=64"], Some("a resource limit")),
+            ("mounts", &["unshare", "--mount"], Some("mnt namespace")),
+            ("network", &["unshare", "--net"], Some("net namespace")),
+            ("ipc", &["unshare", "--ipc"], Some("ipc namespace")),
+            ("rights", &["setpriv", "--no-new-privs"], Some("NoNewPrivs")),
+        ] {
+            let path = temp.path().join(name);
+            let listener = UnixListener::bind(&path).unwrap();
+            let connect = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)";
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).args(["python3", "-c", connect]).arg(&path);
+            let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+            let Ok(mut child) = child else {
+                println!("SKIP a_process_that_is_confined_differently_is_told_apart {name}: no {}", words[0]);
+                continue;
+            };
+            listener.set_nonblocking(true).unwrap();
+            let stream = loop {
+                match listener.accept() {
+                    Ok((stream, _)) => break Some(stream),
+                    Err(_) if child.try_wait().unwrap().is_some() => break None,
+                    Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
+                }
+            };
+            match stream {
+                Some(stream) => {
+                    let peer = Peer::of(&stream).unwrap();
+                    let found = peer.confined_alike(Caller::Peer).err().map(|error| error.message().to_owned());
+                    match expected {
+                        None => assert_eq!(found, None, "{name}"),
+                        Some(expected) => {
+                            assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{name}: {found:?}")
+                        }
+                    }
+                    drop(stream);
+                }
+                None => println!(
+                    "SKIP a_process_that_is_confined_differently_is_told_apart {name}: not allowed or no python3"
+                ),
+            }
+            let _ = child.wait();
+        }
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_nobody() {
+        let temp = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(temp.path().join("socket")).unwrap();
+        let connect = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])";
+        let mut command = Command::new("python3");
+        if !command.args(["-c", connect]).arg(temp.path().join("socket")).status().is_ok_and(|status| status.success())
+        {
+            println!("SKIP a_process_that_has_ended_is_nobody: no python3");
+            return;
+        }
+        let (stream, _) = listener.accept().unwrap();
+        // Its number may be another process's by now.
+        assert!(Peer::of(&stream).is_err());
+    }
 }

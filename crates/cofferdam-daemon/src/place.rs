@@ -11,10 +11,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use cofferdam_contract::Result;
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{error, peer};
+use crate::error;
+use crate::peer::Peer;
 
 /// The directory's name below a runtime directory.
 const DIRECTORY: &str = "cofferdam";
@@ -83,6 +85,10 @@ impl Place {
         if stat.st_mode & 0o077 != 0 {
             return Err(error::unsafe_place(&path, "can be entered by others"));
         }
+        // Others could put another directory in its place.
+        trust::check(&path, Secrecy::Secret).map_err(|distrust| {
+            error::unsafe_place(&path, &format!("is not trusted: {distrust} ({})", distrust.remedy()))
+        })?;
         Ok(Some(Self { path, directory }))
     }
 
@@ -109,16 +115,29 @@ impl Place {
         format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd())
     }
 
-    /// Connects to the daemon; `None` if none listens. Gives its process, too.
-    pub fn connect(&self) -> Result<Option<(UnixStream, u32)>> {
+    /// Connects to the daemon; `None` if none listens. Returns its process, too, which must be the one that holds the lock.
+    pub(crate) fn connect(&self) -> Result<Option<(UnixStream, Peer)>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         match UnixStream::connect(self.inside(SOCKET)) {
             Ok(stream) => {
-                let pid = peer::same_user(&stream)?;
-                Ok(Some((stream, pid)))
+                let peer = Peer::of(&stream)?;
+                if self.locked_by() != Some(peer.pid()) {
+                    return Err(error::unsafe_place(&self.path, "has a socket of a process that is not its daemon"));
+                }
+                Ok(Some((stream, peer)))
             }
             Err(error) if matches!(error.kind(), ConnectionRefused | NotFound) => Ok(None),
             Err(error) => Err(error::os("cannot connect to the daemon", error)),
+        }
+    }
+
+    /// Returns the process that says that it holds the lock, if it is held.
+    fn locked_by(&self) -> Option<u32> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::openat(&self.directory, LOCK, flags, Mode::empty()).ok()?);
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => holder(&mut file),
+            _ => None,
         }
     }
 

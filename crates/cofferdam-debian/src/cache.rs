@@ -13,6 +13,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use cofferdam_linux::trust::{self, Secrecy};
+
 use crate::digest;
 use crate::error::{DebianError, Result, io};
 use crate::plan::Package;
@@ -94,6 +96,9 @@ impl Cache {
         }
         if found.mode() & 0o022 != 0 {
             return bad("other users may write to it; take that right away (chmod go-w)");
+        }
+        if let Err(distrust) = trust::check(&root, Secrecy::Public) {
+            return bad(&format!("{distrust}; {}", distrust.remedy()));
         }
         Ok(root)
     }

@@ -20,6 +20,7 @@ pub mod probe;
 pub mod process;
 pub mod seccomp;
 pub mod spawn;
+pub mod trust;
 pub mod walk;
 
 mod relay;

@@ -4,6 +4,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::thread::JoinHandleExt;
 
+use libc::c_int;
+use rustix::process::Pid;
+
 use crate::sys::{check, check_int};
 
 /// A resource of `setrlimit`.
@@ -434,6 +437,40 @@ pub fn processors() -> u32 {
         }
         libc::CPU_COUNT(&allowed) as u32
     }
+}
+
+/// Returns a descriptor of the process at the other end of a socket, where the kernel can give one (from 6.5). Elsewhere it is
+/// found by its number `pid`, which may have become another's if the process ended.
+pub fn peer(socket: BorrowedFd<'_>, pid: Pid) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: c_int = 77;
+    let mut fd: c_int = -1;
+    let mut length = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `fd`, and its length to `length`; both live until it returns.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            std::ptr::from_mut(&mut fd).cast(),
+            std::ptr::from_mut(&mut length),
+        )
+    };
+    match check_int(result) {
+        // SAFETY: the kernel made this descriptor for us, and nothing else owns it.
+        Ok(_) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether the process of a descriptor has ended.
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    // What cannot be asked about is not relied on.
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |count| count > 0)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The backend: checks a spec, keeps launchers, turns requests to them into sandboxes.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -32,6 +32,8 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 pub struct ProcessBackend {
     config: ProcessConfig,
     interpreters: Found,
+    /// Prefixes of interpreters that cannot be seen inside.
+    hidden: Vec<PathBuf>,
     launchers: Mutex<HashMap<Option<RootPlan>, Arc<Launcher>>>,
 }
 
@@ -47,11 +49,12 @@ impl ProcessBackend {
                 .with_context("path", path.display().to_string())
                 .with_remedy("lend it as the workspace, or put it elsewhere on the host"));
         }
-        let interpreters = match &config.search_path {
-            Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()).visible(),
+        let mut interpreters = match &config.search_path {
+            Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()),
             _ => Found::default(),
         };
-        Ok(Self { config, interpreters, launchers: Mutex::new(HashMap::new()) })
+        let hidden = interpreters.take_hidden();
+        Ok(Self { config, interpreters, hidden, launchers: Mutex::new(HashMap::new()) })
     }
 
     /// The launcher for a root, started if need be.
@@ -83,11 +86,12 @@ impl ProcessBackend {
                 ));
             }
         }
-        let found = self.interpreters.prefixes.iter().filter(|_| root.is_none());
+        let with_host = root.is_none();
         let configure = Configure {
             root: root.clone(),
             read_only: self.config.read_only.clone(),
-            interpreters: found.cloned().collect(),
+            interpreters: if with_host { self.interpreters.parts() } else { Vec::new() },
+            hidden: if with_host { self.hidden.clone() } else { Vec::new() },
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
             prepare_ahead: self.config.prepare_ahead,
         };

@@ -265,6 +265,7 @@ mod tests {
             root: None,
             read_only: Vec::new(),
             interpreters: Vec::new(),
+            hidden: Vec::new(),
             use_cgroups: false,
             prepare_ahead: false,
         }

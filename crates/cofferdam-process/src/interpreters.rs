@@ -1,7 +1,8 @@
 //! Finding Python and Node where they lie outside `/usr`, so that sandboxes can be shown exactly their prefixes.
 //!
-//! Nothing is executed: paths, links, pyenv's version file and venv's `pyvenv.cfg` are read. Nothing but an
-//! interpreter's own prefix is ever shown: not a home directory, not a directory above one.
+//! Nothing is executed: paths, links, pyenv's version file and venv's `pyvenv.cfg` are read. Of an interpreter's prefix only
+//! those parts are shown that an interpreter has, because a prefix such as `~/.local`, or a project with a virtual environment
+//! at its top, holds much else.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,16 @@ pub struct Found {
 
 /// Directories that every sandbox has of its own: what the host has below them cannot be seen there.
 const COVERED: [&str; 7] = ["/code", "/dev", "/proc", "/run", "/sys", "/tmp", "/workspace"];
+/// Those of them below which parts of an interpreter's prefix are shown all the same.
+const OPEN: [&str; 2] = ["/run", "/tmp"];
+/// Parts of every prefix. What else an interpreter may have, as `share`, is often somebody's own.
+const PARTS: [&str; 4] = ["bin", "include", "lib64", "pyvenv.cfg"];
+/// What the names begin with of the parts of `lib` that interpreters have.
+const LIBRARIES: [&str; 4] = ["python3", "pypy3", "libpython", "node_modules"];
+/// Parts of a prefix that conda made, which is an environment and nothing else.
+const CONDA_PARTS: [&str; 2] = ["lib", "ssl"];
+/// The most parts of one prefix.
+const MAX_PARTS: usize = 64;
 
 /// Whether something of a sandbox's own is in the way of a host path.
 pub fn is_covered(path: &Path) -> bool {
@@ -24,12 +35,40 @@ pub fn is_covered(path: &Path) -> bool {
 }
 
 impl Found {
-    /// Without what could not be seen inside. Programs then find the system's interpreters, or none.
-    pub fn visible(mut self) -> Self {
-        self.prefixes.retain(|prefix| !is_covered(prefix));
-        self.path.retain(|directory| !is_covered(directory));
-        self
+    /// Takes out and returns what cannot be seen inside. Programs then find the system's interpreters, or none.
+    pub fn take_hidden(&mut self) -> Vec<PathBuf> {
+        let is_hidden = |path: &PathBuf| is_covered(path) && !OPEN.iter().any(|open| path.starts_with(open));
+        let hidden = self.prefixes.iter().filter(|prefix| is_hidden(prefix)).cloned().collect();
+        self.prefixes.retain(|prefix| !is_hidden(prefix));
+        self.path.retain(|directory| !is_hidden(directory));
+        hidden
     }
+
+    /// Returns the files and directories to show.
+    pub fn parts(&self) -> Vec<PathBuf> {
+        self.prefixes.iter().flat_map(|prefix| parts(prefix)).collect()
+    }
+}
+
+/// Returns those parts of a prefix that an interpreter needs. A link counts only where it stays in the prefix.
+fn parts(prefix: &Path) -> Vec<PathBuf> {
+    let mut parts: Vec<PathBuf> = PARTS.iter().map(|name| prefix.join(name)).collect();
+    if prefix.join("conda-meta").is_dir() {
+        parts.extend(CONDA_PARTS.iter().map(|name| prefix.join(name)));
+    } else if prefix.join("lib").symlink_metadata().is_ok_and(|lib| lib.is_dir()) {
+        let entries = std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut libraries: Vec<PathBuf> = entries
+            .filter(|path| {
+                let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+                LIBRARIES.iter().any(|known| name.starts_with(known))
+            })
+            .collect();
+        libraries.sort();
+        parts.extend(libraries);
+    }
+    parts.retain(|part| part.canonicalize().is_ok_and(|real| real.starts_with(prefix) && real != prefix));
+    parts.truncate(MAX_PARTS);
+    parts
 }
 
 /// Looks for the interpreters that a search of `path` would find first.
@@ -137,12 +176,49 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sandbox_covers_is_not_shown() {
+    fn what_a_sandbox_covers_is_not_shown_and_named() {
         let both = |own: &str| [PathBuf::from(own), PathBuf::from("/opt/python")];
-        let found = Found { prefixes: both("/tmp/venv").into(), path: both("/run/x/bin").to_vec() }.visible();
+        let mut found = Found { prefixes: both("/workspace/venv").into(), path: both("/code/x/bin").to_vec() };
+        assert_eq!(found.take_hidden(), [Path::new("/workspace/venv")]);
         assert_eq!(found.prefixes.into_iter().collect::<Vec<_>>(), [Path::new("/opt/python")]);
         assert_eq!(found.path, [Path::new("/opt/python")]);
+        let mut temporary = Found { prefixes: both("/tmp/venv").into(), path: both("/tmp/venv/bin").to_vec() };
+        assert!(temporary.take_hidden().is_empty() && temporary.path.len() == 2);
         assert!(!is_covered(Path::new("/tmpfs")));
+    }
+
+    #[test]
+    fn of_a_prefix_only_the_parts_of_an_interpreter_are_shown() {
+        let temp = tempfile::tempdir().unwrap();
+        let top = temp.path().canonicalize().unwrap();
+        let project = top.join("project");
+        for name in [
+            "bin/python3",
+            "include/python3.11/x.h",
+            "lib/python3.11/os.py",
+            "lib/libpython3.11.so",
+            "lib/secrets/key",
+            "lib/node_modules/npm/x",
+            "pyvenv.cfg",
+            ".env",
+            ".git/config",
+            "share/keyrings/login.keyring",
+            "src/main.py",
+        ] {
+            touch(&project.join(name));
+        }
+        touch(&top.join("home/secret"));
+        symlink("lib", project.join("lib64")).unwrap();
+        symlink(top.join("home"), project.join("lib/python3.12")).unwrap();
+        let shown: Vec<_> =
+            parts(&project).iter().map(|part| part.strip_prefix(&project).unwrap().display().to_string()).collect();
+        let expected =
+            ["bin", "include", "lib64", "pyvenv.cfg", "lib/libpython3.11.so", "lib/node_modules", "lib/python3.11"];
+        assert_eq!(shown, expected);
+        // A directory that another one stands in for is not shown in its place.
+        std::fs::remove_dir_all(project.join("include")).unwrap();
+        symlink(&project, project.join("include")).unwrap();
+        assert!(!parts(&project).contains(&project.join("include")));
     }
 
     #[test]

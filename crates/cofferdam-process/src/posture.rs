@@ -1,5 +1,6 @@
 //! From what was measured to what is said: pure, row by row.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use cofferdam_contract::{
@@ -59,6 +60,9 @@ pub struct Measured<'a> {
     pub group: Option<&'a GroupBounds>,
 }
 
+/// The most paths that are named in one row.
+const MAX_NAMED: usize = 16;
+
 /// The posture that the measurements amount to.
 pub fn posture(measured: &Measured<'_>) -> Posture {
     let rows = namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured));
@@ -110,6 +114,28 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         .collect()
 }
 
+/// Describes what of the host is visible besides the system's own directories.
+fn sights(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
+    let list = |paths: &[PathBuf]| {
+        let names = paths.iter().take(MAX_NAMED).map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+        match paths.len().saturating_sub(MAX_NAMED) {
+            0 => names,
+            more => format!("{names} and {more} more"),
+        }
+    };
+    let seen = match shown {
+        [] => "no host directory seen".to_owned(),
+        shown => format!("of the host besides its system directories only these are seen, read-only: {}", list(shown)),
+    };
+    match hidden {
+        [] => seen,
+        hidden => format!(
+            "{seen}; interpreter not shown, because the sandbox has a directory of its own there or it cannot be entered: {}",
+            list(hidden)
+        ),
+    }
+}
+
 fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let read_only = measured.spec.workspace().access() == Access::ReadOnly;
@@ -118,7 +144,8 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
         Protection::RootFilesystem,
         measured.walls.root_read_only && visible.is_empty(),
         if visible.is_empty() {
-            "read-only tmpfs root; writes to /, /usr and /etc refused; no host directory seen".to_owned()
+            let (shown, hidden) = (&measured.facts.shown, &measured.facts.hidden);
+            format!("read-only tmpfs root; writes to /, /usr and /etc refused; {}", sights(shown, hidden))
         } else {
             format!("visible inside: {}", visible.join(", "))
         },
@@ -389,6 +416,8 @@ mod tests {
 
     fn facts() -> HostFacts {
         HostFacts {
+            shown: Vec::new(),
+            hidden: Vec::new(),
             cgroup_version: 1,
             cgroup_layout: Vec::new(),
             cgroup_reason: String::new(),

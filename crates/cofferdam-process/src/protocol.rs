@@ -31,6 +31,8 @@ pub struct Configure {
     pub read_only: Vec<PathBuf>,
     /// The same for interpreters that were found: left out where the launcher's user may not enter.
     pub interpreters: Vec<PathBuf>,
+    /// Prefixes of interpreters that are not shown, because sandboxes have directories of their own there.
+    pub hidden: Vec<PathBuf>,
     /// Whether control groups may be used.
     pub use_cgroups: bool,
     /// Whether to keep a stock of what every sandbox needs.
@@ -60,6 +62,10 @@ pub enum Hello {
 /// What the launcher found out about the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct HostFacts {
+    /// Files and directories of the host that are shown besides the system's own.
+    pub shown: Vec<PathBuf>,
+    /// Files and directories that were to be shown and are not.
+    pub hidden: Vec<PathBuf>,
     /// The version of control groups in use: 1 or 2; 0 for none.
     pub cgroup_version: u8,
     /// The controllers of each hierarchy.

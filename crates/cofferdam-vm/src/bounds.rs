@@ -128,7 +128,7 @@ fn groups() -> MutexGuard<'static, Groups> {
 impl Groups {
     fn make(&mut self, allowance: &Allowance) -> Result<(Group, String), String> {
         if self.owner.is_none() {
-            self.owner = Some(Owner::new(rustix::process::geteuid().is_root(), Share::Many)?);
+            self.owner = Some(Owner::new(Share::Many)?);
         }
         let Some(owner) = &mut self.owner else { return Err("no owner".to_owned()) };
         let cpu_millis = Some(allowance.cpu_millis).filter(|_| owner.has_cpu());

@@ -7,6 +7,7 @@ use cofferdam_archive::ArchiveError;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_debian::DebianError;
 use cofferdam_linux::named::UntrustedLink;
+use cofferdam_linux::trust::Distrust;
 
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
@@ -67,6 +68,9 @@ pub enum VmError {
         /// Bytes that are allowed.
         most: u64,
     },
+    /// A program, a cache or something that leads to it can be changed by others.
+    #[error("not trusted: {0}")]
+    Distrust(#[from] Distrust),
     /// The cache is not this user's alone.
     #[error("the cache {} cannot be used: {reason}", path.display())]
     BadCache {
@@ -297,7 +301,7 @@ impl VmError {
             | Self::NoSuchImage { .. }
             | Self::OldImage { .. }
             | Self::OtherDirectory { .. } => ErrorKind::NotFound,
-            Self::BadCache { .. } | Self::Forbidden { .. } => ErrorKind::Denied,
+            Self::BadCache { .. } | Self::Distrust(_) | Self::Forbidden { .. } => ErrorKind::Denied,
             Self::Api(error) => error.kind(),
             Self::Lacks { .. } => ErrorKind::Unsupported,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
@@ -315,6 +319,7 @@ impl VmError {
 
     fn remedy(&self) -> Option<String> {
         let text = match self {
+            Self::Distrust(distrust) => return Some(distrust.remedy()),
             Self::MissingTool { tool } if tool.starts_with("qemu") => {
                 "install it: on Debian and Ubuntu `apt-get install --no-install-recommends qemu-system-x86`"
             }

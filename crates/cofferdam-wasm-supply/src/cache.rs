@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -42,7 +43,7 @@ impl Cache {
     pub fn prepare(&self) -> Result<()> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         made.map_err(io("create the cache", &self.root))?;
-        self.check(&self.root)
+        self.check_root()
     }
 
     /// Takes the lock of `name`. Calls `on_wait` and waits only where another process holds it.
@@ -115,7 +116,7 @@ impl Cache {
         if fs::symlink_metadata(&entry).is_err() {
             return Ok(None);
         }
-        self.check(&self.root)?;
+        self.check_root()?;
         if let Ok(opened) = self.opened(&entry, files) {
             return Ok(Some(opened));
         }
@@ -150,6 +151,14 @@ impl Cache {
             opened.push((pinned.to_owned(), path, open));
         }
         hashed(opened)
+    }
+
+    /// Checks the cache and the directories that lead to it.
+    fn check_root(&self) -> Result<()> {
+        self.check(&self.root)?;
+        trust::check(&self.root, Secrecy::Public)
+            .map(drop)
+            .map_err(|distrust| self.untrusted(&self.root, &format!("{distrust}; {}", distrust.remedy())))
     }
 
     /// No link, of this user, and writable by nobody else.

@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,11 +14,15 @@ use std::time::Duration;
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::registry::Pull;
 use cofferdam::registry::machines::{Acceleration, Build, Driver, Jailer};
-use cofferdam::{ByteSize, Cpus, Error, Level, Protection, Result, TenantId};
+use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, Protection, Result, TenantId};
+use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::bound::{Bound, Human};
 use crate::resident::DaemonUse;
+
+/// The longest configuration file that is read.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// What a configuration file may say; every key is optional, an unknown one is an error.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -189,10 +195,9 @@ pub fn load(named: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>)
         return parse(&path, &read(&path)?);
     }
     let Some(path) = default_path(set("XDG_CONFIG_HOME"), set("HOME")) else { return Ok(ConfigFile::default()) };
-    match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(ConfigFile::default()),
-        Err(error) => Err(unreadable(&path, error)),
-        Ok(text) => parse(&path, &text),
+    match trust::open(&path, Secrecy::Public) {
+        Err(distrust) if distrust.is_missing() => Ok(ConfigFile::default()),
+        opened => parse(&path, &contents(&path, opened)?),
     }
 }
 
@@ -204,7 +209,25 @@ fn default_path(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> 
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|error| unreadable(path, error))
+    contents(path, trust::open(path, Secrecy::Public))
+}
+
+/// Reads a file that only root and this user can change: it names programs that are started.
+fn contents(path: &Path, opened: Result<File, Distrust>) -> Result<String> {
+    let file = opened.map_err(|distrust| match distrust {
+        Distrust::Io { source, .. } => unreadable(path, source),
+        distrust => {
+            let remedy = format!("{}; or name a file of your own with --config", distrust.remedy());
+            Error::new(ErrorKind::Denied, "read configuration", format!("the file is not trusted: {distrust}"))
+                .with_remedy(remedy)
+        }
+    })?;
+    let mut text = String::new();
+    file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text).map_err(|error| unreadable(path, error))?;
+    if text.len() as u64 > MAX_CONFIG_BYTES {
+        return Err(Error::invalid("read configuration", format!("'{}' is longer than 1 MiB", path.display())));
+    }
+    Ok(text)
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Error {

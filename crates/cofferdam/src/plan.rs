@@ -15,6 +15,7 @@ use cofferdam_contract::DirectoryId;
 use cofferdam_linux::named::{Directory, UntrustedLink};
 
 use crate::args::RunArgs;
+use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
@@ -98,18 +99,35 @@ fn directory(option: &str, named: &Path) -> Result<Directory> {
     let bad = |why: String| {
         Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("name a directory that exists")
     };
-    Directory::open(named).map_err(|error| match UntrustedLink::of(&error) {
+    let opened = Directory::open(named).map_err(|error| match UntrustedLink::of(&error) {
         Some(link) => Error::new(ErrorKind::PathEscape, "run", format!("{option} '{shown}' cannot be used: {link}"))
             .with_remedy(UntrustedLink::REMEDY),
         None if error.kind() == std::io::ErrorKind::NotADirectory => bad("is not a directory".to_owned()),
         None => bad(format!("cannot be used: {}", reason(&error))),
-    })
+    })?;
+    let daemon = resident::candidates().directory();
+    if shows(opened.path(), &daemon.canonicalize().unwrap_or(daemon), option == "--root") {
+        return Err(Error::new(
+            ErrorKind::Denied,
+            "run",
+            format!("{option} '{shown}' holds the directory of cofferdam's daemon"),
+        )
+        .with_remedy("name a directory below it that has nothing of the daemon's, or stop the daemon"));
+    }
+    Ok(opened)
 }
 
 /// The path of an open directory, and what is recorded of it in a spec.
 fn recorded(opened: &Directory) -> (PathBuf, DirectoryId) {
     let (device, inode) = opened.identity();
     (opened.path().to_owned(), DirectoryId { device, inode })
+}
+
+/// Returns whether a sandbox that is shown `path` could reach the daemon's directory: it could then stand in for the daemon.
+fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
+    // A sandbox has directories of its own in place of these.
+    let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|own| below.starts_with(own));
+    path.starts_with(daemon) || (daemon.is_dir() && daemon.strip_prefix(path).is_ok_and(|below| !covered(below)))
 }
 
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
@@ -559,5 +577,27 @@ mod tests {
         assert_eq!(plan.request.working_dir().as_str(), "sub");
         assert_eq!(plan.request.stdin(), &Stdin::Stream);
         assert_eq!(plan.request.output_buffer(), MAX_BUFFER);
+    }
+
+    #[test]
+    fn the_daemons_directory_is_in_no_sandbox() {
+        let temp = tempfile::tempdir().unwrap();
+        let daemon = temp.path().join("run/cofferdam");
+        let at = |name: &str| temp.path().join(name);
+        assert!(!shows(&at(""), &daemon, false), "there is none");
+        assert!(shows(&daemon, &daemon, false));
+        std::fs::create_dir_all(&daemon).unwrap();
+        for (path, as_root, expected) in [
+            ("run/cofferdam", false, true),
+            ("run/cofferdam/below", false, true),
+            ("run", false, true),
+            ("", false, true),
+            ("run", true, true),
+            ("", true, false),
+            ("run/cofferdam-project", false, false),
+            ("project", false, false),
+        ] {
+            assert_eq!(shows(&at(path), &daemon, as_root), expected, "{path} {as_root}");
+        }
     }
 }

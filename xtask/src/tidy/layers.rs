@@ -22,7 +22,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
     layer("cofferdam-archive", &[], &[]),
-    layer("cofferdam-audit", &[], &[]),
+    layer("cofferdam-audit", &["cofferdam-linux"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
@@ -39,8 +39,8 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
-    layer("cofferdam-wasm-supply", &[], &[]),
-    layer("cofferdam-debian", &[], &[]),
+    layer("cofferdam-wasm-supply", &["cofferdam-linux"], &[]),
+    layer("cofferdam-debian", &["cofferdam-linux"], &[]),
     layer(
         "cofferdam-wasm",
         &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-wasm-supply"],
@@ -52,7 +52,7 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
     layer("cofferdam-mcp", &["cofferdam-code", "cofferdam-contract"], &["cofferdam-process", "cofferdam-simulated"]),
-    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine"], &[]),
+    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine", "cofferdam-linux"], &[]),
     layer("cofferdam-code", &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen"], &["cofferdam-process"]),
     layer(
         "cofferdam-fuzz",

@@ -22,6 +22,7 @@ use crate::config::Surroundings;
 use crate::error;
 use crate::frame::{decode, encode, split};
 use crate::message::{ClientHello, PROTOCOL, ServerHello, Status, ToClient, ToServer};
+use crate::peer::{Caller, Peer};
 use crate::place::Place;
 
 /// How long a daemon may take to greet or to answer.
@@ -55,6 +56,8 @@ pub enum Refusal {
     OtherSurroundings,
     /// It makes other sandboxes.
     OtherBackend(String),
+    /// It sees or may do other things than we do; in which way.
+    OtherConfinement(String),
     /// It runs as much as it may.
     Full,
 }
@@ -69,6 +72,7 @@ impl fmt::Display for Refusal {
                 f.write_str("the daemon was started with another PATH, HOME, container engine or image of machines")
             }
             Self::OtherBackend(name) => write!(f, "the daemon makes sandboxes of the backend '{name}'"),
+            Self::OtherConfinement(how) => f.write_str(how),
             Self::Full => f.write_str("the daemon runs as much as it may, or is ending"),
         }
     }
@@ -81,6 +85,7 @@ impl Refusal {
             Self::None => "start one with `cofferdam daemon --detach`, or use --daemon start",
             Self::Full => "try again later, or use --daemon auto",
             Self::OtherBackend(_) => "start one for this backend, or use --daemon auto",
+            Self::OtherConfinement(_) => "start one under the same confinement, or use --daemon auto",
             Self::Silent | Self::OtherBuild | Self::OtherSurroundings => {
                 "start it anew from here: `cofferdam daemon stop`, then `cofferdam daemon --detach`"
             }
@@ -93,7 +98,7 @@ impl Refusal {
 pub struct Connection {
     stream: UnixStream,
     buffer: BytesMut,
-    pid: u32,
+    peer: Peer,
     backend: String,
     level: Level,
 }
@@ -113,6 +118,8 @@ impl Connection {
             Refusal::OtherBackend(hello.backend)
         } else if !hello.room {
             Refusal::Full
+        } else if let Err(error) = connection.peer.confined_alike(Caller::Us) {
+            Refusal::OtherConfinement(error.message().to_owned())
         } else {
             return Ok(Ok(connection));
         };
@@ -121,7 +128,7 @@ impl Connection {
 
     /// The daemon's process.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.peer.pid()
     }
 
     /// Asks how the daemon stands.
@@ -145,31 +152,28 @@ impl Connection {
             Ok((connection, _)) => connection,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        // Its number can be given to another process once it has ended; what is opened now is the daemon.
-        let pid = i32::try_from(connection.pid).ok().and_then(rustix::process::Pid::from_raw);
-        let process = pid.and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
         match connection.ask(&ToServer::Stop) {
             Ok(ToClient::Stopping) => {}
             Ok(_) => return Err(error::nonsense("daemon stop")),
             Err(error) => return Err(error::os("the daemon did not answer", error)),
         }
         let deadline = Instant::now() + ENDING;
-        while place.is_taken() || process.as_ref().is_some_and(|process| !has_ended(process)) {
+        while place.is_taken() || !connection.peer.has_ended() {
             if Instant::now() >= deadline {
-                let message = format!("the daemon, process {}, does not end", connection.pid);
+                let message = format!("the daemon, process {}, does not end", connection.pid());
                 return Err(Error::new(ErrorKind::Unavailable, "daemon stop", message).with_remedy("kill it"));
             }
             std::thread::sleep(LOOK);
         }
-        Ok(Ok(connection.pid))
+        Ok(Ok(connection.pid()))
     }
 
     fn greet(place: &Place, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
-        let Some((stream, pid)) = place.connect()? else { return Ok(Err(Refusal::None)) };
+        let Some((stream, peer)) = place.connect()? else { return Ok(Err(Refusal::None)) };
         let limits = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
         limits.map_err(|error| error::os("cannot set a time-out", error))?;
         let mut connection =
-            Self { stream, buffer: BytesMut::new(), pid, backend: String::new(), level: Level::Simulated };
+            Self { stream, buffer: BytesMut::new(), peer, backend: String::new(), level: Level::Simulated };
         let hello = ClientHello { protocol: PROTOCOL, build: build.to_owned() };
         let greeted = connection.send(&hello).and_then(|()| connection.receive::<ServerHello>());
         match greeted {
@@ -204,10 +208,4 @@ impl Connection {
             }
         }
     }
-}
-
-fn has_ended(process: &rustix::fd::OwnedFd) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
 }

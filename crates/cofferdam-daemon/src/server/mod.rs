@@ -19,8 +19,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::DaemonConfig;
+use crate::error;
+use crate::peer::Peer;
 use crate::place::{Claimed, Place};
-use crate::{error, peer};
 use service::Service;
 
 /// Connections beyond those that may run something: they are told that there is no room, or ask and stop.
@@ -108,7 +109,7 @@ impl Server {
 
     /// Lets somebody in. Another user, and who comes beyond every bound, is not even read from.
     fn admit(&self, stream: UnixStream) -> Option<impl Future<Output = ()> + use<>> {
-        peer::same_user(&stream).ok()?;
+        let peer = Peer::of(&stream).ok()?;
         let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
         let (room, visitor): (Option<OwnedSemaphorePermit>, _) = match take(&self.room) {
             Some(room) => (Some(room), None),
@@ -116,7 +117,7 @@ impl Server {
         };
         let service = Arc::clone(&self.service);
         Some(async move {
-            visit::receive(stream, service, room).await;
+            visit::receive(stream, peer, service, room).await;
             drop(visitor);
         })
     }

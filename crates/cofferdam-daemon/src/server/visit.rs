@@ -16,6 +16,7 @@ use super::conversation;
 use super::service::Service;
 use crate::frame::{Frames, encode};
 use crate::message::{Accepted, ClientHello, MOST_ORDER, Order, PROTOCOL, ToClient, ToServer};
+use crate::peer::{Caller, Peer};
 
 /// Time for the greeting and for the order. Clients say both at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,7 +34,7 @@ impl Ends {
 }
 
 /// Serves one connection; `room` is its right to run something.
-pub async fn receive(stream: UnixStream, service: Arc<Service>, room: Option<OwnedSemaphorePermit>) {
+pub async fn receive(stream: UnixStream, peer: Peer, service: Arc<Service>, room: Option<OwnedSemaphorePermit>) {
     let (reader, writer) = stream.into_split();
     let mut ends = Ends { frames: Frames::new(reader), writer };
     // Who breaks off, is too slow or talks nonsense is let go without a word.
@@ -53,7 +54,13 @@ pub async fn receive(stream: UnixStream, service: Arc<Service>, room: Option<Own
             let Ok(Ok(order)) = timeout(PATIENCE, gather(&mut ends, BytesMut::from(&part[..]), last)).await else {
                 return;
             };
-            run(ends, &service, &order).await;
+            // What it asks for is done with our view and limits.
+            match peer.confined_alike(Caller::Peer) {
+                Ok(()) => run(ends, &service, &order).await,
+                Err(error) => {
+                    let _ = timeout(PATIENCE, ends.say(&ToClient::Failed(ErrorData::from(&error)))).await;
+                }
+            }
         }
         _ => {}
     }

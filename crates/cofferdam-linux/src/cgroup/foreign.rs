@@ -169,6 +169,7 @@ mod tests {
     #[test]
     fn groups_of_a_container_are_found_by_its_id_and_no_others() {
         let mount = |point: &str, unified, options: &[&str]| Mounted {
+            root: "/".into(),
             point: point.into(),
             unified,
             options: options.iter().map(|name| (*name).to_owned()).collect(),

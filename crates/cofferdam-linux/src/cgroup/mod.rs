@@ -35,6 +35,8 @@ const MOST_LEFT: u64 = 16 << 20;
 pub const SOCKETS_V1: &str = "memory.kmem.tcp.limit_in_bytes";
 const MIN_SOCKETS: u64 = 1 << 20;
 const MAX_SOCKETS: u64 = 16 << 20;
+/// The most groups above one another that are looked at.
+const MAX_GROUPS_ABOVE: usize = 64;
 const CPU_PERIOD_MICROS: u64 = 100_000;
 
 /// Which version of control groups.
@@ -125,13 +127,13 @@ pub struct Base {
 
 impl Owner {
     /// Makes this process's own group, or says for each way why it does not work.
-    /// `root` says that the process may make groups at the top.
-    pub fn new(root: bool, share: Share) -> Result<Self, String> {
+    /// It is made below the groups that this process is in, so that their bounds hold for its sandboxes, too.
+    pub fn new(share: Share) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let mounts = mounts(&own).map_err(|error| error.to_string())?;
         let name = owner_name().map_err(|error| error.to_string())?;
         let mut reasons = Vec::new();
-        for candidate in v2_parents(&mounts, &own, root).into_iter().chain(v1_parents(&mounts, &own, root)) {
+        for candidate in v2_parents(&mounts, &own).into_iter().chain(v1_parents(&mounts, &own)) {
             match candidate.open(&name, share) {
                 Ok(owner) => return Ok(owner),
                 Err(reason) => reasons.push(reason),
@@ -408,7 +410,14 @@ impl Hierarchy {
             match version {
                 Version::V1 => {
                     write(dir, "cpu.cfs_period_us", CPU_PERIOD_MICROS)?;
-                    write(dir, "cpu.cfs_quota_us", quota)?;
+                    match write(dir, "cpu.cfs_quota_us", quota) {
+                        // More than a group above has, which bounds this one in any case.
+                        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                            let above = quota_above(dir).ok_or(error)?;
+                            write(dir, "cpu.cfs_quota_us", quota.min(above))?;
+                        }
+                        written => written?,
+                    }
                 }
                 Version::V2 => write_text(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_MICROS}"))?,
             }
@@ -438,6 +447,24 @@ fn bound_sockets_v1(dir: BorrowedFd<'_>, memory: Option<u64>) -> io::Result<()> 
 #[must_use]
 pub fn socket_share(memory: u64) -> u64 {
     (memory / 8).clamp(MIN_SOCKETS, MAX_SOCKETS)
+}
+
+/// The least quota of the groups above one of version 1, for our period; `None` if none of them has one.
+fn quota_above(dir: BorrowedFd<'_>) -> Option<u64> {
+    let number = |name: &str| read(dir, name).ok()?.trim().parse::<i64>().ok();
+    let mut least = None;
+    let mut above = String::new();
+    for _ in 0..MAX_GROUPS_ABOVE {
+        above.push_str("../");
+        let Some(quota) = number(&format!("{above}cpu.cfs_quota_us")) else { break };
+        let period = number(&format!("{above}cpu.cfs_period_us")).and_then(|period| u64::try_from(period).ok());
+        // None is -1.
+        if let (Ok(quota), Some(period)) = (u64::try_from(quota), period) {
+            let quota = quota.saturating_mul(CPU_PERIOD_MICROS) / period.max(1);
+            least = Some(least.map_or(quota, |least: u64| least.min(quota)));
+        }
+    }
+    least
 }
 
 fn or_max(value: Option<u64>) -> String {
@@ -505,6 +532,12 @@ impl Group {
     pub fn join_files(&self) -> &[OwnedFd] {
         &self.join_files
     }
+}
+
+/// Returns whether a process in the groups `own` is under no bound that one in the groups `other` is not under; both are the text
+/// of `/proc/PID/cgroup`.
+pub fn is_bounded_no_more(own: &str, other: &str) -> bool {
+    place::is_bounded_no_more(own, other)
 }
 
 /// Tasks in the group of this directory, where the kernel counts them; 0 when it cannot be told.

@@ -21,10 +21,22 @@ const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 /// while on a busy machine.
 const SWEEPS: usize = 250;
 
+/// The group into which the processes of a group move that has to hold groups as well (version 2).
+const LEAF: &str = "cofferdam-callers";
+/// Times that the processes of a group are moved.
+const MOVES: usize = 8;
+/// The most groups above one another that are looked at.
+const MAX_DEPTH: usize = 64;
+/// What bounds a group of version 2; each holds `max`, or nothing, where there is no bound.
+const BOUNDS_V2: [&str; 7] =
+    ["memory.max", "memory.high", "memory.swap.max", "pids.max", "cpu.max", "cpuset.cpus", "io.max"];
+
 /// A place where the owner's group may be made: one directory a hierarchy.
 pub(super) struct Parents {
     version: Version,
     dirs: Vec<(Vec<String>, PathBuf)>,
+    /// Whether the processes in it have to move into a leaf first (version 2).
+    crowded: bool,
 }
 
 impl Parents {
@@ -38,6 +50,11 @@ impl Parents {
             share,
         };
         for (controllers, parent) in self.dirs {
+            if self.crowded
+                && let Err(error) = make_room(&parent, &controllers)
+            {
+                return Err(format!("{} at {}: {error}", self.version.as_str(), parent.display()));
+            }
             match open_hierarchy(self.version, controllers, &parent, name, share) {
                 Ok(hierarchy) => owner.hierarchies.push(hierarchy),
                 Err(error) => {
@@ -100,6 +117,33 @@ fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
         .map(|controller| format!("+{controller}"))
         .collect();
     if missing.is_empty() { Ok(()) } else { fs::write(path, missing.join(" ")) }
+}
+
+/// Moves the processes of a group into a leaf below it, so that controllers can be used for groups beside the leaf: version 2
+/// has processes only where no controllers are passed on. Bounds on the group hold as before, for all of them.
+fn make_room(parent: &Path, controllers: &[String]) -> io::Result<()> {
+    let leaf = parent.join(LEAF);
+    match fs::create_dir(&leaf) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let mut result = Ok(());
+    // Processes may be started while others are moved.
+    for _ in 0..MOVES {
+        for pid in fs::read_to_string(parent.join("cgroup.procs"))?.lines() {
+            match fs::write(leaf.join("cgroup.procs"), pid) {
+                Err(error) if error.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => result = Err(error),
+                _ => {}
+            }
+        }
+        match enable(parent, controllers) {
+            Ok(()) => return Ok(()),
+            Err(error) => result = result.and(Err(error)),
+        }
+    }
+    // A leaf that is in use stays.
+    let _ = fs::remove_dir(&leaf);
+    result
 }
 
 /// `cofferdam-<pid namespace>-<pid>-<start time>` of this process.
@@ -202,6 +246,8 @@ fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mounted {
     pub(super) point: PathBuf,
+    /// The group that is seen at the mount point.
+    pub(super) root: PathBuf,
     pub(super) unified: bool,
     pub(super) options: Vec<String>,
 }
@@ -219,17 +265,20 @@ pub(super) fn mounts(own: &str) -> io::Result<Vec<Mounted>> {
 fn usual_mounts(own: &str, kind: impl Fn(&Path) -> Option<bool>) -> Option<Vec<Mounted>> {
     let top = Path::new("/sys/fs/cgroup");
     if kind(top) == Some(true) {
-        return Some(vec![Mounted { point: top.to_owned(), unified: true, options: Vec::new() }]);
+        let mount = Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() };
+        let group = mount.seen(own_groups(own).get("")?)?;
+        return (kind(&group) == Some(true)).then(|| vec![mount]);
     }
     let mut found = Vec::new();
-    for controllers in own.lines().filter_map(|line| line.split(':').nth(1)) {
+    for (controllers, group) in own.lines().filter_map(controllers_and_group) {
         let options: Vec<String> = controllers.split(',').map(str::to_owned).collect();
         if options.iter().any(|option| WANTED.contains(&option.as_str())) {
             let point = top.join(controllers);
-            if kind(&point) != Some(false) {
+            let mount = Mounted { point, root: "/".into(), unified: false, options };
+            if kind(&mount.point) != Some(false) || kind(&mount.seen(group)?) != Some(false) {
                 return None;
             }
-            found.push(Mounted { point, unified: false, options });
+            found.push(mount);
         }
     }
     let has = |name: &str| found.iter().any(|mount| mount.options.iter().any(|option| option == name));
@@ -249,7 +298,8 @@ fn kind_at(path: &Path) -> Option<bool> {
 fn mounted(mountinfo: &str) -> Vec<Mounted> {
     let parse = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
-        let point = PathBuf::from(left.split(' ').nth(4)?);
+        let mut left = left.split(' ').skip(3);
+        let (root, point) = (PathBuf::from(left.next()?), PathBuf::from(left.next()?));
         let mut right = right.split(' ');
         let unified = match right.next()? {
             "cgroup2" => true,
@@ -257,51 +307,102 @@ fn mounted(mountinfo: &str) -> Vec<Mounted> {
             _ => return None,
         };
         let options = right.nth(1)?.split(',').map(str::to_owned).collect();
-        Some(Mounted { point, unified, options })
+        Some(Mounted { point, root, unified, options })
     };
     mountinfo.lines().filter_map(parse).collect()
 }
 
 /// This process's own group in each hierarchy: controllers (empty for version 2) to path.
 fn own_groups(own: &str) -> BTreeMap<String, String> {
-    let parse = |line: &str| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
-    };
     let mut groups = BTreeMap::new();
-    for (controllers, path) in own.lines().filter_map(parse) {
+    for (controllers, path) in own.lines().filter_map(controllers_and_group) {
         for controller in controllers.split(',') {
-            groups.insert(controller.to_owned(), path.clone());
+            groups.insert(controller.to_owned(), path.to_owned());
         }
     }
     groups
 }
 
-pub(super) fn v2_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Parents> {
-    let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
-    let own = own_groups(own).remove("").unwrap_or_default();
-    let own_path = mount.point.join(own.trim_start_matches('/'));
-    let mut places = Vec::new();
-    if root {
-        places.push(mount.point.clone());
+/// A line of `/proc/PID/cgroup`.
+fn controllers_and_group(line: &str) -> Option<(&str, &str)> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    Some((parts.next()?, parts.next()?))
+}
+
+impl Mounted {
+    /// Where a group is seen; `None` if it lies outside of what is mounted here.
+    fn seen(&self, group: &str) -> Option<PathBuf> {
+        let below = Path::new(group).strip_prefix(&self.root).ok()?;
+        let plain = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        plain.then(|| if below.as_os_str().is_empty() { self.point.clone() } else { self.point.join(below) })
     }
-    // From the highest group that is ours downwards: the caller itself sits in a leaf, where nothing can be enabled.
-    let mut ancestors: Vec<&Path> = own_path.ancestors().take_while(|path| path.starts_with(&mount.point)).collect();
-    ancestors.reverse();
-    places.extend(ancestors.into_iter().filter(|path| writable(path)).map(Path::to_owned));
-    places
-        .into_iter()
-        .filter_map(|place| {
-            let text = fs::read_to_string(place.join("cgroup.controllers")).ok()?;
-            let offered: Vec<String> = ["memory", "pids", "cpu"]
-                .into_iter()
-                .filter(|name| text.split_whitespace().any(|known| known == *name))
-                .map(str::to_owned)
-                .collect();
-            Some(Parents { version: Version::V2, dirs: vec![(offered, place)] })
-        })
-        .filter(|parents| ["memory", "pids"].iter().all(|name| parents.dirs[0].0.iter().any(|known| known == name)))
-        .collect()
+}
+
+/// Groups in which this process's sandboxes can be made without leaving a bound that this process is under: its own group, and
+/// those above it up to the first that has bounds. The nearest comes first.
+pub(super) fn v2_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
+    let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
+    let Some(own) = own_groups(own).get("").and_then(|group| mount.seen(group)) else { return Vec::new() };
+    let mut places = Vec::new();
+    for group in own.ancestors().take_while(|group| group.starts_with(&mount.point)).take(MAX_DEPTH) {
+        if writable(group) {
+            places.push(group.to_owned());
+        }
+        if is_bounded(group) {
+            break;
+        }
+    }
+    // Of a leaf the group above is meant.
+    if own.ends_with(LEAF) {
+        places.retain(|place| *place != own);
+    }
+    let parents = |place: &Path, crowded| {
+        let text = fs::read_to_string(place.join("cgroup.controllers")).ok()?;
+        let offered: Vec<String> = ["memory", "pids", "cpu"]
+            .into_iter()
+            .filter(|name| text.split_whitespace().any(|known| known == *name))
+            .map(str::to_owned)
+            .collect();
+        let enough = ["memory", "pids"].iter().all(|name| offered.iter().any(|known| known == name));
+        enough.then(|| Parents { version: Version::V2, dirs: vec![(offered, place.to_owned())], crowded })
+    };
+    let mut found: Vec<Parents> = places.iter().filter_map(|place| parents(place, false)).collect();
+    found.extend(places.first().filter(|place| **place == own).and_then(|place| parents(place, true)));
+    found
+}
+
+/// Whether a group of version 2 has bounds of its own. What cannot be read may be one.
+fn is_bounded(group: &Path) -> bool {
+    BOUNDS_V2.iter().any(|name| match fs::read_to_string(group.join(name)) {
+        Ok(text) => text.split_whitespace().next().is_some_and(|first| first != "max"),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    })
+}
+
+/// Whether a process in the groups `own` is under no bound that one in the groups `other` is not under. Both are the text of
+/// `/proc/PID/cgroup`; what cannot be told counts as a bound.
+pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
+    if own == other {
+        return true;
+    }
+    let Ok(mounts) = mounts(own) else { return false };
+    let others: BTreeMap<&str, &str> = other.lines().filter_map(controllers_and_group).collect();
+    own.lines().filter_map(controllers_and_group).all(|(controllers, group)| {
+        match others.get(controllers) {
+            Some(theirs) if *theirs == group => true,
+            // Hierarchies without controllers bound nothing.
+            _ if controllers.starts_with("name=") => true,
+            Some(theirs) if controllers.is_empty() => {
+                let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return false };
+                let above = Path::new(group).ancestors().take(MAX_DEPTH);
+                let mut apart = above.take_while(|above| !Path::new(theirs).starts_with(above));
+                apart.all(|group| {
+                    group.to_str().and_then(|group| mount.seen(group)).is_some_and(|group| !is_bounded(&group))
+                })
+            }
+            _ => false,
+        }
+    })
 }
 
 fn writable(path: &Path) -> bool {
@@ -309,7 +410,8 @@ fn writable(path: &Path) -> bool {
         && rustix::fs::access(path.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-pub(super) fn v1_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Parents> {
+/// The groups of version 1 that this process is in, so that whatever bounds it bounds its sandboxes.
+pub(super) fn v1_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
     let groups = own_groups(own);
     let mut dirs = Vec::new();
     for mount in mounts.iter().filter(|mount| !mount.unified) {
@@ -319,16 +421,12 @@ pub(super) fn v1_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Paren
         if dirs.iter().any(|(known, _): &(Vec<String>, PathBuf)| known.contains(first)) {
             continue;
         }
-        let place = if root {
-            mount.point.clone()
-        } else {
-            mount.point.join(groups.get(first).map_or("", |path| path.trim_start_matches('/')))
-        };
+        let Some(place) = groups.get(first).and_then(|group| mount.seen(group)) else { continue };
         dirs.push((controllers, place));
     }
     // Groups without a bound on processors leave this one out; what a group has must be the front of the layout.
     dirs.sort_by_key(|(controllers, _)| *controllers == ["cpu"]);
-    if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs }] }
+    if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs, crowded: false }] }
 }
 
 #[cfg(test)]
@@ -347,18 +445,104 @@ mod tests {
     #[test]
     fn v1_controllers_mounted_together_are_one_hierarchy() {
         let own = "3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
-        let dirs = |root| v1_parents(&mounted(V1_HOST), own, root).remove(0).dirs;
-        assert_eq!(dirs(true).len(), 3);
-        assert_eq!(dirs(true)[0].0, ["cpu", "cpuacct"]);
-        assert_eq!(dirs(false)[0].1, Path::new("/sys/fs/cgroup/cpu,cpuacct/user"));
-        assert_eq!(dirs(false)[1].1, Path::new("/sys/fs/cgroup/memory/user/x"));
-        assert_eq!(dirs(false)[2].1, Path::new("/sys/fs/cgroup/pids"));
+        let dirs = v1_parents(&mounted(V1_HOST), own).remove(0).dirs;
+        assert_eq!(dirs.len(), 3);
+        assert_eq!(dirs[0].0, ["cpu", "cpuacct"]);
+        assert_eq!(dirs[0].1, Path::new("/sys/fs/cgroup/cpu,cpuacct/user"));
+        assert_eq!(dirs[1].1, Path::new("/sys/fs/cgroup/memory/user/x"));
+        assert_eq!(dirs[2].1, Path::new("/sys/fs/cgroup/pids"));
+    }
+
+    #[test]
+    fn groups_are_found_below_the_group_that_is_mounted() {
+        // A container without a namespace for groups: the host's paths, and its own group at the mount point.
+        let inside = V1_HOST.replace(" / /sys/fs/cgroup/", " /docker/x /sys/fs/cgroup/");
+        let places = |own: &str| -> Vec<PathBuf> {
+            let parents = v1_parents(&mounted(&inside), own);
+            parents.into_iter().flat_map(|parents| parents.dirs).map(|(_, place)| place).collect()
+        };
+        let own = "3:cpu,cpuacct:/docker/x/y\n2:memory:/docker/x\n1:pids:/docker/x\n";
+        let expected = ["cpu,cpuacct/y", "memory", "pids"].map(|name| Path::new("/sys/fs/cgroup").join(name));
+        assert_eq!(places(own), expected);
+        // A group that is not to be seen here is not replaced by another.
+        for group in ["/", "/docker", "/docker/xy", "/docker/x/../y", "/../x"] {
+            assert!(places(&format!("1:pids:{group}\n")).is_empty(), "{group}");
+        }
+    }
+
+    /// A tree of groups as version 2 has it; gives its mount.
+    fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
+        for (group, bounds) in groups {
+            let group = top.join(group);
+            fs::create_dir_all(&group).unwrap();
+            for (name, text) in [("cgroup.controllers", "cpu memory pids\n"), ("cgroup.procs", "")] {
+                fs::write(group.join(name), text).unwrap();
+            }
+            fs::write(group.join("cgroup.subtree_control"), "").unwrap();
+            for (name, text) in bounds.split(';').filter_map(|bound| bound.split_once('=')) {
+                fs::write(group.join(name), text).unwrap();
+            }
+        }
+        Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() }
+    }
+
+    #[test]
+    fn no_bound_of_version_2_is_left() {
+        const NONE: &str = "memory.max=max;pids.max=max;cpu.max=max 100000;cpuset.cpus=";
+        for (bounded, expected) in [
+            ("", &["s/a", "s", "", "!s/a"][..]),
+            ("s/a pids.max=9", &["s/a", "!s/a"]),
+            ("s/a memory.high=1000", &["s/a", "!s/a"]),
+            ("s/a cpu.max=50000 100000", &["s/a", "!s/a"]),
+            ("s/a cpuset.cpus=0-1", &["s/a", "!s/a"]),
+            ("s memory.max=1000", &["s/a", "s", "!s/a"]),
+        ] {
+            let temp = tempfile::tempdir().unwrap();
+            let of = |group| bounded.strip_prefix(group).and_then(|rest| rest.strip_prefix(' ')).unwrap_or(NONE);
+            let mount = unified(temp.path(), &[("", NONE), ("s", of("s")), ("s/a", of("s/a")), ("s/b", NONE)]);
+            let parents = v2_parents(&[mount], "0::/s/a\n");
+            let shown = parents.iter().map(|parents| {
+                let place = parents.dirs[0].1.strip_prefix(temp.path()).unwrap().display().to_string();
+                if parents.crowded { format!("!{place}") } else { place }
+            });
+            assert_eq!(shown.collect::<Vec<_>>(), expected, "{bounded}");
+        }
+    }
+
+    #[test]
+    fn processes_of_a_group_that_holds_groups_move_into_a_leaf_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let mount = unified(temp.path(), &[("a", "memory.max=1000"), ("a/cofferdam-callers", "")]);
+        fs::write(temp.path().join("a/cgroup.procs"), "12\n").unwrap();
+        make_room(&temp.path().join("a"), &["memory".to_owned()]).unwrap();
+        let read = |name: &str| fs::read_to_string(temp.path().join("a").join(name)).unwrap();
+        assert_eq!(
+            (read("cofferdam-callers/cgroup.procs"), read("cgroup.subtree_control")),
+            ("12".into(), "+memory".into())
+        );
+        // From the leaf, the group above it is used, as often as it may be.
+        let parents = v2_parents(&[mount], "0::/a/cofferdam-callers\n");
+        let places: Vec<_> = parents.iter().map(|parents| (parents.dirs[0].1.clone(), parents.crowded)).collect();
+        assert_eq!(places, [(temp.path().join("a"), false)]);
+    }
+
+    #[test]
+    fn processes_in_the_same_groups_are_bounded_alike() {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+        assert!(is_bounded_no_more(&own, &own));
+        assert!(!is_bounded_no_more("3:pids:/a\n", "3:pids:/b\n"));
+        assert!(is_bounded_no_more("3:pids:/a\n1:name=systemd:/x\n", "3:pids:/a\n1:name=systemd:/y\n"));
     }
 
     #[test]
     fn usual_places_give_what_the_list_of_mounts_gives_or_nothing() {
         let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
         let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
+        // A group that is not where its path says is looked for in the list.
+        assert_eq!(
+            usual_mounts(own, |path| (!path.ends_with("x") && path != Path::new("/sys/fs/cgroup")).then_some(false)),
+            None
+        );
         let key = |mount: &Mounted| mount.point.clone();
         let (mut usual, mut listed) = (usual, mounted(V1_HOST));
         listed.retain(|mount| !mount.point.ends_with("freezer"));

@@ -12,6 +12,7 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use cofferdam_linux::landlock::{Ruleset, access};
@@ -20,7 +21,7 @@ use cofferdam_linux::spawn::{self, Fork};
 use cofferdam_linux::{message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
-use super::template::Template;
+use super::template::{Covered, Template};
 
 /// Cells kept ready.
 const STOCK: usize = 8;
@@ -263,7 +264,7 @@ impl Furniture {
         let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
         let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC)?;
         mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts")?;
-        let own = mount_own(disk)?;
+        let own = mount_own(disk, mould.template.covered())?;
         let rules = if mould.landlock_abi > 0 { Some(rules(mould)?.into_fd()) } else { None };
         Ok(Self { own, rules, disk })
     }
@@ -271,7 +272,17 @@ impl Furniture {
 
 /// Mounts one tmpfs, of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts, so that one size bounds them
 /// all.
-fn mount_own(disk: u64) -> io::Result<OwnedFd> {
+fn mount_own(disk: u64, covered: &[Covered]) -> io::Result<OwnedFd> {
+    // While it can still be reached.
+    let trees = covered.iter().map(|part| {
+        let path = CString::new(part.path.as_os_str().as_bytes())?;
+        let tree = match &part.link {
+            None => Some(mount::clone_tree(mount::cwd(), &path, Depth::Recursive)?),
+            Some(_) => None,
+        };
+        Ok((part, path, tree))
+    });
+    let trees: Vec<_> = trees.collect::<io::Result<_>>()?;
     let (size, files) = bounds(Some(disk));
     let options = [(c"size", size.as_c_str()), (c"nr_inodes", files.as_c_str()), (c"mode", c"0755")];
     let own = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV)?;
@@ -290,7 +301,30 @@ fn mount_own(disk: u64) -> io::Result<OwnedFd> {
         }
         mount::attach(tree.as_fd(), mount::cwd(), target)?;
     }
+    for (part, path, tree) in &trees {
+        show_again(part, path, tree.as_ref())?;
+    }
     Ok(own)
+}
+
+/// Shows a part of an interpreter in the sandbox's own `/tmp`, where the host has it.
+fn show_again(part: &Covered, path: &CStr, tree: Option<&OwnedFd>) -> io::Result<()> {
+    if let Some(parent) = part.path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match (tree, &part.link) {
+        (Some(tree), _) => {
+            let stat = rustix::fs::fstat(tree)?;
+            if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+                std::fs::create_dir_all(&part.path)?;
+            } else {
+                std::fs::write(&part.path, "")?;
+            }
+            mount::attach(tree.as_fd(), mount::cwd(), path)
+        }
+        (None, Some(target)) => Ok(rustix::fs::symlink(target, &part.path)?),
+        (None, None) => Ok(()),
+    }
 }
 
 /// Size and number of files, as a tmpfs takes them; 0 is no bound.

@@ -168,7 +168,7 @@ impl Begun {
                         let _ = side.configure.send(configure.use_cgroups);
                         None
                     }
-                    None => Some(find_owner(configure.use_cgroups, privileged, share)),
+                    None => Some(find_owner(configure.use_cgroups, share)),
                 };
                 (Foundation::lay(host_proc, outside, privileged), side, found)
             }
@@ -202,6 +202,8 @@ impl Begun {
                 Version::V1 => 1,
                 Version::V2 => 2,
             }),
+            shown: template.sights().shown.clone(),
+            hidden: template.sights().hidden.clone(),
             cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
             cgroup_reason,
             cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
@@ -249,7 +251,7 @@ impl Side {
                 namespace::join(outside.as_fd(), namespace::kind::MOUNT)
             });
             let owner = match returned {
-                Ok(()) => find_owner(use_cgroups, identity.is_privileged(), share),
+                Ok(()) => find_owner(use_cgroups, share),
                 Err(error) => Err(format!("the host's mounts cannot be seen: {error}")),
             };
             (network, owner)
@@ -266,8 +268,8 @@ impl Side {
     }
 }
 
-fn find_owner(use_cgroups: bool, privileged: bool, share: Share) -> Result<Owner, String> {
-    if use_cgroups { Owner::new(privileged, share) } else { Err("switched off".to_owned()) }
+fn find_owner(use_cgroups: bool, share: Share) -> Result<Owner, String> {
+    if use_cgroups { Owner::new(share) } else { Err("switched off".to_owned()) }
 }
 
 /// A launcher that could serve.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::{named, namespace};
@@ -84,6 +84,8 @@ const PYTHON_MINORS: u32 = 32;
 /// Device nodes, with their numbers.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+/// Where each sandbox has a directory of its own in which parts of interpreters are shown all the same.
+const TMP: &str = "/tmp";
 /// What another root's own top level must not provide, because the sandbox does.
 const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
 
@@ -101,6 +103,27 @@ pub struct Template {
     masked_files: Vec<CString>,
     masked_dirs: Vec<CString>,
     own_root: bool,
+    sights: Sights,
+}
+
+/// What of the host is shown besides the system's own directories.
+#[derive(Debug, Clone, Default)]
+pub struct Sights {
+    /// Files and directories that are.
+    pub shown: Vec<PathBuf>,
+    /// Those that were to be shown and are not.
+    pub hidden: Vec<PathBuf>,
+    /// Parts below `/tmp`, over which each sandbox mounts a directory of its own.
+    covered: Vec<Covered>,
+}
+
+/// Something below a directory that each sandbox has of its own, to be shown there again.
+#[derive(Debug, Clone)]
+pub struct Covered {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Where it leads if it is a link, which then is made again.
+    pub link: Option<PathBuf>,
 }
 
 /// What a template needs before it is known what it will show.
@@ -168,7 +191,7 @@ impl Foundation {
         }
         self.build.rest(configure)?;
         let Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, .. } = self;
-        let Build { root, programs, .. } = build;
+        let Build { root, programs, sights, .. } = build;
         if let Some(proc) = proc {
             mount::attach(proc.as_fd(), root.as_fd(), c"proc").step("attach /proc")?;
         }
@@ -177,7 +200,7 @@ impl Foundation {
         mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
         let own_root = configure.root.is_some();
         let mounts = Some((host_mounts, template_mounts));
-        Ok(Template { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root })
+        Ok(Template { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root, sights })
     }
 }
 
@@ -218,6 +241,16 @@ impl Template {
     /// Whether the root is a directory that the caller named.
     pub fn has_own_root(&self) -> bool {
         self.own_root
+    }
+
+    /// What of the host is shown besides the system's own directories.
+    pub fn sights(&self) -> &Sights {
+        &self.sights
+    }
+
+    /// What each sandbox has to show again below its own `/tmp`.
+    pub fn covered(&self) -> &[Covered] {
+        &self.sights.covered
     }
 
     /// Paths that hold programs.
@@ -276,6 +309,7 @@ struct Build {
     root: OwnedFd,
     copy_limit: u64,
     programs: Vec<(CString, bool)>,
+    sights: Sights,
 }
 
 impl Build {
@@ -283,12 +317,12 @@ impl Build {
         let options = [(c"size", c"8m"), (c"nr_inodes", c"65536"), (c"mode", c"0755")];
         let root = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV).step("make a tmpfs")?;
         mount::attach(root.as_fd(), mount::cwd(), &c_path(Path::new(BUILD_ON))).step("attach the template")?;
-        Ok(Self { root, copy_limit, programs: Vec::new() })
+        Ok(Self { root, copy_limit, programs: Vec::new(), sights: Sights::default() })
     }
 
     fn directory(&self, path: &Path) -> Step<()> {
         let mut place = PathBuf::new();
-        for part in path.components().filter(|part| matches!(part, std::path::Component::Normal(_))) {
+        for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
             place.push(part);
             match rustix::fs::mkdirat(&self.root, &place, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -461,14 +495,41 @@ impl Build {
     fn rest(&mut self, configure: &Configure) -> Step<()> {
         for path in &configure.read_only {
             self.read_only(path)?;
+            self.sights.shown.push(path.clone());
         }
+        self.sights.hidden.clone_from(&configure.hidden);
         for path in &configure.interpreters {
-            match self.read_only(path) {
-                Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {}
-                other => other?,
+            match self.part(path) {
+                Ok(()) => self.sights.shown.push(path.clone()),
+                Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {
+                    self.sights.hidden.push(path.clone());
+                }
+                Err(failure) => return Err(failure),
             }
         }
         self.common()
+    }
+
+    /// Shows a part of an interpreter's prefix. A link into its own directory stays a link.
+    fn part(&mut self, path: &Path) -> Step<()> {
+        let target = std::fs::read_link(path).ok();
+        let link =
+            target.filter(|target| matches!(target.components().collect::<Vec<_>>()[..], [Component::Normal(_)]));
+        match (&link, path.strip_prefix("/")) {
+            (Some(target), Ok(inside)) => {
+                if let Some(parent) = inside.parent() {
+                    self.directory(parent)?;
+                }
+                self.symlink(target, inside)?;
+            }
+            // A rule would be for what is covered; the rule for `/tmp` holds for all that is mounted there.
+            _ if path.starts_with(TMP) => self.bind(path, path, READ_ONLY)?,
+            _ => self.read_only(path)?,
+        }
+        if path.starts_with(TMP) {
+            self.sights.covered.push(Covered { path: path.to_owned(), link });
+        }
+        Ok(())
     }
 
     /// What every sandbox has, whatever its root.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use cofferdam_contract::Access;
 use cofferdam_linux::child::{Calls, Pages, Seclusion, Start};
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
@@ -128,10 +129,12 @@ pub(super) fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::R
     Ok(())
 }
 
-/// The program by its whole path.
+/// Returns the whole path of a program that only root and this user can change.
 pub(super) fn whole(tool: &'static str, program: &Path) -> Result<PathBuf> {
-    program.canonicalize().map_err(|error| match error.kind() {
+    let whole = program.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => VmError::MissingTool { tool },
         _ => io("find", program)(error),
-    })
+    })?;
+    trust::check(program, Secrecy::Public)?;
+    Ok(whole)
 }

@@ -19,6 +19,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -248,6 +249,7 @@ impl Store {
         if found.mode() & 0o077 != 0 {
             make_private(&self.root).map_err(io("make private", &self.root))?;
         }
+        trust::check(&self.root, Secrecy::Public)?;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cofferdam_linux::trust::{self, Secrecy};
 use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,7 @@ fn kernel_file(monitor: &str) -> String {
 
 /// The content of a short plain file that belongs to this user and that nobody else may write to.
 fn own_bytes(path: &Path) -> Option<Vec<u8>> {
+    trust::check(path.parent()?, Secrecy::Public).ok()?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let about = file.metadata().ok()?;

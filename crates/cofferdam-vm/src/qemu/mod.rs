@@ -34,6 +34,7 @@ use async_trait::async_trait;
 use cofferdam_contract::Access;
 use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
+use cofferdam_linux::trust::{self, Secrecy};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
@@ -130,6 +131,13 @@ impl Qemu {
     /// Its version, asked for as machines are started later: without the libraries that they have no use for, if it runs so.
     async fn known(&self) -> Result<&Known> {
         let known = self.known.get_or_try_init(|| async {
+            // What is only a name is found by PATH, which is the caller's own choice.
+            if let Some(named) = self.config.program.as_deref().filter(|named| named.components().count() > 1) {
+                match trust::check(named, Secrecy::Public) {
+                    Err(distrust) if distrust.is_missing() => return Err(VmError::MissingTool { tool: PROGRAM }),
+                    checked => checked.map(drop)?,
+                }
+            }
             let (program, [first, second]) = (self.program().to_owned(), [self.command(), self.command()]);
             let asked = tokio::task::spawn_blocking(move || {
                 let absent = Absent::of(&program);

@@ -1,12 +1,12 @@
 //! `cofferdam mcp`: serves sandboxes to agents over the Model Context Protocol.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam::registry::FindingState;
 use cofferdam::{Backend, Error, ErrorKind, Level, Result, Spec, registry};
+use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
 
@@ -158,14 +158,22 @@ fn bounds(wanted: &Wanted, file: &ConfigMcp) -> Bounds {
 /// on this machine.
 fn token(file: Option<&Path>) -> Result<Option<Token>> {
     if let Some(path) = file {
-        let failed = |error| {
+        let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Io, "read token", "cannot read the file with the token")
                 .with_context("file", path.display().to_string())
                 .with_source(error)
                 .with_remedy("name a file that this user can read")
         };
         let mut text = String::new();
-        File::open(path).map_err(failed)?.take(MOST_TOKEN).read_to_string(&mut text).map_err(failed)?;
+        let opened = trust::open(path, Secrecy::Secret).map_err(|distrust| match distrust {
+            Distrust::Io { source, .. } => failed(source),
+            distrust => {
+                let message = format!("the file with the token is not trusted: {distrust}");
+                let remedy = format!("{}; make a new token if others can have read it", distrust.remedy());
+                Error::new(ErrorKind::Denied, "read token", message).with_remedy(remedy)
+            }
+        });
+        opened?.take(MOST_TOKEN).read_to_string(&mut text).map_err(failed)?;
         return Token::new(&text).map(Some);
     }
     match std::env::var_os(TOKEN).filter(|text| !text.is_empty()) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How deep control groups are searched; ours lie at most this far below a controller's root.
-const CGROUP_DEPTH: usize = 6;
+const CGROUP_DEPTH: usize = 12;
 
 /// Everything of ours that exists now, one line each, so that a difference reads as a list.
 pub fn census() -> BTreeSet<String> {

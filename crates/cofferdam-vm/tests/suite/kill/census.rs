@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::support::NO_HANG;
 
 /// How deep control groups are looked for.
-const DEPTH: usize = 6;
+const DEPTH: usize = 12;
 /// Where programs leave what is to be there for a while.
 const USUAL: [&str; 5] = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/dev/mqueue"];
 

@@ -12,6 +12,7 @@ use cofferdam_archive::{ArchiveError, Key, Limits as Bounds, Progress, ReadOptio
 use cofferdam_contract::{
     Backend, ByteSize, Error, ErrorKind, ExecHandle, ExecId, Limits, Result, Sandbox, Snapshot, Spec,
 };
+use cofferdam_linux::trust::{self, Secrecy};
 use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSnapshot};
 use serde::Serialize;
 
@@ -35,7 +36,11 @@ impl ArchiveKey {
     /// `InvalidInput` for a file with anything else in it, or one that others can read; never with its contents.
     pub fn read(path: &Path) -> Result<Self> {
         let file = open("read the key", path)?;
-        let key = Key::of_file(&file).map_err(|error| failed("read the key", error));
+        let key = Key::of_file(&file).map_err(|error| failed("read the key", error)).and_then(|key| {
+            let checked = trust::check(path, Secrecy::Secret).map(|_| key);
+            checked
+                .map_err(|distrust| Error::invalid("read the key", distrust.to_string()).with_remedy(distrust.remedy()))
+        });
         key.map(|key| Self(Arc::new(key))).map_err(|error| error.with_context("file", path.display().to_string()))
     }
 }

@@ -96,3 +96,53 @@ fn a_file_in_the_current_directory_is_not_read() {
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(json(&stdout)["tenant"], "default");
 }
+
+#[test]
+fn files_that_others_can_change_are_not_trusted() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let config = write(directory.path(), "cofferdam/config.toml", "tenant = \"evil\"\n");
+    let token = write(directory.path(), "cofferdam/token", "a-token-that-is-long-enough-to-be-one\n");
+    let (below, config_path) = (directory.path().join("cofferdam"), Path::new(&config).to_owned());
+    let found = |remedy: &str| {
+        let mut usual = run(["--", "true"]);
+        usual.env("XDG_CONFIG_HOME", directory.path());
+        for command in [&mut run(["--config", &config, "--", "true"]), &mut usual] {
+            let (code, _, stderr) = outcome(command);
+            assert!(
+                code == 125 && stderr.contains("not trusted") && stderr.contains(remedy),
+                "{remedy}: {code} {stderr}"
+            );
+        }
+    };
+    set(&config_path, 0o664);
+    found("chmod go-w");
+    set(&config_path, 0o644);
+    set(&below, 0o777);
+    found("chmod go-w");
+    set(&below, 0o755);
+    assert_eq!(outcome(&mut run(["--config", &config, "--", "true"])).0, 0);
+    // A token that others can read is known to them.
+    set(Path::new(&token), 0o644);
+    let mut server = cofferdam();
+    let (code, _, stderr) = outcome(server.args(["mcp", "--http", "127.0.0.1:0", "--token-file", &token]));
+    assert!(code == 125 && stderr.contains("not trusted") && stderr.contains("chmod go-rwx"), "{code} {stderr}");
+    if rustix::process::geteuid().is_root() {
+        // As sudo leaves it: root's HOME is another user's.
+        chown(&config_path, Some(65533), Some(65533)).unwrap();
+        found("belongs to user 65533");
+        chown(&config_path, Some(0), Some(0)).unwrap();
+        chown(&below, Some(65533), Some(65533)).unwrap();
+        found("belongs to user 65533");
+        // What is not there is not needed.
+        std::fs::remove_file(&config_path).unwrap();
+        let (code, _, stderr) = outcome(run(["--", "true"]).env("XDG_CONFIG_HOME", directory.path()));
+        assert_eq!(code, 0, "{stderr}");
+        let qemu = write(&below, "qemu", "#!/bin/sh\nexit 1\n");
+        set(Path::new(&qemu), 0o755);
+        let mut machine = run(["--level", "vm", "--", "true"]);
+        let (code, _, stderr) = outcome(machine.env("COFFERDAM_VM_QEMU", &qemu));
+        assert!(code == 125 && stderr.contains("not trusted"), "{code} {stderr}");
+    }
+}

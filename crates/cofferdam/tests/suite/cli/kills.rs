@@ -16,7 +16,7 @@ const SEED: &str = "COFFERDAM_TEST_SEED";
 /// Whatever takes longer is a hang.
 const NO_HANG: Duration = Duration::from_secs(120);
 /// How deep control groups are looked for.
-const GROUPS_DEPTH: usize = 6;
+const GROUPS_DEPTH: usize = 12;
 /// Says that it is there, and stays.
 const STAYS: &str = "echo more > /workspace/file; echo ready; while :; do echo less > /workspace/other; done";
 

@@ -1,8 +1,9 @@
 //! `cofferdam run`: what runs, what it sees, which status it ends with.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 
-use super::{outcome, run, start};
+use super::{json, outcome, run, start};
 
 fn ended(words: &[&str]) -> (i32, String, String) {
     outcome(&mut run(words))
@@ -246,4 +247,80 @@ fn another_backend_is_chosen_by_name() {
     assert_eq!(ended(&["--backend", "simulated", "--", "sim", program]), quietly(3, "simulated\n"));
     let mut command = run(["--", "sim", program]);
     assert_eq!(outcome(command.env("SANDBOX_TYPE", "simulated")), quietly(3, "simulated\n"));
+}
+
+#[test]
+fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
+    use std::os::unix::fs::symlink;
+    let version = ["-c", "import sys; print('%d.%d' % sys.version_info[:2])"];
+    let Ok(version) = std::process::Command::new("/usr/bin/python3").args(version).output() else {
+        println!("SKIP of_a_project_with_an_environment_only_the_interpreter_is_seen: no /usr/bin/python3");
+        return;
+    };
+    let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
+    // Below the host's /tmp, where a sandbox has a directory of its own.
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let project = directory.path().canonicalize().unwrap().join("project");
+    let packages = project.join(format!("lib/python{version}/site-packages"));
+    for path in [&packages, &project.join("bin"), &project.join(".git"), &project.join("share/keyrings")] {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    symlink("/usr/bin/python3", project.join("bin/python3")).unwrap();
+    symlink("lib", project.join("lib64")).unwrap();
+    for (name, text) in [
+        ("pyvenv.cfg", "home = /usr/bin\n"),
+        (".env", "SECRET=1\n"),
+        (".git/config", "[x]\n"),
+        ("share/keyrings/login", "secret\n"),
+        ("main.py", "print()\n"),
+    ] {
+        std::fs::write(project.join(name), text).unwrap();
+    }
+    std::fs::write(packages.join("only_here.py"), "value = 'found'\n").unwrap();
+    let mut command = run(["--json", "--", "python3", "-c"]);
+    command.arg("import only_here, os, sys; print(only_here.value, sys.prefix, *sorted(os.listdir(sys.prefix)))");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let (code, stdout, stderr) = outcome(command.env("PATH", format!("{}/bin:{path}", project.display())));
+    assert_eq!(code, 0, "{stdout} {stderr}");
+    let document = json(&stdout);
+    let printed = format!("found {} bin lib lib64 pyvenv.cfg\n", project.display());
+    assert_eq!(document["stdout"], printed.as_str(), "{stdout}");
+    // The posture says what is seen.
+    let shown = stdout.contains(&format!("{}/pyvenv.cfg", project.display()));
+    assert!(shown && !stdout.contains("no host directory seen"), "{stdout}");
+}
+
+#[test]
+fn sandboxes_stay_below_the_group_of_what_started_them() {
+    const TEST: &str = "sandboxes_stay_below_the_group_of_what_started_them";
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let group = own.lines().find_map(|line| line.split_once(":pids:")).map(|(_, group)| group);
+    let Some(group) = group.filter(|_| rustix::process::geteuid().is_root()) else {
+        println!("SKIP {TEST}: root and control groups of version 1 are needed");
+        return;
+    };
+    let name = format!("test-of-bounds-{}", std::process::id());
+    let caller = Path::new("/sys/fs/cgroup/pids").join(group.trim_start_matches('/')).join(name);
+    if let Err(error) = std::fs::create_dir(&caller) {
+        println!("SKIP {TEST}: no group can be made at {}: {error}", caller.display());
+        return;
+    }
+    std::fs::write(caller.join("pids.max"), "70").unwrap();
+    let forks = "import os, time\ncount = 0\ntry:\n  for _ in range(200):\n    if os.fork() == 0:\n      time.sleep(30); \
+                 os._exit(0)\n    count += 1\nexcept OSError: pass\nprint(count)";
+    let inner = run(["--pids", "256", "--", "python3", "-c", forks]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(caller.join("cgroup.procs"));
+    command.arg(inner.get_program()).args(inner.get_args());
+    let (code, stdout, stderr) = outcome(&mut command);
+    // Its last processes may still be leaving.
+    let gone = (0..500).any(|_| {
+        std::fs::remove_dir(&caller).is_ok() || {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            false
+        }
+    });
+    let count: u32 = stdout.trim().parse().unwrap_or(0);
+    assert!(code == 0 && (1..70).contains(&count), "{code} {stdout} {stderr}");
+    assert!(gone, "something is left in the caller's group");
 }

@@ -227,3 +227,45 @@ fn nothing_of_the_daemons_environment_reaches_a_guest() {
         assert_eq!(daemon.status()["warm_runs"], 1);
     });
 }
+
+#[test]
+fn a_caller_that_is_confined_differently_runs_locally_and_is_refused_by_the_daemon() {
+    let home = Home::new();
+    let daemon = home.daemon(ALONE);
+    for (name, words) in [
+        ("limits", &["prlimit", "--fsize=1000000000"][..]),
+        ("mounts", &["unshare", "--mount"]),
+        ("network", &["unshare", "--net"]),
+        ("rights", &["setpriv", "--no-new-privs"]),
+    ] {
+        if !Command::new(words[0]).args(&words[1..]).arg("true").status().is_ok_and(|status| status.success()) {
+            println!("SKIP a_caller_that_is_confined_differently_runs_locally {name}: this user may not");
+            continue;
+        }
+        let confined = |arguments: &[&str]| {
+            let own = home.run(arguments);
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).arg(own.get_program()).args(own.get_args());
+            command.envs(own.get_envs().filter_map(|(key, value)| Some((key, value?)))).stdin(Stdio::null());
+            read(&command.output().unwrap())
+        };
+        let (status, _, stderr) = confined(&["-v", "--", "true"]);
+        assert!(!by_daemon(&stderr) && stderr.contains("confined differently"), "{name}: {status:?} {stderr}");
+        let (status, _, stderr) = confined(&["--daemon", "require", "--", "true"]);
+        assert!(status == Some(125) && stderr.contains("confined differently"), "{name}: {stderr}");
+    }
+    assert_eq!(daemon.status()["runs"], 0);
+    assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
+}
+
+#[test]
+fn the_directory_of_the_socket_is_mounted_into_no_sandbox() {
+    let home = Home::new();
+    let _daemon = home.daemon(ALONE);
+    let runtime = home.directory.path();
+    for path in [runtime.join("cofferdam"), runtime.to_owned()] {
+        let (status, _, stderr) =
+            read(&home.run(["--disk", "none", "--workspace"]).arg(&path).args(["--", "true"]).output().unwrap());
+        assert!(status == Some(125) && stderr.contains("the directory of cofferdam's daemon"), "{path:?} {stderr}");
+    }
+}
