@@ -277,6 +277,16 @@ fn own_groups(own: &str) -> BTreeMap<String, String> {
     groups
 }
 
+/// The directory of a process's group in version 1's memory hierarchy, if there is one.
+pub(super) fn v1_memory_group(pid: i32) -> io::Result<Option<PathBuf>> {
+    let of_process = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let mounts = mounts(&own)?;
+    let mount = mounts.iter().find(|mount| !mount.unified && mount.options.iter().any(|option| option == "memory"));
+    let group = own_groups(&of_process).remove("memory");
+    Ok(mount.zip(group).map(|(mount, group)| mount.point.join(group.trim_start_matches('/'))))
+}
+
 pub(super) fn v2_parents(mounts: &[Mounted], own: &str, root: bool) -> Vec<Parents> {
     let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
     let own = own_groups(own).remove("").unwrap_or_default();
