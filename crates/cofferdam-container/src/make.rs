@@ -75,6 +75,9 @@ impl Raw {
     pub(crate) async fn adapt(&mut self, limits: &Limits) -> Result<()> {
         self.container.bound(limits).await?;
         self.kept = kept(&self.container).await?;
+        if self.evidence.bounds.version == 1 {
+            self.kept.sockets = self.container.bound_sockets(limits).await;
+        }
         self.evidence.bounds = self.guest.bounds().await?;
         Ok(())
     }
@@ -237,7 +240,11 @@ impl Maker<'_> {
         };
         self.found.has_agent.store(true, Ordering::Release);
         self.check_lent(&evidence)?;
-        let kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
+        let mut kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
+        // Before anything of a guest's runs: sockets that are there already would not be counted.
+        if evidence.bounds.version == 1 {
+            kept.sockets = container.bound_sockets(self.spec.limits()).await;
+        }
         if let Some(meter) = outside::meter(container, evidence.bounds.version > 0).await {
             guest.set_meter(meter);
         }
@@ -366,7 +373,12 @@ async fn kept(container: &Container) -> Result<Kept> {
     let found = found.map_err(|failed| container.engine.error("create", "read the container's limits back", failed))?;
     let config = found.host_config.unwrap_or_default();
     let positive = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
-    Ok(Kept { memory: positive(config.memory), tasks: positive(config.pids_limit), cpu_quota: config.cpu_quota })
+    Ok(Kept {
+        memory: positive(config.memory),
+        tasks: positive(config.pids_limit),
+        cpu_quota: config.cpu_quota,
+        sockets: None,
+    })
 }
 
 fn our_namespaces() -> Vec<(&'static str, u64)> {

@@ -5,6 +5,7 @@ use cofferdam_contract::{
     Workspace,
 };
 use cofferdam_guest::{Evidence, Mount};
+use cofferdam_linux::cgroup::socket_share;
 
 use crate::create::{Room, quota};
 use crate::engine::Facts;
@@ -15,6 +16,8 @@ pub(crate) struct Kept {
     pub memory: Option<u64>,
     pub tasks: Option<u64>,
     pub cpu_quota: Option<i64>,
+    /// Bytes that TCP and UDP buffers may hold, where that was bounded around it.
+    pub sockets: Option<u64>,
 }
 
 /// Everything that a posture is made from.
@@ -317,16 +320,29 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         };
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
-        return row(
-            Protection::Memory,
-            holds,
-            format!("cgroup v{} memory limit {found} bytes, {swap}", bounds.version),
-        );
+        let item =
+            row(Protection::Memory, holds, format!("cgroup v{} memory limit {found} bytes, {swap}", bounds.version));
+        return if bounds.version == 1 { with_sockets(item, measured.kept.sockets, bytes) } else { item };
     }
     let holds = close_to(measured.kept.memory, bytes);
     let around = "the engine's limit around the sandbox, and a watch inside that sums all processes and kills";
     let item = not_probed(row(Protection::Memory, holds, format!("{bytes} bytes: {around}")));
     with_remedy(item, "the engine does not keep this limit: it needs control groups that it may use")
+}
+
+/// Version 1 counts the buffers of TCP and UDP apart, and only where they have a bound of their own.
+fn with_sockets(mut item: PostureItem, sockets: Option<u64>, bytes: u64) -> PostureItem {
+    match sockets.filter(|sockets| *sockets <= socket_share(bytes)) {
+        Some(sockets) => item.mechanism.push_str(&format!("; TCP and UDP buffers {sockets} bytes besides")),
+        None if item.state == ProtectionState::Enforced => {
+            item.state = ProtectionState::WeakerThanAsked;
+            item.mechanism
+                .push_str("; TCP and UDP buffers are not bounded: only root may write to the engine's groups");
+            item.remedy = Some("run as root on the engine's machine, or use control groups v2".to_owned());
+        }
+        None => {}
+    }
+    item
 }
 
 fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {

@@ -78,6 +78,9 @@ fn spec() -> Spec {
     Spec::builder().limits(limits).build().unwrap()
 }
 
+/// What is bounded around a container where control groups are seen inside.
+const BOUNDED: Kept = Kept { memory: None, tasks: None, cpu_quota: None, sockets: Some(1 << 20) };
+
 fn judged(spec: &Spec, facts: &Facts, evidence: &Evidence, kept: Kept) -> Posture {
     let ours: Vec<(&str, u64)> = NAMESPACES.iter().map(|(name, _)| (*name, 1)).collect();
     posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), kept })
@@ -90,7 +93,7 @@ fn short(posture: &Posture) -> Vec<Protection> {
 #[test]
 fn a_good_container_falls_short_in_nothing_and_every_row_is_there() {
     let spec = spec();
-    let posture = judged(&spec, &facts(), &evidence(&spec), Kept::default());
+    let posture = judged(&spec, &facts(), &evidence(&spec), BOUNDED);
     assert_eq!(short(&posture), []);
     assert_eq!(posture.items().len(), Protection::ALL.len());
     let user = posture.get(Protection::UserNamespace).unwrap();
@@ -142,7 +145,7 @@ fn each_thing_that_is_missing_is_said() {
     for (number, (protection, change)) in changes.iter().enumerate() {
         let mut evidence = evidence(&spec);
         change(&mut evidence);
-        let found = short(&judged(&spec, &facts(), &evidence, Kept::default()));
+        let found = short(&judged(&spec, &facts(), &evidence, BOUNDED));
         assert!(found.contains(protection), "{number}: {protection} in {found:?}");
     }
 }
@@ -167,13 +170,29 @@ fn a_kernel_of_its_own_stands_for_namespaces_and_its_limits_are_around_it() {
         landlock: false,
         ..evidence(&spec)
     };
-    let kept = Kept { memory: Some(512 * MIB), tasks: Some(266), cpu_quota: Some(50_000) };
+    let kept = Kept { memory: Some(512 * MIB), tasks: Some(266), cpu_quota: Some(50_000), sockets: None };
     let posture = judged(&spec, &facts(), &evidence, kept);
     assert_eq!(short(&posture), [Protection::Processes]);
     assert!(posture.get(Protection::NetNamespace).unwrap().mechanism.contains("Linux 4.4.0"));
     assert_eq!(posture.get(Protection::Landlock).unwrap().state, ProtectionState::NotAsked);
-    let nothing = short(&judged(&spec, &facts(), &evidence, Kept::default()));
+    let nothing = short(&judged(&spec, &facts(), &evidence, BOUNDED));
     assert!(nothing.contains(&Protection::Memory) && nothing.contains(&Protection::Cpus), "{nothing:?}");
+}
+
+#[test]
+fn socket_buffers_that_version_1_does_not_bound_make_memory_weaker() {
+    let spec = spec();
+    let mut evidence = evidence(&spec);
+    for (version, sockets, expected) in [
+        (1, None, vec![Protection::Memory]),
+        (1, Some(1 << 40), vec![Protection::Memory]),
+        (1, Some(16 * MIB), vec![]),
+        (2, None, vec![]),
+    ] {
+        evidence.bounds.version = version;
+        let kept = Kept { sockets, ..Kept::default() };
+        assert_eq!(short(&judged(&spec, &facts(), &evidence, kept)), expected, "version {version}, {sockets:?}");
+    }
 }
 
 #[test]
@@ -181,7 +200,7 @@ fn a_private_workspace_is_read_only_only_where_that_was_tried() {
     let spec = Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap();
     for (tried, holds) in [(Some(false), true), (Some(true), false), (None, false)] {
         let evidence = Evidence { workspace_writable: tried, ..evidence(&spec) };
-        let posture = judged(&spec, &facts(), &evidence, Kept::default());
+        let posture = judged(&spec, &facts(), &evidence, BOUNDED);
         assert_eq!(!short(&posture).contains(&Protection::Workspace), holds, "{tried:?}");
     }
 }
@@ -203,7 +222,7 @@ fn a_lent_directory_has_no_limit() {
         let spec = Spec::builder().workspace(lent).build().unwrap();
         let mut evidence = evidence(&spec);
         evidence.mounts.as_mut().unwrap()[6] = mount("/workspace", "ext4", access == Access::ReadOnly, 0);
-        let posture = judged(&spec, &facts(), &evidence, Kept::default());
+        let posture = judged(&spec, &facts(), &evidence, BOUNDED);
         assert_eq!(short(&posture).contains(&Protection::Disk), weaker);
     }
 }

@@ -181,7 +181,7 @@ pub fn write_safe_json(value: &dyn fmt::Display, to: impl io::Write) -> io::Resu
 
     let mut escaped = Escaped { to: io::BufWriter::new(to), result: Ok(()) };
     // A failure is in the result already.
-    let _ = write!(escaped, "{value:#}\n");
+    let _ = writeln!(escaped, "{value:#}");
     escaped.result?;
     escaped.to.flush()
 }

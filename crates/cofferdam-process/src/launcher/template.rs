@@ -1,6 +1,8 @@
 //! The template: a mount namespace whose root shows what every sandbox of this launcher sees, all of it read-only.
 //! A sandbox gets a copy with its own namespace and adds only what is its own.
 
+mod host_files;
+
 use std::ffi::{CStr, CString, OsStr};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,6 +15,8 @@ use cofferdam_linux::{named, namespace};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::{Identity, Named, Step};
+use host_files::{python_settings, read_once};
+
 use crate::protocol::{Configure, Failure, RootPlan, WorkspacePlan};
 
 /// A file that nothing but Landlock forbids to read; see `evidence.rs`.
@@ -79,8 +83,6 @@ const MASKED_FILES: &[&str] = &[
 ];
 /// Directories of `/proc` that are covered.
 const MASKED_DIRS: &[&str] = &["acpi", "asound", "fs", "pressure", "scsi"];
-/// Minor versions of Python 3 that may have settings in `/etc`.
-const PYTHON_MINORS: u32 = 32;
 /// Device nodes, with their numbers.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
@@ -587,20 +589,6 @@ impl Build {
         }
         Ok(None)
     }
-}
-
-/// What a file holds whose length was looked up. One read is enough, unless it grew meanwhile.
-fn read_once(file: &OwnedFd, length: usize) -> io::Result<Vec<u8>> {
-    let mut contents = Vec::with_capacity(length + 1);
-    rustix::io::read(file, rustix::buffer::spare_capacity(&mut contents))?;
-    Ok(contents)
-}
-
-/// `/etc/python3` and `/etc/python3.11`: a few lines that Debian's interpreter reads at start. They are asked for by name,
-/// because a host's `/etc` takes long to list.
-fn python_settings() -> impl Iterator<Item = PathBuf> {
-    let versions = (0..PYTHON_MINORS).map(|minor| format!("/etc/python3.{minor}"));
-    std::iter::once("/etc/python3".to_owned()).chain(versions).map(PathBuf::from).filter(|path| path.is_dir())
 }
 
 impl From<Failure> for io::Error {

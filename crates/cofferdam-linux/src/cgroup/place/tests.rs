@@ -1,0 +1,159 @@
+//! Unit tests.
+
+use super::super::stats::field;
+use super::*;
+
+const V1_HOST: &str = "\
+30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 30 0:29 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+34 30 0:30 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+";
+
+#[test]
+fn v1_controllers_mounted_together_are_one_hierarchy() {
+    let own = "3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
+    let dirs = v1_parents(&mounted(V1_HOST), own).remove(0).dirs;
+    assert_eq!(dirs.len(), 3);
+    assert_eq!(dirs[0].0, ["cpu", "cpuacct"]);
+    assert_eq!(dirs[0].1, Path::new("/sys/fs/cgroup/cpu,cpuacct/user"));
+    assert_eq!(dirs[1].1, Path::new("/sys/fs/cgroup/memory/user/x"));
+    assert_eq!(dirs[2].1, Path::new("/sys/fs/cgroup/pids"));
+}
+
+#[test]
+fn groups_are_found_below_the_group_that_is_mounted() {
+    // A container without a namespace for groups: the host's paths, and its own group at the mount point.
+    let inside = V1_HOST.replace(" / /sys/fs/cgroup/", " /docker/x /sys/fs/cgroup/");
+    let places = |own: &str| -> Vec<PathBuf> {
+        let parents = v1_parents(&mounted(&inside), own);
+        parents.into_iter().flat_map(|parents| parents.dirs).map(|(_, place)| place).collect()
+    };
+    let own = "3:cpu,cpuacct:/docker/x/y\n2:memory:/docker/x\n1:pids:/docker/x\n";
+    let expected = ["cpu,cpuacct/y", "memory", "pids"].map(|name| Path::new("/sys/fs/cgroup").join(name));
+    assert_eq!(places(own), expected);
+    // A group that is not to be seen here is not replaced by another.
+    for group in ["/", "/docker", "/docker/xy", "/docker/x/../y", "/../x"] {
+        assert!(places(&format!("1:pids:{group}\n")).is_empty(), "{group}");
+    }
+}
+
+/// A tree of groups as version 2 has it; gives its mount.
+fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
+    for (group, bounds) in groups {
+        let group = top.join(group);
+        fs::create_dir_all(&group).unwrap();
+        for (name, text) in [("cgroup.controllers", "cpu memory pids\n"), ("cgroup.procs", "")] {
+            fs::write(group.join(name), text).unwrap();
+        }
+        fs::write(group.join("cgroup.subtree_control"), "").unwrap();
+        for (name, text) in bounds.split(';').filter_map(|bound| bound.split_once('=')) {
+            fs::write(group.join(name), text).unwrap();
+        }
+    }
+    Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() }
+}
+
+#[test]
+fn no_bound_of_version_2_is_left() {
+    const NONE: &str = "memory.max=max;pids.max=max;cpu.max=max 100000;cpuset.cpus=";
+    for (bounded, expected) in [
+        ("", &["s/a", "s", "", "!s/a"][..]),
+        ("s/a pids.max=9", &["s/a", "!s/a"]),
+        ("s/a memory.high=1000", &["s/a", "!s/a"]),
+        ("s/a cpu.max=50000 100000", &["s/a", "!s/a"]),
+        ("s/a cpuset.cpus=0-1", &["s/a", "!s/a"]),
+        ("s memory.max=1000", &["s/a", "s", "!s/a"]),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let of = |group| bounded.strip_prefix(group).and_then(|rest| rest.strip_prefix(' ')).unwrap_or(NONE);
+        let mount = unified(temp.path(), &[("", NONE), ("s", of("s")), ("s/a", of("s/a")), ("s/b", NONE)]);
+        let parents = v2_parents(&[mount], "0::/s/a\n");
+        let shown = parents.iter().map(|parents| {
+            let place = parents.dirs[0].1.strip_prefix(temp.path()).unwrap().display().to_string();
+            if parents.crowded { format!("!{place}") } else { place }
+        });
+        assert_eq!(shown.collect::<Vec<_>>(), expected, "{bounded}");
+    }
+}
+
+#[test]
+fn processes_of_a_group_that_holds_groups_move_into_a_leaf_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let mount = unified(temp.path(), &[("a", "memory.max=1000"), ("a/cofferdam-callers", "")]);
+    fs::write(temp.path().join("a/cgroup.procs"), "12\n").unwrap();
+    make_room(&temp.path().join("a"), &["memory".to_owned()]).unwrap();
+    let read = |name: &str| fs::read_to_string(temp.path().join("a").join(name)).unwrap();
+    assert_eq!(
+        (read("cofferdam-callers/cgroup.procs"), read("cgroup.subtree_control")),
+        ("12".into(), "+memory".into())
+    );
+    // From the leaf, the group above it is used, as often as it may be.
+    let parents = v2_parents(&[mount], "0::/a/cofferdam-callers\n");
+    let places: Vec<_> = parents.iter().map(|parents| (parents.dirs[0].1.clone(), parents.crowded)).collect();
+    assert_eq!(places, [(temp.path().join("a"), false)]);
+}
+
+#[test]
+fn processes_in_the_same_groups_are_bounded_alike() {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    assert!(is_bounded_no_more(&own, &own));
+    assert!(!is_bounded_no_more("3:pids:/a\n", "3:pids:/b\n"));
+    assert!(is_bounded_no_more("3:pids:/a\n1:name=systemd:/x\n", "3:pids:/a\n1:name=systemd:/y\n"));
+}
+
+#[test]
+fn usual_places_give_what_the_list_of_mounts_gives_or_nothing() {
+    let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
+    let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
+    // A group that is not where its path says is looked for in the list.
+    assert_eq!(
+        usual_mounts(own, |path| (!path.ends_with("x") && path != Path::new("/sys/fs/cgroup")).then_some(false)),
+        None
+    );
+    let key = |mount: &Mounted| mount.point.clone();
+    let (mut usual, mut listed) = (usual, mounted(V1_HOST));
+    listed.retain(|mount| !mount.point.ends_with("freezer"));
+    listed.iter_mut().for_each(|mount| mount.options.retain(|option| WANTED.contains(&option.as_str())));
+    usual.sort_by_key(key);
+    listed.sort_by_key(key);
+    assert_eq!(usual, listed);
+    assert_eq!(usual_mounts(own, |path| (!path.ends_with("memory")).then_some(false)), None);
+    assert_eq!(usual_mounts("0::/x\n", |_| None), None);
+    assert!(usual_mounts("0::/x\n", |_| Some(true)).unwrap()[0].unified);
+}
+
+#[test]
+fn fields_of_flat_files_are_found() {
+    assert_eq!(field("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill"), Some(3));
+    assert_eq!(field("usage_usec 12\n", "oom_kill"), None);
+}
+
+#[test]
+fn a_name_says_which_process() {
+    let name = owner_name().unwrap();
+    assert_eq!(named_owner(&name).unwrap()[1], u64::from(std::process::id()));
+    for other in ["cofferdam", "cofferdam-bench-1-2", "cofferdam-1-2", "cofferdam-1-2-3-4", "1-2-3"] {
+        assert_eq!(named_owner(other), None, "{other}");
+    }
+    assert!(start_time(u32::MAX).is_err());
+}
+
+#[test]
+fn what_ended_and_was_not_asked_about_has_left() {
+    let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = u64::from(child.id());
+    let start = start_time(child.id()).unwrap();
+    assert_eq!(started(proc.as_fd(), pid).unwrap(), Some(start));
+    child.kill().unwrap();
+    let begun = std::time::Instant::now();
+    while started(proc.as_fd(), pid).unwrap().is_some() {
+        assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+        std::thread::yield_now();
+    }
+    assert_eq!(start_time(child.id()).unwrap(), start, "its number is still its own");
+    child.wait().unwrap();
+    assert_eq!(started(proc.as_fd(), pid).unwrap(), None);
+}

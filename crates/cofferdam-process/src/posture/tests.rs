@@ -1,0 +1,191 @@
+//! Unit tests.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::protocol::{Create, WorkspacePlan};
+
+const MIB: u64 = 1 << 20;
+
+fn facts() -> HostFacts {
+    HostFacts {
+        shown: Vec::new(),
+        hidden: Vec::new(),
+        cgroup_version: 1,
+        cgroup_layout: Vec::new(),
+        cgroup_reason: String::new(),
+        cgroup_counts: (true, true),
+        cgroup_cpu: true,
+        landlock_abi: 7,
+        privileged: true,
+        namespaces: [1; 7],
+    }
+}
+
+fn evidence() -> Evidence {
+    let walls = Walls { namespaces: [2; 7], landlock_denies: true, root_read_only: true, ..Walls::default() };
+    Evidence {
+        pid: 1,
+        ids: (1000, 1000),
+        outside_uid: 77,
+        no_new_privileges: true,
+        seccomp: true,
+        walls: Some(walls),
+        disk_bytes: 64 * MIB,
+        disk_files: 1024,
+        process_limits: [u64::MAX; 4],
+        processors: 2,
+        members: 1,
+        ..Evidence::default()
+    }
+}
+
+/// A sandbox that was asked for, what came of it, and what the host says of it.
+#[derive(Debug, Clone)]
+struct Case {
+    limits: Limits,
+    read_only: bool,
+    lent: bool,
+    facts: HostFacts,
+    evidence: Evidence,
+}
+
+impl Case {
+    fn create(&self) -> Create {
+        Create {
+            serial: 1,
+            workspace: match self.lent {
+                true => WorkspacePlan::HostDir { path: "/d".into(), device: 1, inode: 1, uid: 1, gid: 1 },
+                false => WorkspacePlan::Private,
+            },
+            read_only: self.read_only,
+            disk: self.limits.disk.map(ByteSize::as_bytes),
+            memory: self.limits.memory.map(ByteSize::as_bytes),
+            tasks: self.limits.pids.map(u64::from),
+            cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: self.limits.cpu_time.map(|time| time.as_micros() as u64),
+            probe: true,
+            expected: None,
+        }
+    }
+
+    /// Whether the posture asks for nothing more, where the control group has the bounds that were written.
+    fn is_enough(&self) -> bool {
+        let access = if self.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let workspace = match self.lent {
+            true => Workspace::HostDir { path: "/d".into(), access },
+            false => Workspace::Private { access },
+        };
+        let spec = Spec::builder().workspace(workspace).limits(self.limits.clone()).build().unwrap();
+        let bounds = GroupBounds {
+            version: "cgroup v1",
+            memory: self.limits.memory.map(ByteSize::as_bytes),
+            sockets: self.limits.memory.map(|memory| socket_share(memory.as_bytes())),
+            tasks: self.limits.pids.map(|tasks| u64::from(tasks) + 1),
+            cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            apart: true,
+        };
+        let walls = self.evidence.walls.clone().unwrap_or_default();
+        let Self { facts, evidence, .. } = self;
+        let group = (facts.cgroup_version != 0).then_some(&bounds);
+        posture(&Measured { spec: &spec, facts, evidence, walls: &walls, group }).require(&BTreeSet::new()).is_ok()
+    }
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (any::<[bool; 4]>(), 1u64..200).prop_map(|(set, size)| Limits {
+        memory: set[0].then_some(ByteSize::from_bytes(size * MIB)),
+        pids: set[1].then_some(size as u32),
+        cpu_time: set[2].then_some(Duration::from_secs(size)),
+        disk: set[3].then_some(ByteSize::from_bytes(size * MIB)),
+        ..Limits::default()
+    })
+}
+
+/// What could be wrong with a sandbox, one thing each.
+const FLAWS: [fn(&mut Case); 24] = [
+    |case| case.evidence.pid = 2,
+    |case| case.evidence.ids.0 = 0,
+    |case| case.evidence.outside_uid = 0,
+    |case| case.evidence.capabilities[1] = 1,
+    |case| case.evidence.no_new_privileges = false,
+    |case| case.evidence.seccomp = false,
+    |case| case.evidence.walls = None,
+    |case| case.evidence.workspace_read_only ^= true,
+    |case| case.evidence.disk_bytes = 0,
+    |case| case.evidence.disk_bytes = 1 << 40,
+    |case| case.evidence.disk_files = 0,
+    |case| case.evidence.members = 0,
+    |case| case.facts.cgroup_version = 0,
+    |case| case.facts.cgroup_counts.1 = false,
+    |case| case.facts.namespaces[3] = 2,
+    |case| case.walls(|walls| walls.namespaces[5] = 0),
+    |case| case.walls(|walls| walls.calls_let_through.push("bpf".to_owned())),
+    |case| case.walls(|walls| walls.bounding = 1),
+    |case| case.walls(|walls| walls.landlock_denies = false),
+    |case| case.walls(|walls| walls.root_read_only = false),
+    |case| case.walls(|walls| walls.paths_visible.push("/home".to_owned())),
+    |case| case.walls(|walls| walls.interfaces = 1),
+    |case| case.facts.landlock_abi = 0,
+    |case| case.facts.privileged = false,
+];
+
+impl Case {
+    fn walls(&mut self, change: impl Fn(&mut Walls)) {
+        self.evidence.walls.iter_mut().for_each(change);
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_starts_before_it_is_judged_is_never_judged_too_weak(
+        limits in limits(),
+        read_only: bool,
+        lent: bool,
+        flaws in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+    ) {
+        let evidence = Evidence { workspace_read_only: read_only, ..evidence() };
+        let mut case = Case { limits, read_only, lent, facts: facts(), evidence };
+        if let Some(disk) = case.limits.disk {
+            case.evidence.disk_bytes = disk.as_bytes();
+        }
+        let sound = case.clone();
+        // A writable directory of the host cannot be sized.
+        let unsized_disk = lent && !read_only && sound.limits.disk.is_some();
+        prop_assert_eq!(sound.is_enough(), !unsized_disk);
+        prop_assert_eq!(sound.evidence.is_whole(&sound.create(), &sound.facts), !unsized_disk);
+        for flaw in flaws {
+            FLAWS[flaw.index(FLAWS.len())](&mut case);
+        }
+        let whole = case.evidence.is_whole(&case.create(), &case.facts);
+        prop_assert!(!whole || case.is_enough(), "{case:?}");
+    }
+}
+
+#[test]
+fn execs_that_cannot_be_told_apart_are_said_not_to_be() {
+    let (spec, facts, evidence) = (Spec::default(), facts(), evidence());
+    for apart in [true, false] {
+        let group = GroupBounds { version: "cgroup v2", apart, ..GroupBounds::default() };
+        let measured =
+            Measured { spec: &spec, facts: &facts, evidence: &evidence, walls: &Walls::default(), group: Some(&group) };
+        let row = cpu_time(&measured, spec.limits()).mechanism;
+        assert!(row.contains("cgroup v2 counts CPU time"), "{row}");
+        assert_eq!(row.ends_with("; execs are not told apart"), !apart, "{row}");
+    }
+}
+
+#[test]
+fn a_missing_wall_is_never_whole() {
+    let limits = Limits::default();
+    for (index, flaw) in FLAWS.iter().enumerate().take(22) {
+        let mut case =
+            Case { limits: limits.clone(), read_only: false, lent: false, facts: facts(), evidence: evidence() };
+        assert!(case.evidence.is_whole(&case.create(), &case.facts));
+        flaw(&mut case);
+        assert!(!case.evidence.is_whole(&case.create(), &case.facts), "flaw {index}");
+    }
+}
