@@ -308,7 +308,7 @@ mod tests {
         let (mut slot, adopted) = crate::exec::adopt(&exec).unwrap();
         let mut output = adopted.handle.output();
         for at in 0..WRITTEN {
-            let answer = Answer::Output { second: at % 1000 == 0, data: &[b'x'] };
+            let answer = Answer::Output { second: at % 1000 == 0, data: b"x" };
             assert_eq!(take_in(&mut slot, &answer), Ok(After::Go));
         }
         assert!(take_in(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());

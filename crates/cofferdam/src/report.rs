@@ -202,7 +202,7 @@ mod tests {
         for (kind, text) in [
             (LimitKind::Memory, "killed: memory limit of 512 MiB reached (raise it with --memory)"),
             (LimitKind::Cpu, "killed: CPU time limit of 30 s reached (raise it with --cpu-time)"),
-            (LimitKind::Pids, "killed: limit on processes and threads of 10 reached (raise it with --pids)"),
+            (LimitKind::Pids, "killed: limit on processes and threads of 256 reached (raise it with --pids)"),
             (LimitKind::Disk, "killed: disk limit of 1 GiB reached (raise it with --disk)"),
         ] {
             let exit = Exit { code: -1, killed_by: Some(kind), limits_hit: vec![kind], ..exit() };

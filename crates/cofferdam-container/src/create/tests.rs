@@ -62,7 +62,7 @@ fn every_wall_is_asked_for() {
         ("/HostConfig/Init", json!(false)),
         ("/HostConfig/Memory", json!(512 << 20)),
         ("/HostConfig/MemorySwap", json!(512 << 20)),
-        ("/HostConfig/PidsLimit", json!(11)),
+        ("/HostConfig/PidsLimit", json!(257)),
         ("/HostConfig/Ulimits/0", json!({ "Name": "core", "Soft": 0, "Hard": 0 })),
         ("/HostConfig/Mounts/0/Target", json!("/.cofferdam")),
         ("/HostConfig/Mounts/0/Type", json!("volume")),

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level, NetworkPolicy,
-    Posture, PostureItem, Protection, ProtectionState, Result, RootFs, Sandbox, SandboxId, SandboxPath, SandboxUsage,
-    Snapshot, Spec, Warm, Workspace,
+    Access, Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level,
+    NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Result, RootFs, Sandbox, SandboxId, SandboxPath,
+    SandboxUsage, Snapshot, Spec, Warm, Workspace,
 };
 use cofferdam_guest::{Evidence, Guest, Settings, usual_rules};
 use tokio::sync::Mutex;
@@ -47,7 +47,10 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
         Protection::RootFilesystem => evidence.writes.iter().all(|trial| !trial.worked),
         Protection::User => evidence.uids == [1000; 4],
         Protection::Network => evidence.interfaces.as_ref().is_some_and(Vec::is_empty),
-        Protection::Workspace => evidence.workspace_writable != Some(true),
+        Protection::Workspace => {
+            let writable = spec.workspace().access() == Access::ReadWrite;
+            evidence.workspace_writable == Some(writable) || evidence.workspace_writable.is_none()
+        }
         Protection::PidNamespace => evidence.pid == 1,
         Protection::Memory | Protection::Processes | Protection::Cpus | Protection::CgroupNamespace => false,
         _ => true,

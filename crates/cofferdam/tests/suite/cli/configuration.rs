@@ -142,7 +142,7 @@ fn files_that_others_can_change_are_not_trusted() {
         let qemu = write(&below, "qemu", "#!/bin/sh\nexit 1\n");
         set(Path::new(&qemu), 0o755);
         let mut machine = run(["--level", "vm", "--", "true"]);
-        let (code, _, stderr) = outcome(machine.env("COFFERDAM_VM_QEMU", &qemu));
+        let (code, _, stderr) = outcome(machine.env("COFFERDAM_VM_QEMU", &qemu).env("HOME", directory.path()));
         assert!(code == 125 && stderr.contains("not trusted"), "{code} {stderr}");
     }
 }

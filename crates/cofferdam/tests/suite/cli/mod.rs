@@ -26,7 +26,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 /// Limits that an ordinary user's host may be unable to enforce. What is enforced is another module's business.
-const WEAKER: &str = "memory,cpu,cpus,pids,disk";
+pub const WEAKER: &str = "memory,cpu,cpus,pids,disk";
 
 /// The binary, with an environment in which nothing but the search path is set.
 fn cofferdam() -> Command {

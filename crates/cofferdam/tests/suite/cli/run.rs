@@ -284,7 +284,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
     assert_eq!(code, 0, "{stdout} {stderr}");
     let document = json(&stdout);
     let printed = format!("found {} bin lib lib64 pyvenv.cfg\n", project.display());
-    assert_eq!(document["stdout"], printed.as_str(), "{stdout}");
+    assert_eq!(document["stdout"]["text"], printed.as_str(), "{stdout}");
     // The posture says what is seen.
     let shown = stdout.contains(&format!("{}/pyvenv.cfg", project.display()));
     assert!(shown && !stdout.contains("no host directory seen"), "{stdout}");

@@ -15,6 +15,11 @@ fn memory(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "memory_bomb", args).memory(64).disk(512).expect(Expect::ContainedOrLimit(LimitKind::Memory))
 }
 
+/// Files live in memory and have room of their own: the disk limit bounds them.
+fn files(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
+    bomb(name, "memory_bomb", args).memory(64).disk(64).expect(Expect::ContainedOrLimit(LimitKind::Disk))
+}
+
 fn disk(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "disk_bomb", args).disk(32).expect(Expect::ContainedOrLimit(LimitKind::Disk))
 }
@@ -51,9 +56,9 @@ pub fn memory_rows() -> Vec<Row> {
         memory("memory in six processes", |_| words(["private", "64", "6"])),
         memory("shared memory", |_| words(["shared", "64", "1"])),
         memory("locked memory", |_| words(["locked", "64", "2"])),
-        memory("memory in files of the workspace", |_| words(["file", "64", "1", "/workspace"])),
-        memory("memory in files of /dev/shm", |_| words(["file", "64", "2", "/dev/shm"])),
-        memory("memory in files of /tmp", |_| words(["file", "64", "1", "/tmp"])),
+        files("memory in files of the workspace", |_| words(["file", "64", "1", "/workspace"])),
+        files("memory in files of /dev/shm", |_| words(["file", "64", "2", "/dev/shm"])),
+        files("memory in files of /tmp", |_| words(["file", "64", "1", "/tmp"])),
         memory("memory in memfds", |_| words(["memfd", "64", "1"])),
         memory("memory in descriptors on their way", |_| words(["in-flight", "64", "1"])),
         memory("memory in System V segments", |_| words(["sysv", "64", "1"])),
