@@ -72,7 +72,7 @@ impl Enclosure {
         let mut command = ordinary();
         command.args(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"]);
         command.args(["--fork", "--kill-child", "sh", "-c", SCRIPT, "sh"]).arg(&root).arg(&agent);
-        command.args([disk - disk / 8, disk / 8].map(|size| size.to_string()));
+        command.args([disk, disk / 8].map(|size| size.to_string()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let streams = Streams { reader: child.stdout.take().unwrap(), writer: child.stdin.take().unwrap() };

@@ -32,7 +32,7 @@ async fn what_is_measured_is_what_there_is() {
     let workspace = evidence.mount_of("/workspace/x").unwrap();
     assert_eq!((workspace.path.as_str(), workspace.kind.as_str()), ("/workspace", "tmpfs"));
     let space = workspace.space.unwrap();
-    assert_eq!((space.bytes, space.files), (350 << 20, 20_000));
+    assert_eq!((space.bytes, space.files), (400 << 20, 20_000));
     assert!(evidence.mount_of("/").unwrap().read_only);
     if cofferdam_linux::landlock::abi() > 0 {
         assert!(evidence.landlock && evidence.landlock_abi == cofferdam_linux::landlock::abi());

@@ -141,8 +141,9 @@ fn files_that_others_can_change_are_not_trusted() {
         assert_eq!(code, 0, "{stderr}");
         let qemu = write(&below, "qemu", "#!/bin/sh\nexit 1\n");
         set(Path::new(&qemu), 0o755);
-        let mut machine = run(["--level", "vm", "--", "true"]);
-        let (code, _, stderr) = outcome(machine.env("COFFERDAM_VM_QEMU", &qemu).env("HOME", directory.path()));
-        assert!(code == 125 && stderr.contains("not trusted"), "{code} {stderr}");
+        let mut doctor = cofferdam();
+        doctor.args(["doctor", "--backend", "vm"]).env("COFFERDAM_VM_QEMU", &qemu).env("HOME", directory.path());
+        let (_, stdout, _) = outcome(&mut doctor);
+        assert!(stdout.contains("not trusted"), "{stdout}");
     }
 }
