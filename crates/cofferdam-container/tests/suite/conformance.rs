@@ -49,14 +49,14 @@ async fn kit(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker() {
     if let Some(engine) = support::docker("the_kit_passes_on_docker") {
-        kit(&engine, Spec::default(), &[]).await;
+        kit(&engine, support::spec().build().unwrap(), &[]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_podman() {
     if let Some(engine) = support::podman("the_kit_passes_on_podman") {
-        kit(&engine, Spec::default(), &[]).await;
+        kit(&engine, support::spec().build().unwrap(), &[]).await;
     }
 }
 
@@ -64,7 +64,7 @@ async fn the_kit_passes_on_podman() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("the_kit_passes_on_docker_with_gvisor").await {
-        kit(&engine, Spec::builder().allow_weaker(Protection::Processes).build().unwrap(), &OF_GVISOR).await;
+        kit(&engine, support::spec().allow_weaker(Protection::Processes).build().unwrap(), &OF_GVISOR).await;
     }
 }
 

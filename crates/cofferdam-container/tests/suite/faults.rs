@@ -9,7 +9,7 @@ use bollard::query_parameters::{
     KillContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
 };
 use cofferdam_container::{Deadlines, DockerBackend, DockerConfig};
-use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Limits, RootFs, Sandbox, Spec};
+use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Limits, RootFs, Sandbox};
 use rustix::process::Signal;
 
 use crate::own::OwnEngine;
@@ -29,7 +29,7 @@ fn forever() -> ExecRequest {
 /// A sandbox with this label, and its container's id.
 async fn labelled(engine: &TestEngine, backend: &DockerBackend) -> (Arc<dyn Sandbox>, String) {
     let mark = unique("mark");
-    let spec = Spec::builder().label("mark", &mark).build().unwrap();
+    let spec = support::spec().label("mark", &mark).build().unwrap();
     let sandbox = backend.create(spec).await.expect("a sandbox");
     let filters = HashMap::from([("label".to_owned(), vec![format!("dev.cofferdam.label.mark={mark}")])]);
     let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
@@ -80,7 +80,7 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
         std::fs::write(directory.path().join("file"), "x").unwrap();
         let name = format!("cofferdam-test/{}:v1", unique("deleted"));
         backend.import_image(directory.path(), &name).await.unwrap();
-        let spec = Spec::builder().root(RootFs::Image { reference: name.clone() }).build().unwrap();
+        let spec = support::spec().root(RootFs::Image { reference: name.clone() }).build().unwrap();
         // An image without a single program is one, too.
         let sandbox = backend.create(spec.clone()).await.expect("a sandbox of it");
         let error = sandbox.start(ExecRequest::argv(["sh"]).build().unwrap()).await.unwrap_err();
@@ -92,7 +92,7 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("--pull missing")), "{error:?}");
         let config = DockerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
-        let error = DockerBackend::new(&config).unwrap().create(Spec::default()).await.unwrap_err();
+        let error = DockerBackend::new(&config).unwrap().create(support::spec().build().unwrap()).await.unwrap_err();
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("build-base")), "{error:?}");
     }
 }
@@ -104,7 +104,7 @@ async fn a_hundred_at_once_all_run() {
     let before = engine.census().await;
     let backend = engine.backend();
     let limits = Limits { memory: Some(cofferdam_contract::ByteSize::from_mebibytes(32)), ..Limits::default() };
-    let spec = Spec::builder().limits(limits).build().unwrap();
+    let spec = support::spec().limits(limits).build().unwrap();
     let runs: Vec<_> = (0..100)
         .map(|_| {
             let (backend, spec) = (backend.clone(), spec.clone());
@@ -124,10 +124,10 @@ async fn a_hundred_at_once_all_run() {
 async fn a_create_that_is_given_up_leaves_nothing() {
     for engine in support::engines("a_create_that_is_given_up_leaves_nothing") {
         let backend = engine.backend();
-        backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+        backend.create(support::spec().build().unwrap()).await.unwrap().close().await.unwrap();
         let before = engine.census().await;
         for after in [1, 10, 30, 60, 100, 150, 250] {
-            let making = backend.create(Spec::default());
+            let making = backend.create(support::spec().build().unwrap());
             let _ = tokio::time::timeout(Duration::from_millis(after), making).await;
         }
         let left = support::left(&engine, &before).await;
@@ -140,7 +140,7 @@ async fn a_create_that_is_given_up_leaves_nothing() {
 async fn makes_a_sandbox_and_waits() {
     let Some(socket) = std::env::var_os("COFFERDAM_TEST_KILLED") else { return };
     let engine = TestEngine { name: "killed", socket: socket.into(), runtime: None };
-    let sandbox = engine.backend().create(Spec::builder().label("mark", "killed").build().unwrap()).await.unwrap();
+    let sandbox = engine.backend().create(support::spec().label("mark", "killed").build().unwrap()).await.unwrap();
     let _handle = sandbox.start(forever()).await.unwrap();
     println!("MADE {}", sandbox.id());
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -174,14 +174,14 @@ async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back()
     let test = "a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back";
     let Some(own) = OwnEngine::start(test, "2g").await else { return };
     let backend = own.engine.backend();
-    backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+    backend.create(support::spec().build().unwrap()).await.unwrap().close().await.unwrap();
     let before = own.engine.census().await;
-    let sandbox = backend.create(Spec::default()).await.unwrap();
+    let sandbox = backend.create(support::spec().build().unwrap()).await.unwrap();
     let handle = sandbox.start(forever()).await.unwrap();
     own.signal(Signal::KILL);
     let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
     ended(&error, "the container engine went away");
-    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     ended(&error, "engine");
     let error = promptly(sandbox.close()).await.expect_err("nobody can remove it now");
@@ -189,7 +189,7 @@ async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back()
     assert_eq!(backend.leftovers(), 1);
     own.start_again().await;
     // The next create finds the engine again, and what could not be removed is.
-    let after = promptly(backend.create(Spec::default())).await.expect("the engine is back");
+    let after = promptly(backend.create(support::spec().build().unwrap())).await.expect("the engine is back");
     let done = after.exec(ExecRequest::argv(["true"]).build().unwrap()).await.unwrap();
     assert!(done.exit.success());
     after.close().await.unwrap();
@@ -210,9 +210,9 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
     let short = Duration::from_secs(3);
     let deadlines = Deadlines { connect: short, call: short, change: short, stall: short };
     let backend = DockerBackend::new(&DockerConfig { deadlines, ..own.engine.config() }).unwrap();
-    let sandbox = backend.create(Spec::default()).await.unwrap();
+    let sandbox = backend.create(support::spec().build().unwrap()).await.unwrap();
     own.signal(Signal::STOP);
-    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     ended(&error, "gave no answer within 3 s");
     assert!(promptly(sandbox.pause()).await.is_err());
@@ -227,17 +227,17 @@ async fn a_full_disk_of_the_engine_is_said_to_be_full() {
     let test = "a_full_disk_of_the_engine_is_said_to_be_full";
     let Some(own) = OwnEngine::start(test, "1g").await else { return };
     let backend = own.engine.backend();
-    backend.create(Spec::default()).await.unwrap().close().await.unwrap();
+    backend.create(support::spec().build().unwrap()).await.unwrap().close().await.unwrap();
     let before = own.engine.census().await;
     let filler = own.disk().join("filler");
     let full =
         Command::new("dd").args(["if=/dev/zero", "bs=1M"]).arg(format!("of={}", filler.display())).output().unwrap();
     assert!(!full.status.success(), "the disk has an end");
-    let error = promptly(backend.create(Spec::default())).await.unwrap_err();
+    let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
     ended(&error, "no space left");
     std::fs::remove_file(&filler).unwrap();
-    backend.create(Spec::default()).await.expect("there is room again").close().await.unwrap();
+    backend.create(support::spec().build().unwrap()).await.expect("there is room again").close().await.unwrap();
     let left = support::left(&own.engine, &before).await;
     assert!(left.is_empty(), "{left:?}");
 }

@@ -20,7 +20,7 @@ fn spec(cpu: u64) -> Spec {
         pids: Some(SPINNERS + 50),
         ..Limits::default()
     };
-    Spec::builder().limits(limits).build().unwrap()
+    support::spec().limits(limits).build().unwrap()
 }
 
 fn spinners() -> ExecRequest {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use bollard::Docker;
 use bollard::query_parameters::{ListContainersOptionsBuilder, ListVolumesOptionsBuilder};
 use cofferdam_container::{DockerBackend, DockerConfig};
+use cofferdam_contract::{Protection, Spec, SpecBuilder};
 
 /// An engine to test with.
 #[derive(Debug, Clone)]
@@ -114,6 +115,18 @@ pub(crate) async fn runsc(test: &str) -> Option<TestEngine> {
     }
     println!("SKIP {test}: this Docker has no runtime runsc");
     None
+}
+
+/// Begins a spec that this user can have. On cgroup v1 only root can bound the socket buffers of a container: others accept
+/// that memory is weaker.
+pub(crate) fn spec() -> SpecBuilder {
+    let spec = Spec::builder();
+    if weaker_memory() { spec.allow_weaker(Protection::Memory) } else { spec }
+}
+
+/// Returns whether this user's containers have no bound on socket buffers.
+pub(crate) fn weaker_memory() -> bool {
+    !rustix::process::geteuid().is_root() && Path::new("/sys/fs/cgroup/memory").is_dir()
 }
 
 /// Every engine that there is, with its default runtime.

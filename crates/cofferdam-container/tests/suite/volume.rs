@@ -8,10 +8,10 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListVolumesOptionsBuilder, RemoveContainerOptionsBuilder,
     RemoveVolumeOptionsBuilder, UploadToContainerOptionsBuilder,
 };
-use cofferdam_contract::{Backend, ErrorKind, ExecRequest, Spec};
+use cofferdam_contract::{Backend, ErrorKind, ExecRequest};
 
 use crate::own::OwnEngine;
-use crate::support::TestEngine;
+use crate::support::{self, TestEngine};
 
 async fn name(engine: &TestEngine) -> String {
     let all = engine.negotiated().await.list_volumes(Some(ListVolumesOptionsBuilder::default().build())).await.unwrap();
@@ -44,8 +44,11 @@ async fn spoil(engine: &TestEngine, volume: &str, contents: &[u8]) {
 }
 
 async fn works(engine: &TestEngine) {
-    let (done, _) =
-        engine.backend().run(Spec::default(), ExecRequest::argv(["true"]).build().unwrap()).await.expect("it runs");
+    let (done, _) = engine
+        .backend()
+        .run(support::spec().build().unwrap(), ExecRequest::argv(["true"]).build().unwrap())
+        .await
+        .expect("it runs");
     assert!(done.exit.success());
 }
 
@@ -79,14 +82,14 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
     // Spoiled while a backend believes that it is there: what does not greet is filled again.
     let backend = Arc::new(engine.backend());
     let request = || ExecRequest::argv(["true"]).build().unwrap();
-    backend.run(Spec::default(), request()).await.unwrap();
+    backend.run(support::spec().build().unwrap(), request()).await.unwrap();
     spoil(&engine, &volume, b"\x7fELF").await;
-    backend.run(Spec::default(), request()).await.expect("it was filled again");
+    backend.run(support::spec().build().unwrap(), request()).await.expect("it was filled again");
     // Deleted: made again.
     let docker = engine.negotiated().await;
     docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
     works(&engine).await;
-    backend.run(Spec::default(), request()).await.expect("it is there again");
+    backend.run(support::spec().build().unwrap(), request()).await.expect("it is there again");
     // Somebody's directory under its name: refused.
     docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
     let options = HashMap::from([("type", "none"), ("o", "bind"), ("device", "/tmp")]);
@@ -96,7 +99,7 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
         ..VolumeCreateRequest::default()
     };
     docker.create_volume(request).await.unwrap();
-    let error = engine.backend().create(Spec::default()).await.unwrap_err();
+    let error = engine.backend().create(support::spec().build().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains(&volume)), "{error:?}");
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use cofferdam::engine::{PoolConfig, PooledBackend};
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capability, Completed, ExecRequest, Protection, Result, Sandbox, SandboxPath, Spec,
-    TerminalSize, Workspace, collect,
+    Access, Backend, ByteSize, Capability, Completed, ExecRequest, Level, Protection, Result, Sandbox, SandboxPath,
+    Spec, TerminalSize, Workspace, collect,
 };
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
@@ -150,15 +150,25 @@ pub async fn warm_up() {
     sandbox.close().await.expect("it closes");
 }
 
-fn spec(guests: &Guests, row: &Row, shared: &Path) -> Result<Spec> {
+fn spec(backend: &dyn Backend, guests: &Guests, row: &Row, shared: &Path) -> Result<Spec> {
     let workspace = match row.place {
         Place::Lent => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
         Place::Private => Workspace::default(),
         Place::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
     };
-    // A writable host directory cannot be sized; the other rows take nothing weaker.
-    let spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
-    if row.place == Place::Shared { spec.allow_weaker(Protection::Disk) } else { spec }.build()
+    let mut spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
+    // A writable host directory cannot be sized, and on cgroup v1 only root bounds the socket buffers of a container. The
+    // other rows take nothing weaker.
+    if row.place == Place::Shared {
+        spec = spec.allow_weaker(Protection::Disk);
+    }
+    if backend.level() == Level::Container
+        && !rustix::process::geteuid().is_root()
+        && Path::new("/sys/fs/cgroup/memory").is_dir()
+    {
+        spec = spec.allow_weaker(Protection::Memory);
+    }
+    spec.build()
 }
 
 fn request(row: &Row, host: &Host) -> Result<ExecRequest> {
@@ -178,7 +188,8 @@ async fn attack_as_single(
     if row.place == Place::Shared {
         fs::copy(guests.path(row.guest), shared.path().join(row.guest)).expect("the shared workspace is ours");
     }
-    let started = async { backend.start_one(spec(guests, row, shared.path())?, request(row, host)?).await }.await;
+    let started =
+        async { backend.start_one(spec(backend, guests, row, shared.path())?, request(row, host)?).await }.await;
     let (sandbox, handle) = started.map_err(|error| format!("cannot start: {error}"))?;
     let completed = collect(handle).await;
     sandbox.close().await.map_err(|error| format!("cannot close: {error}"))?;
@@ -222,7 +233,7 @@ pub async fn attack(
     row: &Row,
 ) -> std::result::Result<Outcome, String> {
     let shared = open_temporary_directory(0o777);
-    let spec = spec(guests, row, shared.path());
+    let spec = spec(backend, guests, row, shared.path());
     let sandbox = async { backend.create(spec?).await }.await.map_err(|error| format!("cannot create: {error}"))?;
     let result = attack_in(&sandbox, guests, host, row, shared.path()).await;
     let usable = still_usable(&sandbox, row).await;
