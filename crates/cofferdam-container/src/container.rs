@@ -17,7 +17,7 @@ use bollard::query_parameters::{
     AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder, RemoveContainerOptionsBuilder,
 };
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry};
-use cofferdam_linux::cgroup::{self, Foreign};
+use cofferdam_linux::cgroup::Foreign;
 use tokio::io::AsyncWrite;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -196,10 +196,7 @@ impl Container {
     /// have no setting for that, so that this process writes into the container's group. Returns the bound as it reads back;
     /// `None` where that cannot be done: the engine is elsewhere, or its groups are another user's.
     pub(crate) async fn bound_sockets(&self, limits: &Limits) -> Option<u64> {
-        let memory = limits.memory.filter(|_| self.engine.facts.local)?.as_bytes();
-        let pid =
-            self.inspect().await.ok()?.state?.pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1)?;
-        cgroup::bound_sockets_of(pid, memory).ok()?
+        self.groups().await?.bound_sockets(limits.memory?.as_bytes())
     }
 
     /// Why it ended. Asked when its connection has closed; bounded.

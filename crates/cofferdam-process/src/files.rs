@@ -372,7 +372,11 @@ pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> 
         rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o555), AtFlags::empty())?;
         io::Write::write_all(&mut std::fs::File::from(file), &script.contents)
     };
-    put().map_err(fail)?;
+    put().map_err(|error| {
+        // What was stored before the disk was full has the guest's room.
+        remove_script(code, exec);
+        fail(error)
+    })?;
     Ok(format!("/code/{exec}/{}", script.name))
 }
 

@@ -37,7 +37,7 @@ impl Drop for Small {
 }
 
 /// Runs code where there is room for the file that it is put into, and for not one page more: where there is none, the file
-/// that fills the disk gives way page by page.
+/// that fills the disk gives way page by page, and nothing of an attempt may take its room.
 async fn run_in_the_least_room(world: &World, language: &str, code: &str) -> CodeResult {
     let shell = async |line: &str| {
         let done = world.sandbox.exec(ExecRequest::shell(line).build().expect("valid")).await.expect("it runs");

@@ -3,13 +3,14 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::place::{self, Mounted};
-use super::{Stats, Version, write_text};
+use super::{SOCKETS_V1, Stats, Version, read, socket_share, write_text};
 use crate::process;
 
 /// Processes that are listed in one round.
@@ -19,13 +20,12 @@ const KILL_ROUNDS: usize = 500;
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
 /// The least number of characters of a name that stands for one container and nothing else.
 const MIN_NAME: usize = 32;
-/// What stands before and after the name in the paths of groups that Docker and Podman make.
-const PLACES: [(&str, &str); 4] = [
-    ("docker/", ""),
-    ("system.slice/docker-", ".scope"),
-    ("libpod_parent/libpod-", ""),
-    ("machine.slice/libpod-", ".scope"),
-];
+/// How deep below a mount groups are looked for, and how many directories are read: a rootless Podman of a user's systemd puts
+/// them at the fifth level.
+const MAX_DEPTH: usize = 6;
+const MAX_SEARCHED: usize = 20_000;
+/// The kernel rounds limits on memory down by less than this.
+const LIMIT_ROUNDING: u64 = 65_536;
 const MAX_SHARES: &str = "262144";
 const MAX_WEIGHT: &str = "10000";
 
@@ -40,8 +40,8 @@ pub struct Foreign {
 
 impl Foreign {
     /// Finds the groups of the container by that name, of which this is a process. The number may be of another process-id
-    /// namespace: where the process is in no group of that name, groups of that name are looked for where engines put
-    /// them. `NotFound` where there are none.
+    /// namespace: where the process is in no group of that name, groups of that name are looked for below the mounts.
+    /// `NotFound` where there are none.
     pub fn of(pid: i32, name: &str) -> io::Result<Self> {
         if name.len() < MIN_NAME || name.contains(['/', '.']) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -49,9 +49,9 @@ impl Foreign {
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let mounts = place::mounts(&fs::read_to_string("/proc/self/cgroup")?)?;
         let ways = [(Version::V1, false), (Version::V2, true)];
-        let of_process = ways.map(|(version, unified)| (version, groups(&mounts, &theirs, name, unified)));
-        let by_name = ways.map(|(version, unified)| (version, named(&mounts, name, unified)));
-        let found = of_process.into_iter().chain(by_name).find(|(_, found)| !found.is_empty());
+        let of_process = ways.iter().map(|(version, unified)| (*version, groups(&mounts, &theirs, name, *unified)));
+        let by_name = ways.iter().map(|(version, unified)| (*version, named(&mounts, name, *unified)));
+        let found = of_process.chain(by_name).find(|(_, found)| !found.is_empty());
         let (version, found) = found.ok_or(io::ErrorKind::NotFound)?;
         let open = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let (mut dirs, mut copies, mut layout) = (Vec::new(), Vec::new(), Vec::new());
@@ -67,6 +67,17 @@ impl Foreign {
     /// What they count.
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// Bounds what TCP and UDP buffers hold besides this limit on memory, where the groups are of version 1, which counts them
+    /// apart. Returns the bound as it reads back; `None` where the groups have another limit, or the caller may not.
+    pub fn bound_sockets(&self, memory: u64) -> Option<u64> {
+        let number = |dir: &OwnedFd, name: &str| read(dir.as_fd(), name).ok()?.trim().parse::<u64>().ok();
+        let has_limit = |limit: u64| limit <= memory && memory - limit < LIMIT_ROUNDING;
+        let limited = |dir: &&OwnedFd| number(dir, "memory.limit_in_bytes").is_some_and(has_limit);
+        let dir = self.dirs.iter().filter(|_| self.version == Version::V1).find(limited)?;
+        write_text(dir.as_fd(), SOCKETS_V1, &socket_share(memory).to_string()).ok()?;
+        number(dir, SOCKETS_V1)
     }
 
     /// Gives their processes as much of the processors as there is, so that those that were killed can end. Where the
@@ -135,16 +146,41 @@ fn groups(mounts: &[Mounted], theirs: &str, name: &str, unified: bool) -> Vec<(V
     found
 }
 
-/// The same where engines put groups of that name.
+/// The same by the name alone, wherever the engine was told to put its groups.
 fn named(mounts: &[Mounted], name: &str, unified: bool) -> Vec<(Vec<String>, PathBuf)> {
-    let mut found = Vec::new();
-    for mount in mounts.iter().filter(|mount| mount.unified == unified) {
-        let places = PLACES.iter().map(|(before, after)| mount.point.join(format!("{before}{name}{after}")));
-        if let Some(path) = places.into_iter().find(|path| path.is_dir()) {
-            found.push((if unified { Vec::new() } else { mount.options.clone() }, path));
+    let of_kind = mounts.iter().filter(|mount| mount.unified == unified);
+    let found = of_kind.filter_map(|mount| {
+        let controllers = if unified { Vec::new() } else { mount.options.clone() };
+        Some((controllers, search(&mount.point, name)?))
+    });
+    found.collect()
+}
+
+/// Looks for a group whose directory has this name in its own, the nearest to the mount first. Directories of other users do
+/// not count: a user may have been given groups, and call them anything.
+fn search(mount: &Path, name: &str) -> Option<PathBuf> {
+    let mut level = vec![mount.to_owned()];
+    let mut budget = MAX_SEARCHED;
+    for _ in 0..MAX_DEPTH {
+        let mut below = Vec::new();
+        for directory in level {
+            budget = budget.checked_sub(1)?;
+            let Ok(entries) = fs::read_dir(directory) else { continue };
+            for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+                if entry.file_name().to_str().is_some_and(|found| found.contains(name)) && is_trusted(&entry) {
+                    return Some(entry.path());
+                }
+                below.push(entry.path());
+            }
         }
+        level = below;
     }
-    found
+    None
+}
+
+/// Returns whether root or this user owns an entry.
+fn is_trusted(entry: &fs::DirEntry) -> bool {
+    entry.metadata().is_ok_and(|meta| [0, rustix::process::geteuid().as_raw()].contains(&meta.uid()))
 }
 
 /// A path, without its first slash, up to the part that has this name in it.
@@ -192,6 +228,20 @@ mod tests {
         for other in ["0::/\n", "4:memory:/user.slice\n", &format!("4:memory:/../{ID}\n"), "rubbish", ""] {
             assert!(paths(other, true).is_empty() && paths(other, false).is_empty(), "{other}");
         }
+    }
+
+    #[test]
+    fn group_is_found_by_its_name_at_any_place() {
+        let mount = tempfile::tempdir().unwrap();
+        assert_eq!(search(mount.path(), ID), None);
+        for path in ["a/b/c/d".to_owned(), format!("user.slice/1.slice/2.service/x/libpod-{ID}.scope/deeper")] {
+            fs::create_dir_all(mount.path().join(path)).unwrap();
+        }
+        let deep = mount.path().join(format!("user.slice/1.slice/2.service/x/libpod-{ID}.scope"));
+        assert_eq!(search(mount.path(), ID), Some(deep));
+        let near = mount.path().join(format!("own-parent/{ID}"));
+        fs::create_dir_all(&near).unwrap();
+        assert_eq!(search(mount.path(), ID), Some(near));
     }
 
     #[test]

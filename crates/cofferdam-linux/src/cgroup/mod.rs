@@ -445,22 +445,6 @@ fn bound_sockets_v1(dir: BorrowedFd<'_>, memory: Option<u64>) -> io::Result<()> 
     write_text(dir, SOCKETS_V1, &text)
 }
 
-/// Bounds what TCP and UDP buffers hold in the group of a process, which another program made with this limit on memory.
-/// Returns the bound as it reads back; `None` where the group is not one of version 1 that has this limit.
-pub fn bound_sockets_of(pid: i32, memory: u64) -> io::Result<Option<u64>> {
-    let Some(path) = place::v1_memory_group(pid)? else { return Ok(None) };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(path, flags, Mode::empty())?;
-    let number = |name: &str| -> io::Result<Option<u64>> { Ok(read(dir.as_fd(), name)?.trim().parse().ok()) };
-    // Another group, such as the engine's own, must not be bounded by a sandbox's limit.
-    let limit = number("memory.limit_in_bytes")?;
-    if !limit.is_some_and(|limit| limit <= memory && memory - limit < 65_536) {
-        return Ok(None);
-    }
-    write_text(dir.as_fd(), SOCKETS_V1, &socket_share(memory).to_string())?;
-    number(SOCKETS_V1)
-}
-
 /// Bytes that the buffers of TCP and UDP may hold besides this limit on memory, where version 1 counts them apart.
 #[must_use]
 pub fn socket_share(memory: u64) -> u64 {

@@ -338,18 +338,6 @@ impl Mounted {
     }
 }
 
-/// The directory of a process's group in version 1's memory hierarchy, if there is one.
-pub(super) fn v1_memory_group(pid: i32) -> io::Result<Option<PathBuf>> {
-    let of_process = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let own = fs::read_to_string("/proc/self/cgroup")?;
-    let mounts = mounts(&own)?;
-    let mount = mounts.iter().find(|mount| !mount.unified && mount.options.iter().any(|option| option == "memory"));
-    let group = own_groups(&of_process).remove("memory");
-    Ok(mount.zip(group).and_then(|(mount, group)| mount.seen(&group)))
-}
-
-/// Groups in which this process's sandboxes can be made without leaving a bound that this process is under: its own group, and
-/// those above it up to the first that has bounds. The nearest comes first.
 pub(super) fn v2_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
     let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
     let Some(own) = own_groups(own).get("").and_then(|group| mount.seen(group)) else { return Vec::new() };
