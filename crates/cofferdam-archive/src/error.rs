@@ -12,7 +12,10 @@ pub type Result<T, E = ArchiveError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum ArchiveError {
     /// Other bytes.
-    #[error("this is no archive of a snapshot: it does not begin like one. Give the file that `snapshot save` wrote")]
+    #[error(
+        "this is no archive of a snapshot or an image: it does not begin like one. Give the file that `snapshot save` or \
+         `vm export-image` wrote"
+    )]
     NotAnArchive,
     /// Written by a later version.
     #[error(

@@ -33,7 +33,9 @@ use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
 use crate::vmm::MachineState;
 
-const MACHINE: &str = "machine";
+pub(crate) const MACHINE: &str = "machine";
+/// The document in the archive of an image.
+pub(crate) const IMAGE: &str = "image";
 const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";
 const WORKSPACE: &str = "workspace";
@@ -109,6 +111,9 @@ impl Travelled {
         let [document] = documents else {
             return Err(bad(format!("its archive has {} documents, and that of a machine has one", documents.len())));
         };
+        if document.part.name.as_str() == IMAGE {
+            return Err(bad("the file holds an image; `cofferdam vm import-image` takes that".to_owned()));
+        }
         if document.part.name.as_str() != MACHINE {
             return Err(bad(format!("its archive has no document '{MACHINE}'")));
         }

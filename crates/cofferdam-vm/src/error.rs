@@ -145,6 +145,12 @@ pub enum VmError {
         /// The tenant that asked for it.
         asked: String,
     },
+    /// An image with the same key and other contents is here.
+    #[error("an image with the key {key} is here, and its contents differ from those of the file")]
+    OtherContents {
+        /// The key of both.
+        key: String,
+    },
     /// Another image has the name.
     #[error("the image {name:?} is there, made from {about}, and would be replaced by one of {asked}")]
     NameTaken {
@@ -192,7 +198,7 @@ pub enum VmError {
         asked: String,
     },
     /// The image that a snapshot's machine started from is not here.
-    #[error("the snapshot's machine started from the image with the key {key}, and there is none here")]
+    #[error("the snapshot's machine started from the image with the key {key}, which is not here")]
     NoBase {
         /// The image's key.
         key: String,
@@ -252,6 +258,15 @@ pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOn
     move |source| VmError::Io { operation, path, source }
 }
 
+/// Returns how an image gets here. What is no key comes from a hostile archive, and stays out of commands that people copy.
+fn bring(key: &str) -> String {
+    let key = if crate::image::is_key(key) { key } else { "KEY" };
+    format!(
+        "bring that image here: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was saved, then \
+         `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that are here"
+    )
+}
+
 fn console_shown(console: &str) -> String {
     if console.is_empty() { String::new() } else { format!("; its console says: {}", shown_end(console)) }
 }
@@ -290,7 +305,7 @@ impl VmError {
             | Self::Elsewhere { .. }
             | Self::Fixed { .. }
             | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
-            Self::NameTaken { .. } => ErrorKind::Conflict,
+            Self::NameTaken { .. } | Self::OtherContents { .. } => ErrorKind::Conflict,
             Self::AboveLimit { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
             Self::Archive(ArchiveError::NoSpace { .. }) | Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
             Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
@@ -368,10 +383,11 @@ impl VmError {
             Self::Elsewhere { .. } => "restore it where it was taken, or set this backend up as that one was",
             Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
             Self::BadSnapshot { .. } => "take it again",
-            Self::NoBase { .. } => {
-                "bring that image here, or make it of the same contents: `cofferdam vm images` shows the beginning of the key of \
-                 each that is here, with --json all of it, and `cofferdam vm build-image` makes images"
+            Self::OtherContents { .. } => {
+                "one of the two is not what it says: remove the image that is here with `cofferdam vm prune --name NAME`, or do not \
+                 import the file"
             }
+            Self::NoBase { key } => return Some(bring(key)),
             Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
             Self::OtherDirectory { .. } => "it was replaced in the meantime: name it again, if that was you",
             Self::Io { source, .. } if UntrustedLink::of(source).is_some() => UntrustedLink::REMEDY,

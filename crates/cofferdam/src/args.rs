@@ -23,7 +23,7 @@ pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
-pub use machine::{BuildImageArgs, MachineArgs, MachineCommand};
+pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs, MachineCommand};
 pub use mcp::McpArgs;
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
@@ -77,7 +77,7 @@ pub enum Command {
     /// Show the images of the container engine, and get more
     #[cfg(feature = "container")]
     Image(ImageArgs),
-    /// Make images for virtual machines, show and remove them
+    /// Make images for virtual machines, show, move and remove them
     #[cfg(feature = "vm")]
     Vm(MachineArgs),
     /// Freeze a virtual machine to a file, and let it go on elsewhere

@@ -1,5 +1,6 @@
 //! What is in a cache: images with names, and what no name stands for.
 
+use super::carry::IMPORTED;
 use super::names::{self, Named};
 use super::{Image, Images, image, joint};
 use crate::error::Result;
@@ -28,9 +29,9 @@ pub struct Listed {
 pub struct Unnamed {
     /// The key of both, as archives name it.
     pub key: String,
-    /// The kernel's own key.
+    /// The kernel's own key; for an image that was imported, the image's.
     pub kernel: String,
-    /// The root file system's own key.
+    /// The root file system's own key; for an image that was imported, the image's.
     pub root: String,
     /// What `uname -r` says in such a machine; empty where nobody knows.
     pub release: String,
@@ -65,7 +66,7 @@ impl Images {
                 return Ok(Some(image(&kernel, &root)));
             }
         }
-        Ok(None)
+        self.imported(key)
     }
 
     /// Returns what the image of this name was made from, as it was described; `None` where there is none.
@@ -75,11 +76,11 @@ impl Images {
 
     /// The key of what has this name now: nothing but the name is read.
     pub fn key_of(&self, name: &str) -> Option<String> {
-        names::read(&self.store, name).ok().map(|named| joint(&named.kernel, &named.root))
+        names::read(&self.store, name).ok().map(|named| named.key())
     }
 
     /// Keys of all kernels that are kept, each with those of all root file systems; at most [`MOST_PAIRS`].
-    fn pairs(&self) -> Vec<(String, String)> {
+    pub(super) fn pairs(&self) -> Vec<(String, String)> {
         let (kernels, roots): (Vec<_>, Vec<_>) =
             self.store.entries().into_iter().partition(|(kind, _)| kind == "kernel");
         let roots: Vec<String> = roots.into_iter().filter(|(kind, _)| kind == "root").map(|(_, key)| key).collect();
@@ -95,8 +96,15 @@ impl Images {
         let size = |kind: &str, key: &str| self.store.glance(kind, key).map_or(0, |(bytes, _)| bytes);
         let is_nameless = |(kernel, root): &(String, String)| !used.contains(&kernel) || !used.contains(&root);
         let pairs = self.pairs().into_iter().filter(is_nameless);
+        let pairs = pairs.filter_map(|(kernel, root)| self.unnamed(kernel, root));
+        let entries = self.store.entries().into_iter();
+        let imported = entries.filter(|(kind, key)| kind == IMPORTED && !used.contains(&key));
+        let imported = imported.filter_map(|(_, key)| {
+            let (bytes, release) = self.store.glance(IMPORTED, &key)?;
+            Some(Unnamed { kernel: key.clone(), root: key.clone(), key, release, bytes })
+        });
         Inventory {
-            unnamed: pairs.filter_map(|(kernel, root)| self.unnamed(kernel, root)).collect(),
+            unnamed: pairs.chain(imported).collect(),
             nameless: nameless.map(|(kind, key)| (kind.clone(), key.clone(), size(&kind, &key))).collect(),
             named: named.into_iter().map(|(name, named)| self.listed(name, named)).collect(),
         }
@@ -109,15 +117,21 @@ impl Images {
     }
 
     fn listed(&self, name: String, named: Named) -> Listed {
-        let understood = named.is_understood();
-        let Named { kernel, root, about, protocol: _ } = named;
-        let (kernel_found, root_found) = (self.store.glance("kernel", &kernel), self.store.glance("root", &root));
+        let (understood, key) = (named.is_understood(), named.key());
+        let glance = |kind: &str, key: &str| self.store.glance(kind, key);
+        let (bytes, release) = if named.imported {
+            glance(IMPORTED, &named.kernel).map_or((None, None), |(bytes, note)| (Some(bytes), Some(note)))
+        } else {
+            let (kernel, root) = (glance("kernel", &named.kernel), glance("root", &named.root));
+            let release = kernel.as_ref().map(|(_, note)| note.clone());
+            (kernel.zip(root).map(|((kernel, _), (root, _))| kernel + root), release)
+        };
         Listed {
             name,
-            about,
-            key: joint(&kernel, &root),
-            release: kernel_found.as_ref().map(|(_, note)| note.clone()).unwrap_or_default(),
-            bytes: kernel_found.zip(root_found).filter(|_| understood).map(|((kernel, _), (root, _))| kernel + root),
+            about: named.about,
+            key,
+            release: release.unwrap_or_default(),
+            bytes: bytes.filter(|_| understood),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::initramfs::Module;
 use crate::error::{Result, VmError, io};
 
 /// The largest kernel, and the largest module, that is taken.
-const MOST_KERNEL: u64 = 128 << 20;
+pub(super) const MOST_KERNEL: u64 = 128 << 20;
 const MOST_MODULE: u64 = 16 << 20;
 
 /// What a machine needs, in the order in which it is loaded: the bus, the console with the agent's port, disks, random

@@ -7,6 +7,9 @@
 //! An image is made as an ordinary user, from inputs that its key names, and gives the same bytes each time. It is made
 //! once for all machines, which only read it. Nothing of it is started here.
 
+mod carry;
+#[cfg(test)]
+mod carry_tests;
 mod cpio;
 pub(crate) mod ext4;
 mod headers;
@@ -31,10 +34,12 @@ use cofferdam_linux::named::{self, Directory, UntrustedLink};
 
 use crate::config::MakePolicy;
 use crate::error::{Result, VmError, io};
+pub use carry::{ExportOptions, Exported, ImportOptions, Imported, Taken};
 pub use inventory::{Inventory, Listed, Unnamed};
 use kernel::Kernel;
 use names::Named;
 pub use names::is_name;
+pub(crate) use store::is_key;
 use store::{Entry, Lock, Store};
 
 /// Changes when other bytes are made of the same inputs.
@@ -232,7 +237,8 @@ impl Images {
         let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
         let lock = self.store.lock(progress)?;
         let protocol = cofferdam_guest::PROTOCOL;
-        let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), about: about.to_owned(), protocol };
+        let about = about.to_owned();
+        let named = Named { kernel: kernel.key.clone(), root: root.key.clone(), imported: false, about, protocol };
         names::write(&self.store, &lock, name, &named)?;
         Ok(image(&kernel, &root))
     }
@@ -262,6 +268,10 @@ impl Images {
     }
 
     fn opened(&self, name: &str, named: &Named) -> Result<Image> {
+        if named.imported {
+            let image = self.imported(&named.kernel)?;
+            return image.ok_or_else(|| VmError::NoSuchImage { name: name.to_owned() });
+        }
         let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
         match parts {
             (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::joint;
 use super::store::{Lock, Store, is_key, read_small};
 use crate::error::{Result, VmError, io};
 
@@ -20,7 +21,11 @@ const LONGEST_ABOUT: usize = 500;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Named {
     pub kernel: String,
+    /// For an image that was imported, the same as `kernel`: the key of the image.
     pub root: String,
+    /// Whether the image was imported from a file, and is one entry rather than two.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub imported: bool,
     /// What it was made from, for people.
     pub about: String,
     /// The version of the protocol that its agent speaks; 0 where nobody wrote it down.
@@ -29,6 +34,17 @@ pub(crate) struct Named {
 }
 
 impl Named {
+    /// Names an image that was imported, by its key.
+    pub(crate) fn imported(key: &str, about: &str, protocol: u32) -> Self {
+        let (kernel, root) = (key.to_owned(), key.to_owned());
+        Self { kernel, root, imported: true, about: about.to_owned(), protocol }
+    }
+
+    /// Returns the key of the image.
+    pub(crate) fn key(&self) -> String {
+        if self.imported { self.kernel.clone() } else { joint(&self.kernel, &self.root) }
+    }
+
     /// Whether this program can talk to its agent.
     pub(crate) fn is_understood(&self) -> bool {
         self.protocol == cofferdam_guest::PROTOCOL
@@ -91,7 +107,13 @@ mod tests {
     fn a_name_is_given_read_and_taken_away() {
         let place = tempfile::tempdir().unwrap();
         let store = Store::new(place.path().join("cache"));
-        let named = Named { kernel: key(&[b"k"]), root: key(&[b"r"]), about: "a\u{1b}b".to_owned(), protocol: 7 };
+        let named = Named {
+            kernel: key(&[b"k"]),
+            root: key(&[b"r"]),
+            imported: false,
+            about: "a\u{1b}b".to_owned(),
+            protocol: 7,
+        };
         let lock = store.lock(&mut |_| ()).unwrap();
         for name in ["default", "a.b-c_1"] {
             write(&store, &lock, name, &named).unwrap();

@@ -64,13 +64,16 @@ pub(crate) fn is_key(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
+/// Names of files, each with its size and the SHA-256 of its contents.
+pub(crate) type Files = BTreeMap<String, (u64, String)>;
+
 /// What an entry holds.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
     /// Free text of whoever made it.
     note: String,
-    files: BTreeMap<String, (u64, String)>,
+    files: Files,
 }
 
 /// The directory.
@@ -114,6 +117,12 @@ impl Store {
             return None;
         }
         Some((manifest.files.values().map(|(size, _)| size).sum(), manifest.note))
+    }
+
+    /// Returns the files of an entry by its manifest; none of it is read or compared.
+    pub(crate) fn files(&self, kind: &str, key: &str) -> Option<Files> {
+        let text = read_small(&self.root.join(format!("{kind}-{key}")).join(MANIFEST)).ok()?;
+        serde_json::from_slice::<Manifest>(&text).ok().map(|manifest| manifest.files)
     }
 
     /// Kinds and keys of all entries, in order.
@@ -290,6 +299,18 @@ impl Lock {
 
     /// Makes an entry of the files in a directory of [`Self::scratch`], which it takes the place of what was there.
     pub(crate) fn keep(&self, kind: &str, key: &str, made: &Path, note: &str) -> Result<Entry> {
+        self.keep_if(kind, key, made, note, |_| Ok(()))
+    }
+
+    /// Makes an entry as [`Self::keep`] does, if `check` accepts the sizes and hashes that its files have.
+    pub(crate) fn keep_if(
+        &self,
+        kind: &str,
+        key: &str,
+        made: &Path,
+        note: &str,
+        check: impl FnOnce(&Files) -> Result<()>,
+    ) -> Result<Entry> {
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(made).map_err(io("read", made))? {
             let path = entry.map_err(io("read", made))?.path();
@@ -301,6 +322,7 @@ impl Lock {
             // The directory keeps others out. A monitor that runs as another user opens its descriptors again.
             fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(io("close", &path))?;
         }
+        check(&files)?;
         let note = note.to_owned();
         let text = serde_json::to_vec(&Manifest { note: note.clone(), files }).unwrap_or_default();
         write_whole(&made.join(MANIFEST), &text)?;

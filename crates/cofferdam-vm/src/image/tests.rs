@@ -23,6 +23,7 @@ fn name(images: &Images, name: &str, kernel: &str, root: &str) {
     let named = Named {
         kernel: kernel.to_owned(),
         root: root.to_owned(),
+        imported: false,
         about: String::new(),
         protocol: cofferdam_guest::PROTOCOL,
     };

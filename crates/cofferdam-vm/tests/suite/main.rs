@@ -5,6 +5,7 @@ mod archive;
 mod boot;
 mod bounds;
 mod conformance;
+mod consoles;
 mod hold;
 mod images;
 mod kill;

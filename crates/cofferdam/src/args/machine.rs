@@ -13,6 +13,8 @@ Examples:
   cofferdam vm build-image --name mine --from ./rootfs
   cofferdam vm build-image --name mine --from image.tar      of `docker save`, or an OCI image layout
   cofferdam run --level vm --image mine -- cat /etc/os-release
+  cofferdam vm export-image mine --out mine.image
+  cofferdam vm import-image mine.image --name mine           on another machine
 
 Images are kept in $XDG_CACHE_HOME/cofferdam/vm or ~/.cache/cofferdam/vm. Making one needs neither
 root nor a container engine: apt and dpkg for packages, and mkfs.ext4.";
@@ -31,6 +33,10 @@ pub struct MachineArgs {
 pub enum MachineCommand {
     /// Make an image: a kernel, and a disk with a root file system
     BuildImage(Box<BuildImageArgs>),
+    /// Write an image to a file, for another machine
+    ExportImage(ExportImageArgs),
+    /// Read an image from a file that `export-image` wrote
+    ImportImage(ImportImageArgs),
     /// List the images
     Images {
         /// Print a JSON document
@@ -87,11 +93,58 @@ pub struct BuildImageArgs {
     pub json: bool,
 }
 
+/// `cofferdam vm export-image`.
+#[derive(Debug, Args)]
+pub struct ExportImageArgs {
+    /// The image's name, or its whole key as `vm images --json` prints it [default: the image that runs use]
+    #[arg(value_name = "NAME|KEY")]
+    pub image: Option<String>,
+    /// The file to write; it is there whole or not at all
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+    /// Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits, readable by its owner only
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// How hard to compress, from 1 (fast) to 19 (small) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub compression: Option<i32>,
+    /// Answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `cofferdam vm import-image`.
+#[derive(Debug, Args)]
+pub struct ImportImageArgs {
+    /// What `cofferdam vm export-image` wrote
+    pub file: PathBuf,
+    /// The image's name here [default: one that the same image has, else `imported-` and the beginning of its key]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Take the name from another image
+    #[arg(long)]
+    pub force: bool,
+    /// The key that it was encrypted with
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// The largest disk that is taken [default: 8G]
+    #[arg(long, value_name = "SIZE")]
+    pub max_size: Option<ByteSize>,
+    /// Answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 impl MachineCommand {
     /// Whether the answer is JSON.
     pub fn json(&self) -> bool {
         match self {
             Self::BuildImage(args) => args.json,
+            Self::ExportImage(args) => args.json,
+            Self::ImportImage(args) => args.json,
             Self::Images { json } | Self::Prune { json, .. } => *json,
         }
     }

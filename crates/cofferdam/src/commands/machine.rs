@@ -1,5 +1,7 @@
 //! `cofferdam vm`: the images that virtual machines start from.
 
+mod carry;
+
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,9 +28,15 @@ pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
 fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let images = Images::new(&machines(None, &Environment::read(variable)?, &file))?;
+    let machines = machines(None, &Environment::read(variable)?, &file);
+    let images = Images::new(&machines)?;
     let printed = match &args.command {
         MachineCommand::BuildImage(args) => built(&build(&images, args)?, form),
+        MachineCommand::ExportImage(args) => {
+            let usual = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
+            return block_on(carry::export(&images, args, usual, form));
+        }
+        MachineCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
         MachineCommand::Images { .. } => {
             let all = images.list();
             match form {

@@ -18,6 +18,8 @@ mod schema;
 mod setup;
 #[cfg(feature = "vm")]
 mod snapshot;
+#[cfg(feature = "vm")]
+mod work;
 
 use std::time::Duration;
 

@@ -9,10 +9,14 @@ use cofferdam_contract::ByteSize;
 #[cfg(feature = "vm")]
 mod archives;
 #[cfg(feature = "vm")]
+mod carried;
+#[cfg(feature = "vm")]
 mod made;
 
 #[cfg(feature = "vm")]
 pub use archives::*;
+#[cfg(feature = "vm")]
+pub use carried::*;
 #[cfg(feature = "vm")]
 pub use made::*;
 

@@ -139,3 +139,62 @@ fn a_dropped_pool_and_a_dropped_session_leave_nothing() {
         assert!(other.exit().await.is_ok_and(|exit| exit.cancelled));
     });
 }
+
+/// Prints what is there of others, and leaves files and a process.
+#[cfg(feature = "vm")]
+const MARKS: &str = "ls -A /workspace /tmp /dev/shm | grep -v ':$' | grep .; cat /proc/[0-9]*/comm | grep -x sleep
+for at in /workspace /tmp /dev/shm; do echo $MINE > $at/$MINE; done; (sleep 1000 > /dev/null 2>&1 &) ; echo marked";
+
+#[cfg(feature = "vm")]
+#[test]
+fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
+    use cofferdam::registry::{Setup, machines::Machines};
+    use std::collections::BTreeSet;
+
+    use crate::cli::machines::{cache, with_machines};
+
+    let test = "machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant";
+    if with_machines(std::process::Command::new("true"), test).is_none() {
+        return;
+    }
+    leaving_nothing(async {
+        let machines =
+            Machines { images: Some(cache().join("vm")), image: Some("cli-tests".to_owned()), ..Machines::default() };
+        let setup = Setup { machines, ..Setup::default() };
+        let backend = registry::backend_with("vm", &setup).expect("the backend is built in");
+        let config = PoolConfig { min_warm: 2, max: 4, ..PoolConfig::default() };
+        let pooled = PooledBackend::new(backend, Spec::default(), config).expect("a pool");
+        let spec = |tenant: &str| {
+            Spec::builder().tenant(TenantId::new(tenant).expect("a name")).build().expect("a valid spec")
+        };
+        let (mut ids, mut machine_ids, mut snapshot) = (BTreeSet::new(), BTreeSet::new(), None);
+        for turn in 0..6 {
+            refilled(&pooled, true).await;
+            let tenant = ["acme", "rival"][turn % 2];
+            let lease = pooled.pool().claim(spec(tenant)).await.expect("a machine");
+            let request = ExecRequest::shell(MARKS).env("MINE", format!("{tenant}-{turn}")).build().expect("valid");
+            let done = lease.exec(request).await.expect("it runs");
+            assert_eq!(String::from_utf8_lossy(&done.stdout), "marked\n", "{done:?}");
+            let request = ExecRequest::shell("cat /etc/machine-id; ls /workspace").build().expect("valid");
+            let done = lease.exec(request).await.expect("it runs");
+            let said = String::from_utf8_lossy(&done.stdout).into_owned();
+            let (machine, mine) = said.split_once('\n').expect("two lines");
+            assert_eq!(mine, format!("{tenant}-{turn}\n"));
+            assert!(ids.insert(lease.id().to_string()) && machine_ids.insert(machine.to_owned()), "{machine}: twice");
+            if turn == 0 {
+                snapshot = Some(lease.snapshot().await.expect("a snapshot"));
+            }
+            lease.close().await.expect("it ends");
+        }
+        let metrics = pooled.pool().metrics();
+        assert!(metrics.claims.warm > 0, "none was made ahead: {metrics:?}");
+        let snapshot = snapshot.expect("the first was taken");
+        let error = pooled.restore(snapshot.clone(), spec("rival")).await.map(drop).expect_err("another tenant's");
+        assert_eq!(error.kind(), cofferdam::ErrorKind::Denied, "{error}");
+        let own = pooled.restore(snapshot, spec("acme")).await.expect("the tenant's own");
+        let done = own.exec(ExecRequest::shell("ls /workspace").build().expect("valid")).await.expect("it runs");
+        assert_eq!(String::from_utf8_lossy(&done.stdout), "acme-0\n");
+        own.close().await.expect("it ends");
+        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+    });
+}

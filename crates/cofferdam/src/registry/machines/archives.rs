@@ -20,7 +20,7 @@ use super::Machines;
 use crate::registry::{ImageProgress, ImageStep};
 
 /// Bytes that are read or written at once.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 /// The largest workspace that is restored unless told otherwise.
 pub const LARGEST_WORKSPACE: ByteSize = ByteSize::from_mebibytes(8192);
 
@@ -29,6 +29,10 @@ pub const LARGEST_WORKSPACE: ByteSize = ByteSize::from_mebibytes(8192);
 pub struct ArchiveKey(Arc<Key>);
 
 impl ArchiveKey {
+    pub(super) fn get(&self) -> &Key {
+        &self.0
+    }
+
     /// The key in a file of the user's own: exactly 32 bytes, or 64 hexadecimal digits.
     ///
     /// # Errors
@@ -61,7 +65,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    fn tell(&self, what: &str, step: Progress) -> ControlFlow<()> {
+    pub(super) fn tell(&self, what: &str, step: Progress) -> ControlFlow<()> {
         if self.cancelled.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
@@ -249,7 +253,7 @@ fn failed(operation: &'static str, error: ArchiveError) -> Error {
 }
 
 /// Opens a file that may be anything, and waits for nobody.
-fn open(operation: &'static str, path: &Path) -> Result<File> {
+pub(super) fn open(operation: &'static str, path: &Path) -> Result<File> {
     let refused = |kind, why: String| {
         Err(Error::new(kind, operation, format!("'{}' cannot be read: {why}", path.display()))
             .with_remedy("name a file that exists and that you may read"))

@@ -78,7 +78,7 @@ pub(in crate::registry) fn backend(machines: &Machines, progress: ImageProgress)
     VmBackend::with_progress(machines.config()?, Arc::new(move |step| progress(shown(&step))))
 }
 
-fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
+pub(super) fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
     let bytes = match step {
         cofferdam_vm::image::Progress::Packages(step) => step.bytes(),
         _ => None,
@@ -236,7 +236,7 @@ pub struct MachineImages {
 /// The images of machines.
 #[derive(Debug, Clone)]
 pub struct Images {
-    store: Store,
+    pub(super) store: Store,
     directory: PathBuf,
 }
 
@@ -299,7 +299,7 @@ impl Images {
             }
             store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
         };
-        blocking(make).await?;
+        blocking(OPERATION, make).await?;
         let found = self.list().images.into_iter().find(|image| image.name == name);
         found.ok_or_else(|| Error::new(ErrorKind::Internal, OPERATION, "the image was made, and is not there"))
     }
@@ -311,7 +311,7 @@ impl Images {
     /// Those of the cache, and for a name that nothing has.
     pub async fn prune(&self, names: &[String], unused: Duration) -> Result<u64> {
         let (store, names) = (self.store.clone(), names.to_vec());
-        blocking(move || {
+        blocking(OPERATION, move || {
             names.iter().try_for_each(|name| store.forget(name, &mut |_| ()))?;
             store.prune(unused, &mut |_| ())
         })
@@ -321,10 +321,13 @@ impl Images {
 
 const OPERATION: &str = "build image";
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, VmError> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    operation: &'static str,
+    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|error| Error::new(ErrorKind::Internal, OPERATION, "it broke off").with_source(error))?;
-    done.map_err(|error| error.into_contract(OPERATION))
+    let done = done.map_err(|error| Error::new(ErrorKind::Internal, operation, "it broke off").with_source(error))?;
+    done.map_err(|error| error.into_contract(operation))
 }
 
 #[cfg(test)]

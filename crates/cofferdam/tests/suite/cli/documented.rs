@@ -46,7 +46,10 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam image import", Row::Elsewhere("needs a root file system; the container suite imports one")),
     ("cofferdam image pull", Row::Elsewhere("needs a public registry; the container suite has one of its own")),
     ("cofferdam run --image", Row::Elsewhere("needs those images; the container suite makes them")),
-    ("cofferdam vm ", Row::Elsewhere("takes minutes; machines builds, lists and prunes images")),
+    (
+        "cofferdam vm ",
+        Row::Elsewhere("takes minutes; machines builds, lists and prunes images, travels exports and imports them"),
+    ),
     ("cofferdam run --level vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
     ("cofferdam run --backend vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
     ("SANDBOX_TYPE=vm ", Row::Elsewhere("needs an image of virtual machines; machines has one")),

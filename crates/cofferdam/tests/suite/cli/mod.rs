@@ -11,7 +11,7 @@ mod forms;
 #[cfg(feature = "vm")]
 mod kills;
 #[cfg(feature = "vm")]
-mod machines;
+pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
 mod repl;
@@ -20,6 +20,8 @@ mod signals;
 #[cfg(feature = "vm")]
 mod snapshots;
 pub mod terminals;
+#[cfg(feature = "vm")]
+mod travels;
 mod usage;
 
 use std::path::Path;

@@ -30,7 +30,7 @@ while True:
     time.sleep(0.05)
 ";
 
-fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>, place: &Path) -> Command {
+pub(super) fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>, place: &Path) -> Command {
     let mut command = cofferdam();
     command.arg("snapshot").args(words).current_dir(place);
     command
@@ -106,14 +106,14 @@ impl Parts {
 }
 
 /// A file with a key in it that only its owner can read.
-fn key_file(place: &Path, name: &str, contents: &[u8]) -> PathBuf {
+pub(super) fn key_file(place: &Path, name: &str, contents: &[u8]) -> PathBuf {
     let path = place.join(name);
     std::fs::write(&path, contents).expect("a file");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its owner's");
     path
 }
 
-fn refused(command: &mut Command, says: &str) {
+pub(super) fn refused(command: &mut Command, says: &str) {
     let (code, stdout, stderr) = outcome(command);
     assert!(code != 0 && stdout.is_empty() && stderr.contains(says), "{command:?}: {code} {stdout}{stderr}");
 }

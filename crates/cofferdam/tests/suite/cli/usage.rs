@@ -68,7 +68,7 @@ fn the_top_level_help() {
       doctor       Tell what each backend can enforce on this host, what is missing and how to get it
       setup        Install interpreters for WebAssembly, once for this user
       image        Show the images of the container engine, and get more
-      vm           Make images for virtual machines, show and remove them
+      vm           Make images for virtual machines, show, move and remove them
       snapshot     Freeze a virtual machine to a file, and let it go on elsewhere
       conformance  Run the conformance kit against a backend
       backends     List the backends
@@ -89,6 +89,50 @@ fn the_top_level_help() {
     Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
     then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
     defaults.
+    ");
+}
+
+#[cfg(feature = "vm")]
+#[test]
+fn the_help_of_images_that_travel() {
+    let (_, stdout, _) = outcome(cofferdam().args(["vm", "export-image", "--help"]));
+    assert_snapshot!(stdout, @r"
+    Write an image to a file, for another machine
+
+    Usage: cofferdam vm export-image [OPTIONS] --out <FILE> [NAME|KEY]
+
+    Arguments:
+      [NAME|KEY]  The image's name, or its whole key as `vm images --json` prints it [default: the image
+                  that runs use]
+
+    Options:
+          --out <FILE>       The file to write; it is there whole or not at all
+          --force            Replace the file if it is there
+          --key-file <FILE>  Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits,
+                             readable by its owner only
+          --compression <N>  How hard to compress, from 1 (fast) to 19 (small) [default: 1]
+          --json             Answer as JSON
+          --config <FILE>    Configuration file to read instead of the user's own
+      -h, --help             Print help
+    ");
+    let (_, stdout, _) = outcome(cofferdam().args(["vm", "import-image", "--help"]));
+    assert_snapshot!(stdout, @r"
+    Read an image from a file that `export-image` wrote
+
+    Usage: cofferdam vm import-image [OPTIONS] <FILE>
+
+    Arguments:
+      <FILE>  What `cofferdam vm export-image` wrote
+
+    Options:
+          --name <NAME>      The image's name here [default: one that the same image has, else
+                             `imported-` and the beginning of its key]
+          --force            Take the name from another image
+          --key-file <FILE>  The key that it was encrypted with
+          --max-size <SIZE>  The largest disk that is taken [default: 8G]
+          --json             Answer as JSON
+          --config <FILE>    Configuration file to read instead of the user's own
+      -h, --help             Print help
     ");
 }
 
