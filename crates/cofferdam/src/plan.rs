@@ -149,10 +149,10 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     for (key, value) in &args.place.label {
         builder = builder.label(key, value);
     }
-    if let Some(seed) = &args.place.deterministic {
+    if let Some(seed) = &settings.wasm.seed {
         builder = builder.attribute("wasm.deterministic", seed.clone());
     }
-    if let Some(fuel) = args.place.fuel {
+    if let Some(fuel) = settings.wasm.fuel {
         builder = builder.attribute("wasm.fuel", fuel.get());
     }
     for protection in &settings.allow_weaker {
