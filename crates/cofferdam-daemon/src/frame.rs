@@ -65,6 +65,11 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         Self { reader, buffer: BytesMut::new() }
     }
 
+    /// Returns what frames are read from.
+    pub(crate) fn reader(&mut self) -> &mut R {
+        &mut self.reader
+    }
+
     /// The next frame's body; `None` when the other side has ended between two frames.
     pub(crate) async fn body(&mut self) -> io::Result<Option<Bytes>> {
         loop {

@@ -14,6 +14,7 @@
 
 mod client;
 mod config;
+mod directories;
 mod error;
 mod frame;
 mod message;

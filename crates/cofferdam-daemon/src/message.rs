@@ -4,7 +4,8 @@
 //! client                          daemon
 //!   |<-------- ServerHello ---------|     which build, in which surroundings, whether there is room
 //!   |--------- ClientHello -------->|
-//!   |--------- Order, in parts ---->|     or Status, or Stop, each answered once
+//!   |--------- Order, in parts ---->|     with the directories that it names, as descriptors;
+//!   |                                     or Status, or Stop, each answered once
 //!   |<-------- Accepted ------------|     or Failed, the last word
 //!   |<-------- Output, Lost --------|
 //!   |--- Stdin, Cancel, Resize ---->|     Stdin only as far as StdinTaken allows

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cofferdam_linux::trust::Distrust;
+
 /// Result with [`DebianError`].
 pub type Result<T, E = DebianError> = std::result::Result<T, E>;
 
@@ -18,6 +20,14 @@ pub enum DebianError {
     MissingTool {
         /// The program.
         tool: &'static str,
+    },
+    /// A program that another user could change. It was not started.
+    #[error("{tool} was not started: {distrust}\n{}", distrust.remedy())]
+    UntrustedTool {
+        /// The program.
+        tool: &'static str,
+        /// Why.
+        distrust: Distrust,
     },
     /// A name that cannot be a package's.
     #[error(

@@ -1,7 +1,7 @@
 //! The host's apt configuration: what is taken over from it, what is not, and where it keeps things.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::error::{DebianError, Result};
 use crate::run;
@@ -27,7 +27,7 @@ const NOT_TAKEN: &[&str] = &[
 
 impl Host {
     pub(crate) fn read() -> Result<Self> {
-        let mut command = Command::new("apt-config");
+        let mut command = run::command("apt-config")?;
         command.arg("dump").env("LC_ALL", "C").stdin(Stdio::null());
         let finished = run::finish(&mut command, "apt-config")?;
         if !finished.status.success() {

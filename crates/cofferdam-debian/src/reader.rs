@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Stdio};
 
 use tar::EntryType;
 
@@ -88,7 +88,7 @@ fn read(
     };
     let mut stderr = run::nameless()?;
     let copy = |file: &File| file.try_clone().map_err(io("copy a descriptor for", TOOL));
-    let mut command = Command::new(TOOL);
+    let mut command = run::command(TOOL)?;
     // By the descriptor that was hashed, not by a name that something else could get.
     command.arg(option).arg("/dev/stdin").stdin(copy(file)?).stdout(Stdio::piped()).stderr(copy(&stderr)?);
     // One thread, since each takes memory for a whole block.

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use cofferdam_linux::programs;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::error::{DebianError, Result, io};
@@ -62,10 +63,20 @@ impl Drop for Running {
 
 /// A program that is killed with all that it started when this process ends, however it ends. The kernel ties that to the thread
 /// that starts it, which [`finish_tied`] keeps until the program has ended.
-fn tied(tool: &str) -> Command {
-    let mut command = Command::new("setpriv");
+fn tied(tool: &'static str) -> Result<Command> {
+    // Started by the shell, which finds it in the same directories.
+    command(tool)?;
+    let mut command = command("setpriv")?;
     command.args(["--pdeathsig", "TERM", "sh", "-c", TIED, &std::process::id().to_string(), tool]).process_group(0);
-    command
+    Ok(command)
+}
+
+/// Returns a command for a program of the host.
+pub(crate) fn command(tool: &'static str) -> Result<Command> {
+    programs::command(tool).map_err(|distrust| match distrust.is_missing() {
+        true => DebianError::MissingTool { tool },
+        false => DebianError::UntrustedTool { tool, distrust },
+    })
 }
 
 /// A file without a name, for what a program prints.
@@ -106,7 +117,7 @@ pub(crate) fn finish_tied(
     prepare: impl FnOnce(&mut Command),
     glance: impl FnMut() -> u64,
 ) -> Result<Finished> {
-    let mut command = tied(tool);
+    let mut command = tied(tool)?;
     prepare(&mut command);
     watch(&mut command, tool, Reach::Group, glance)
 }

@@ -18,6 +18,7 @@ pub mod named;
 pub mod namespace;
 pub mod probe;
 pub mod process;
+pub mod programs;
 pub mod seccomp;
 pub mod spawn;
 pub mod trust;

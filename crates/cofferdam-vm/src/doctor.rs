@@ -1,11 +1,11 @@
 //! What this host has of what machines need, found out within about a second: no machine is started for it.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use cofferdam_contract::Error;
 use cofferdam_linux::child::{self, Seclusion, Start};
-use cofferdam_linux::landlock;
+use cofferdam_linux::{landlock, programs};
 
 use crate::bounds;
 use crate::choice::{self, Known};
@@ -194,10 +194,16 @@ fn confinement() -> Finding {
 
 /// What keeps it from the network, tried.
 fn seclusion() -> Finding {
-    let mut command = Command::new("true");
+    let name = "monitor's network";
+    let mut command = match programs::command("true") {
+        Ok(command) => command,
+        Err(distrust) if distrust.is_missing() => {
+            return finding(name, Weaker, "could not be tried: there is no program `true`", Some("install coreutils"));
+        }
+        Err(distrust) => return missing(name, distrust.into()),
+    };
     command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let tried = child::start(command, Start { seclusion: Seclusion::Apart, ..Start::default() });
-    let name = "monitor's network";
     match tried.and_then(|mut child| child.wait()) {
         Ok(_) => finding(name, Good, "none: it has namespaces of its own", None),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -320,6 +320,7 @@ impl VmError {
             Self::Api(error) => error.kind(),
             Self::Lacks { .. } => ErrorKind::Unsupported,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
+            Self::Debian(DebianError::UntrustedTool { .. }) => ErrorKind::Denied,
             Self::Io { source, .. } if UntrustedLink::of(source).is_some() => ErrorKind::PathEscape,
             Self::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,

@@ -101,24 +101,45 @@ impl Cache {
     /// The hash of each of `files`, if the entry is there, is this user's alone, and is what its manifest says. What is
     /// there and is not so is removed.
     pub(crate) fn verified(&self, name: &str, files: &[&str]) -> Result<Option<Vec<String>>> {
-        let opened = self.open(name, files)?;
-        Ok(opened.map(|opened| opened.into_iter().map(|(hash, _)| hash).collect()))
+        self.each(name, files, |Found { hash, path, file }| {
+            digest::expect_of(&mut &*file, path, hash)?;
+            Ok(hash.clone())
+        })
     }
 
-    /// Opens each of `files`, whose bytes were hashed through what is returned. As [`Self::publish`] wrote them, or
-    /// nothing: an entry that is damaged, or that another user could have written to, is removed.
+    /// Returns each of `files` with its hash, as [`Self::publish`] wrote it, or nothing: an entry that is damaged, or that
+    /// another user could have written to, is removed.
+    ///
+    /// What is returned is a copy in memory that is sealed, and it is the copy that was hashed: whatever becomes of the
+    /// files later, it can neither change nor get shorter.
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself is not this user's alone.
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself is not this user's alone; [`SupplyError::Io`] if there is
+    /// no memory for a copy.
     pub fn open(&self, name: &str, files: &[&str]) -> Result<Option<Vec<(String, File)>>> {
+        self.each(name, files, |Found { hash, path, file }| {
+            digest::sealed(&mut &*file, path, hash).map(|copy| (hash.clone(), copy))
+        })
+    }
+
+    /// Does something with each of `files`, at once where threads are to be had: the start of an interpreter waits for this.
+    fn each<T: Send>(
+        &self,
+        name: &str,
+        files: &[&str],
+        act: impl Fn(&Found) -> Result<T> + Sync,
+    ) -> Result<Option<Vec<T>>> {
         let entry = self.entry(name);
         if fs::symlink_metadata(&entry).is_err() {
             return Ok(None);
         }
         self.check_root()?;
-        if let Ok(opened) = self.opened(&entry, files) {
-            return Ok(Some(opened));
+        match self.found(&entry, files).and_then(|found| for_each(&found, act)) {
+            Ok(done) => return Ok(Some(done)),
+            // There is no room for a copy, which says nothing about the entry.
+            Err(error @ SupplyError::Io { operation: digest::COPY, .. }) => return Err(error),
+            Err(_) => {}
         }
         self.remove(name)?;
         Ok(None)
@@ -132,13 +153,13 @@ impl Cache {
         removed.map_err(io("remove a damaged file of the cache", &entry))
     }
 
-    fn opened(&self, entry: &Path, files: &[&str]) -> Result<Vec<(String, File)>> {
+    fn found(&self, entry: &Path, files: &[&str]) -> Result<Vec<Found>> {
         self.check(entry)?;
         let manifest = entry.join(MANIFEST);
         self.check(&manifest)?;
         let text = fs::read_to_string(&manifest).map_err(io("read", &manifest))?;
         let mut lines = text.lines();
-        let mut opened = Vec::new();
+        let mut found = Vec::new();
         let known = lines.next() == Some(FORMAT);
         for file in files {
             let path = entry.join(file);
@@ -147,10 +168,10 @@ impl Cache {
             let Some(pinned) = pinned.filter(|_| known) else {
                 return Err(self.untrusted(&manifest, "it does not name its files"));
             };
-            let open = File::open(&path).map_err(io("open", &path))?;
-            opened.push((pinned.to_owned(), path, open));
+            let file = File::open(&path).map_err(io("open", &path))?;
+            found.push(Found { hash: pinned.to_owned(), path, file });
         }
-        hashed(opened)
+        Ok(found)
     }
 
     /// Checks the cache and the directories that lead to it.
@@ -184,21 +205,25 @@ impl Cache {
     }
 }
 
-/// Compares each file with its hash, at once where threads are to be had: whoever starts an interpreter waits for this.
-fn hashed(files: Vec<(String, PathBuf, File)>) -> Result<Vec<(String, File)>> {
-    let compare = |(pinned, path, open): &(String, PathBuf, File)| digest::expect_of(&mut &*open, path, pinned);
+/// A file of an entry, and what its manifest says that it holds.
+struct Found {
+    hash: String,
+    path: PathBuf,
+    file: File,
+}
+
+fn for_each<T: Send>(found: &[Found], act: impl Fn(&Found) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let act = &act;
     std::thread::scope(|scope| {
-        let begin = |file| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, move || compare(file));
-            (file, thread.ok())
+        let begin = |file| (file, std::thread::Builder::new().spawn_scoped(scope, move || act(file)).ok());
+        let begun: Vec<_> = found.iter().map(begin).collect();
+        let join = |(file, thread): (_, Option<std::thread::ScopedJoinHandle<'_, _>>)| match thread.map(|it| it.join())
+        {
+            Some(Ok(done)) => done,
+            _ => act(file),
         };
-        let begun: Vec<_> = files.iter().map(begin).collect();
-        begun.into_iter().try_for_each(|(file, thread)| match thread.map(std::thread::ScopedJoinHandle::join) {
-            Some(Ok(compared)) => compared,
-            _ => compare(file),
-        })
-    })?;
-    Ok(files.into_iter().map(|(pinned, _, open)| (pinned, open)).collect())
+        begun.into_iter().map(join).collect()
+    })
 }
 
 fn scratch_prefix(name: &str) -> String {

@@ -1,12 +1,19 @@
 //! SHA-256 of files, and the comparison with what is pinned.
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Result, SupplyError, io};
+
+/// What fails where a copy cannot be made.
+pub(crate) const COPY: &str = "copy into memory";
+/// The longest file that is copied into memory.
+const MAX_SEALED: u64 = 1 << 30;
 
 pub(crate) fn of_bytes(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
@@ -18,14 +25,48 @@ pub(crate) fn of_file(path: &Path) -> Result<String> {
 }
 
 fn of_open(file: &mut impl Read) -> std::io::Result<String> {
+    copied(file, &mut std::io::sink())
+}
+
+/// Copies a file, and returns the hash of what was copied.
+fn copied(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 256 * 1024];
     loop {
-        let count = file.read(&mut buffer)?;
+        let count = from.read(&mut buffer)?;
         if count == 0 {
             return Ok(hex(&hasher.finalize()));
         }
         hasher.update(&buffer[..count]);
+        to.write_all(&buffer[..count])?;
+    }
+}
+
+/// Copies the pinned content into memory that is sealed: it is hashed on its way there, and can neither change nor get shorter.
+///
+/// # Errors
+///
+/// What is not exactly the pinned content is an error, and so is a file beyond [`MAX_SEALED`].
+pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Result<File> {
+    let (found, copy) = seal(file).map_err(io(COPY, path))?;
+    compare(path, expected, found).map(|()| copy)
+}
+
+fn seal(file: &mut impl Read) -> std::io::Result<(String, File)> {
+    let mut copy = memory()?;
+    // What is cut off here has another hash.
+    let found = copied(&mut file.take(MAX_SEALED), &mut copy)?;
+    copy.rewind()?;
+    fcntl_add_seals(&copy, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok((found, copy))
+}
+
+fn memory() -> std::io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create("interpreter", flags | MemfdFlags::NOEXEC_SEAL) {
+        // Before Linux 6.3.
+        Err(Errno::INVAL) => Ok(memfd_create("interpreter", flags)?.into()),
+        other => Ok(other?.into()),
     }
 }
 
@@ -38,8 +79,13 @@ pub(crate) fn expect(path: &Path, expected: &str) -> Result<()> {
 /// The same for a file that is open, which is then at its beginning.
 pub(crate) fn expect_of(file: &mut (impl Read + Seek), path: &Path, expected: &str) -> Result<()> {
     let found = of_open(file).map_err(io("read", path))?;
+    compare(path, expected, found)?;
+    file.rewind().map_err(io("read", path))
+}
+
+fn compare(path: &Path, expected: &str, found: String) -> Result<()> {
     if found == expected {
-        return file.rewind().map_err(io("read", path));
+        return Ok(());
     }
     let what = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     Err(SupplyError::WrongHash { what, expected: expected.to_owned(), found })

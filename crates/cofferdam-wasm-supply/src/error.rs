@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cofferdam_linux::trust::Distrust;
+
 /// Result with [`SupplyError`].
 pub type Result<T, E = SupplyError> = std::result::Result<T, E>;
 
@@ -19,6 +21,14 @@ pub enum SupplyError {
         what: &'static str,
         /// How to get it.
         remedy: &'static str,
+    },
+    /// A program that another user could change. It was not started.
+    #[error("{tool} was not started: {distrust}; {}", distrust.remedy())]
+    UntrustedTool {
+        /// The program.
+        tool: &'static str,
+        /// Why.
+        distrust: Distrust,
     },
     /// A program ended with a failure, mostly because the registry cannot be reached.
     #[error(

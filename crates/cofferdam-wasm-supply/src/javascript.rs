@@ -74,7 +74,7 @@ fn sources(tools: &Tools, scratch: &Path, progress: &mut dyn FnMut(Step)) -> Res
     );
     fs::write(&manifest, text).map_err(io("write", &manifest))?;
     fs::write(fetch.join("src/lib.rs"), "").map_err(io("write", &fetch))?;
-    let mut cargo = Command::new(&tools.cargo);
+    let mut cargo = CARGO.command(&tools.cargo)?;
     cargo.args(["vendor", "--quiet", "--manifest-path"]).arg(&manifest).arg(fetch.join("vendor"));
     tools::run(&CARGO, cargo.current_dir(&fetch), scratch)?;
     progress(Step::Verify);
@@ -105,7 +105,7 @@ fn unpack_compiler(
     let list = scratch.join("requirements.txt");
     let line = format!("ziglang=={COMPILER_VERSION} --hash=sha256:{}\n", compiler.sha256);
     fs::write(&list, line).map_err(io("write", &list))?;
-    let mut pip = Command::new(&tools.python);
+    let mut pip = PIP.command(&tools.python)?;
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]);
     pip.args(["--only-binary", ":all:", "--require-hashes", "--platform", compiler.platform, "-r"]).arg(&list);
     tools::run(&PIP, pip.arg("-d").arg(scratch).current_dir(scratch), scratch)?;

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use crate::archive;
 use crate::digest;
@@ -22,7 +21,7 @@ const NPM: Tool = Tool {
 /// Leaves [`FILES`] in `made`, using `scratch`.
 pub(crate) fn make(tools: &Tools, scratch: &Path, made: &Path, progress: &mut dyn FnMut(Step)) -> Result<()> {
     progress(Step::Fetch { what: "Python for WebAssembly", megabytes: 12 });
-    let mut npm = Command::new(&tools.npm);
+    let mut npm = NPM.command(&tools.npm)?;
     npm.args(["pack", "--loglevel=error", "--ignore-scripts", "--pack-destination"]).arg(scratch).arg(PACKAGE);
     tools::run(&NPM, npm.current_dir(scratch), scratch)?;
     progress(Step::Verify);

@@ -55,6 +55,8 @@ pub struct GuestFile {
     pub host: PathBuf,
     /// Its absolute path in the guest.
     pub guest: String,
+    /// Its SHA-256.
+    pub sha256: String,
 }
 
 /// An interpreter whose files were hashed just now.
@@ -70,7 +72,7 @@ pub struct Interpreter {
     pub environment: Vec<(String, String)>,
     /// The version of the language's implementation.
     pub version: &'static str,
-    /// The SHA-256 of the module. Read the module once and compare, if others could change the cache meanwhile.
+    /// The SHA-256 of the module. Read the module once and compare: the file can have changed since it was hashed.
     pub sha256: String,
     /// The licences of what is in the module.
     pub licence: &'static str,
@@ -119,7 +121,7 @@ impl Supply {
             std::fs::remove_dir_all(&entry).map_err(io("remove a foreign file of the cache", entry))?;
             return Ok(None);
         }
-        Ok(Some(self.interpreter(language, hashes[0].clone())))
+        Ok(Some(self.interpreter(language, &hashes)))
     }
 
     /// The interpreter from the cache, else fetched, verified and built, which takes up to some minutes. Two at once do
@@ -154,15 +156,20 @@ impl Supply {
         })
     }
 
-    fn interpreter(&self, language: Language, sha256: String) -> Interpreter {
+    fn interpreter(&self, language: Language, hashes: &[String]) -> Interpreter {
         let entry = self.cache.entry(&name(language));
         let module = entry.join(files(language)[0]);
+        let sha256 = hashes[0].clone();
         match language {
             Language::Python => {
                 let directory = recipe::python::STARTUP_DIRECTORY;
-                let [_, startup, warm] = python::FILES;
-                let file = |name| GuestFile { host: entry.join(name), guest: format!("{directory}/{name}") };
-                let files = vec![file(startup), file(warm)];
+                let warm = python::FILES[2];
+                let file = |(name, sha256): (&&str, &String)| GuestFile {
+                    host: entry.join(name),
+                    guest: format!("{directory}/{name}"),
+                    sha256: sha256.clone(),
+                };
+                let files = python::FILES.iter().zip(hashes).skip(1).map(file).collect();
                 let environment = vec![("PYTHONPATH".to_owned(), directory.to_owned())];
                 let args = vec!["python".to_owned(), format!("{directory}/{warm}")];
                 let entry = Entry::Function { index: recipe::python::STEP_FUNCTION };

@@ -1,12 +1,14 @@
 //! The programs that know the registries. They are run with the caller's environment, since that is where mirrors and
 //! proxies are set up; what they bring is believed only by its hash.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use cofferdam_linux::programs;
 
 use crate::error::{Result, SupplyError, io};
 
@@ -35,6 +37,16 @@ pub(crate) struct Tool {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) remedy: &'static str,
+}
+
+impl Tool {
+    /// Returns a command for it; `program` is how it is called.
+    pub(crate) fn command(&self, program: &OsStr) -> Result<Command> {
+        programs::command(program).map_err(|distrust| match distrust.is_missing() {
+            true => SupplyError::MissingTool { tool: self.name, what: self.what, remedy: self.remedy },
+            false => SupplyError::UntrustedTool { tool: self.name, distrust },
+        })
+    }
 }
 
 /// Runs to the end; output goes into a file in `scratch`, of which an error shows the last part.

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec};
 use cofferdam_wasm_supply::{Cache, Entry as WarmEntry, Interpreter, Language, Stack, Supply};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::account::Account;
 use crate::ending::Ending;
@@ -179,7 +180,8 @@ fn from_cache(machine: &Arc<Machine>, cache: &Cache, key: &str, language: Langua
     let [(_, code), (_, state)] =
         <[_; 2]>::try_from(files).map_err(|_| unreadable(std::io::ErrorKind::Other.into()))?;
     let Some((state, image)) = read_state(state)?.filter(|(state, _)| state.key == key) else { return Ok(None) };
-    let Ok(module) = crate::sys::load(&machine.engine, Verified::new(code)) else { return Ok(None) };
+    let code = Verified::new(code).ok_or_else(|| broken(language, "its code could still be changed"))?;
+    let Ok(module) = crate::sys::load(&machine.engine, code) else { return Ok(None) };
     let beginning = Frozen { image, globals: state.globals.into(), tables: state.tables.into() };
     let program = machine.program(&module, state.layout, Arc::clone(&beginning.image))?;
     let (entry, passed) = (Entry::Warm(state.argument), state.passed);
@@ -205,6 +207,16 @@ fn read_state(mut file: fs::File) -> Result<Option<(State, Arc<Image>)>> {
     Ok(Some((state, image)))
 }
 
+/// Reads a file that was hashed before, and compares the bytes that are used.
+fn pinned(found: &Interpreter, path: &Path, sha256: &str) -> Result<Vec<u8>> {
+    let contents = fs::read(path).map_err(unreadable)?;
+    let hash: String = Sha256::digest(&contents).iter().map(|byte| format!("{byte:02x}")).collect();
+    match hash == sha256 {
+        true => Ok(contents),
+        false => Err(broken(found.language, format!("{} was changed after it had been checked", path.display()))),
+    }
+}
+
 /// An interpreter that was started just now, and its code.
 struct Made {
     code: Vec<u8>,
@@ -216,7 +228,7 @@ struct Made {
 
 fn make(machine: &Arc<Machine>, found: &Interpreter, progress: &mut dyn FnMut(Preparing)) -> Result<Made> {
     progress(Preparing::Compile);
-    let module = fs::read(&found.module).map_err(unreadable)?;
+    let module = pinned(found, &found.module, &found.sha256)?;
     let entry = match &found.warm.entry {
         WarmEntry::Function { index } => EntryPoint::Function(*index),
         WarmEntry::Export { name } => EntryPoint::Export(name),
@@ -278,7 +290,7 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     {
         let mut tree = crate::wasi::lock(&files.tree);
         for file in &found.files {
-            let contents = fs::read(&file.host).map_err(unreadable)?;
+            let contents = pinned(found, &file.host, &file.sha256)?;
             put(&mut tree, &file.guest, &contents).map_err(|error| error.into_error("start", &file.guest))?;
         }
         if let Ok(ino) = tree.lookup(Base { ino: ROOT, name: None }, OWN, crate::fs::LastLink::Keep) {

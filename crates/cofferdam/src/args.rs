@@ -257,9 +257,9 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub deterministic: Option<String>,
 
-    /// Steps that each exec of WebAssembly may take; level wasm alone
-    #[arg(long, value_name = "N")]
-    pub fuel: Option<NonZeroU64>,
+    /// Steps that each exec of WebAssembly may take; level wasm alone [default: none]
+    #[arg(long, value_name = "N", value_parser = parse_bound::<NonZeroU64>)]
+    pub fuel: Option<Bound<NonZeroU64>>,
 
     /// Network: `none`, or the hosts that may be reached
     #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]

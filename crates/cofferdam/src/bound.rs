@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU64;
+use std::str::FromStr;
 use std::time::Duration;
 
 use cofferdam::{ByteSize, Cpus, parse_duration};
@@ -56,11 +58,35 @@ impl HumanValue for u32 {
     }
 }
 
+impl HumanValue for NonZeroU64 {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.trim().parse().map_err(|_| format!("'{text}' is not a whole number above 0"))
+    }
+}
+
+/// A seed: any text, or a whole number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seed(pub String);
+
+impl HumanValue for Seed {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Err("a seed is a text or a whole number".to_owned()) } else { Ok(Self(text.to_owned())) }
+    }
+}
+
 /// Parses a value, `none` or `unlimited`.
 pub fn parse_bound<T: HumanValue>(text: &str) -> Result<Bound<T>, String> {
     match text.trim() {
         "none" | "unlimited" => Ok(Bound::None),
         _ => T::parse(text).map(Bound::Of),
+    }
+}
+
+impl<T: HumanValue> FromStr for Bound<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_bound(text)
     }
 }
 

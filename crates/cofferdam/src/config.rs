@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, Protection, Result, Ten
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use serde::{Deserialize, Deserializer, de};
 
-use crate::bound::{Bound, Human};
+use crate::bound::{Bound, Human, Seed};
 use crate::resident::DaemonUse;
 
 /// The longest configuration file that is read.
@@ -61,6 +62,8 @@ pub struct ConfigFile {
     pub containers: ConfigContainers,
     /// How virtual machines are made.
     pub machines: ConfigMachines,
+    /// How WebAssembly runs.
+    pub wasm: ConfigWasm,
     /// How agents are served.
     pub mcp: ConfigMcp,
 }
@@ -123,6 +126,16 @@ pub struct ConfigMachines {
     pub accelerator: Option<Acceleration>,
     /// The processor that machines have.
     pub processor: Option<String>,
+}
+
+/// The table `[wasm]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigWasm {
+    /// Seed of clocks and random bytes that are the same each time.
+    pub deterministic: Option<Human<Seed>>,
+    /// Steps that each exec may take.
+    pub fuel: Option<Bound<NonZeroU64>>,
 }
 
 /// The table `[containers]`.
@@ -287,6 +300,8 @@ mod tests {
         assert_eq!(config.machines.jailer, Some(Jailer::Off));
         assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
+        assert_eq!(config.wasm.deterministic, Some(Human(Seed("a seed".to_owned()))));
+        assert_eq!(config.wasm.fuel, NonZeroU64::new(1_000_000_000).map(Bound::Of));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
         cofferdam::code::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
@@ -311,6 +326,8 @@ mod tests {
         let message = error("[limits]\n\nmemory = \"lots\"\n");
         assert!(message.starts_with("/c.toml:3: memory: 'lots' is not a size"), "{message}");
         assert!(error("allow_weaker = [\"all\"]").starts_with("/c.toml:1: allow_weaker: unknown variant `all`"));
+        let message = error("[wasm]\nfuel = 0\n");
+        assert!(message.starts_with("/c.toml:2: fuel: '0' is not a whole number above 0"), "{message}");
         let message = error("[machines]\naccelerator = \"hvf\"\n");
         assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is no accelerator"), "{message}");
         assert!(error("backend = ").starts_with("/c.toml:1"));

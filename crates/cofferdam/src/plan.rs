@@ -2,7 +2,7 @@
 
 use std::env::VarError;
 use std::io::{IsTerminal, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -117,10 +117,14 @@ fn directory(option: &str, named: &Path) -> Result<Directory> {
     Ok(opened)
 }
 
-/// The path of an open directory, and what is recorded of it in a spec.
-fn recorded(opened: &Directory) -> (PathBuf, DirectoryId) {
+/// Returns the path of an open directory, and what is recorded of it in a spec.
+///
+/// The directory stays open until this process ends: as long as it is, no other directory gets its number.
+fn recorded(opened: Directory) -> (PathBuf, DirectoryId) {
     let (device, inode) = opened.identity();
-    (opened.path().to_owned(), DirectoryId { device, inode })
+    let path = opened.path().to_owned();
+    std::mem::forget(OwnedFd::from(opened));
+    (path, DirectoryId { device, inode })
 }
 
 /// Returns whether a sandbox that is shown `path` could reach the daemon's directory: it could then stand in for the daemon.
@@ -133,11 +137,11 @@ fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
     let mut builder = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
     if let Some(HostWorkspace { opened, access, .. }) = workspace {
-        let (path, id) = recorded(&opened);
+        let (path, id) = recorded(opened);
         builder = builder.directory(&path, id).workspace(Workspace::HostDir { path, access });
     }
     if let Some(root) = &args.place.root {
-        let (path, id) = recorded(&directory("--root", root)?);
+        let (path, id) = recorded(directory("--root", root)?);
         builder = builder.directory(&path, id).root(RootFs::Directory { path });
     }
     if let Some(reference) = &args.place.image {
@@ -149,10 +153,10 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     for (key, value) in &args.place.label {
         builder = builder.label(key, value);
     }
-    if let Some(seed) = &args.place.deterministic {
+    if let Some(seed) = &settings.wasm.seed {
         builder = builder.attribute("wasm.deterministic", seed.clone());
     }
-    if let Some(fuel) = args.place.fuel {
+    if let Some(fuel) = settings.wasm.fuel {
         builder = builder.attribute("wasm.fuel", fuel.get());
     }
     for protection in &settings.allow_weaker {

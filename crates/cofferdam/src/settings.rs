@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -17,8 +18,8 @@ use cofferdam::{
 };
 
 use crate::args::{LimitArgs, RunArgs};
-use crate::bound::{Bound, Human};
-use crate::config::{ConfigFile, ConfigLimits, ConfigMachines};
+use crate::bound::{Bound, Human, Seed};
+use crate::config::{ConfigFile, ConfigLimits, ConfigMachines, ConfigWasm};
 use crate::plan::STANDARD_INPUT;
 use crate::report;
 use crate::resident::DaemonUse;
@@ -39,6 +40,8 @@ pub struct Environment {
     pub runtime_dir: Option<PathBuf>,
     /// `COFFERDAM_VM_…`: how virtual machines are made.
     pub machines: ConfigMachines,
+    /// `COFFERDAM_WASM_…`: how WebAssembly runs.
+    pub wasm: ConfigWasm,
 }
 
 impl Environment {
@@ -60,6 +63,7 @@ impl Environment {
             docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
             runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
             machines: machine_words(|name| text(name).filter(|text| !text.is_empty()))?,
+            wasm: wasm_variables(|name| text(name).filter(|text| !text.is_empty()))?,
         })
     }
 }
@@ -87,6 +91,13 @@ fn machine_words(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines>
         qemu: set("COFFERDAM_VM_QEMU").map(PathBuf::from),
         accelerator: value(&set, "COFFERDAM_VM_ACCELERATOR")?,
         processor: set("COFFERDAM_VM_PROCESSOR"),
+    })
+}
+
+fn wasm_variables(set: impl Fn(&str) -> Option<String>) -> Result<ConfigWasm> {
+    Ok(ConfigWasm {
+        deterministic: set("COFFERDAM_WASM_DETERMINISTIC").map(|seed| Human(Seed(seed))),
+        fuel: value(&set, "COFFERDAM_WASM_FUEL")?,
     })
 }
 
@@ -139,6 +150,17 @@ pub struct Settings {
     pub daemon: DaemonUse,
     /// How containers and machines are made.
     pub setup: Setup,
+    /// How WebAssembly runs; all of it unset for other backends.
+    pub wasm: WasmSettings,
+}
+
+/// What the wasm backend is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WasmSettings {
+    /// Seed of clocks and random bytes that are the same each time.
+    pub seed: Option<String>,
+    /// Steps that each exec may take.
+    pub fuel: Option<NonZeroU64>,
 }
 
 impl Settings {
@@ -155,7 +177,12 @@ impl Settings {
         has_use(flags.place.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
         has_use(flags.place.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
         let machines = machines(flags.place.build, environment, file);
+        let wasm = match backend.info.name == registry::MODULE_BACKEND {
+            true => wasm(flags, environment, file),
+            false => WasmSettings::default(),
+        };
         Ok(Self {
+            wasm,
             setup: Setup {
                 containers: Containers {
                     runtime: backend.runtime,
@@ -228,6 +255,16 @@ pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFi
         qemu: first.qemu.or(second.qemu),
         accelerator: first.accelerator.or(second.accelerator).unwrap_or_default(),
         processor: first.processor.or(second.processor),
+    }
+}
+
+/// How WebAssembly runs: options over environment over file.
+fn wasm(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> WasmSettings {
+    let (place, first, second) = (&flags.place, &environment.wasm, &file.wasm);
+    let configured = first.deterministic.as_ref().or(second.deterministic.as_ref()).map(|Human(Seed(seed))| seed);
+    WasmSettings {
+        seed: place.deterministic.as_ref().or(configured).cloned(),
+        fuel: place.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
     }
 }
 

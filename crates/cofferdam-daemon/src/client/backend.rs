@@ -12,11 +12,12 @@ use cofferdam_contract::{
     Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, ExitWatch, FileReader,
     Level, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm, Workspace,
 };
+use cofferdam_linux::named::Directory;
 use tokio::sync::watch;
 
 use super::Connection;
 use super::exec::{Begun, Ending, Wishes, begin};
-use crate::error;
+use crate::{directories, error};
 
 /// How long the daemon may take to close a sandbox.
 const CLOSING: Duration = Duration::from_secs(90);
@@ -59,6 +60,7 @@ impl Backend for DaemonBackend {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         spec.validate()?;
+        let (spec, directories) = directories::open(&spec)?;
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         let stream = stream.ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, "create", "a connection to a daemon is for one sandbox")
@@ -66,6 +68,7 @@ impl Backend for DaemonBackend {
         })?;
         let sandbox = DaemonSandbox {
             spec,
+            directories,
             stream: Mutex::new(Some(stream)),
             unnamed: SandboxId::new("not-made-yet"),
             unknown: Posture::default(),
@@ -101,6 +104,8 @@ struct Run {
 #[derive(Debug)]
 struct DaemonSandbox {
     spec: Spec,
+    /// Those that the spec names, held as long as this is.
+    directories: Vec<Directory>,
     stream: Mutex<Option<UnixStream>>,
     unnamed: SandboxId,
     unknown: Posture,
@@ -125,7 +130,8 @@ impl Sandbox for DaemonSandbox {
         request.validate()?;
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         let stream = stream.ok_or_else(|| not_here("start"))?;
-        let Begun { handle, sandbox, posture, wishes, ending } = begin(stream, &self.spec, request).await?;
+        let Begun { handle, sandbox, posture, wishes, ending } =
+            begin(stream, &self.spec, &self.directories, request).await?;
         // The stream is there once, so that this is the only run.
         let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), wishes, ending });
         Ok(handle)

@@ -13,11 +13,13 @@ use cofferdam_contract::{
     Error, ErrorData, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Posture, Result, SandboxId, Spec,
     Stdin, StdinWriter, TerminalSize,
 };
+use cofferdam_linux::named::Directory;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 
+use crate::directories;
 use crate::error;
 use crate::frame::{Frames, encode};
 use crate::message::{Order, PIECE, STDIN_WINDOW, ToClient, ToServer};
@@ -72,15 +74,18 @@ impl ExecControl for Control {
     }
 }
 
-/// Orders a run, and returns when it has begun. Dropping the future gives it up.
-pub async fn begin(stream: StdStream, spec: &Spec, request: ExecRequest) -> Result<Begun> {
+/// Orders a run with the directories that its spec names, and returns when it has begun. Dropping the future gives it up.
+pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: ExecRequest) -> Result<Begun> {
     let parts = Order::encode(spec, request.clone())?;
     let lost = |_: io::Error| error::lost("start");
     stream.set_nonblocking(true).map_err(lost)?;
     let (reader, mut writer) = UnixStream::from_std(stream).map_err(lost)?.into_split();
     let mut frames = Frames::new(reader);
-    for part in parts {
-        writer.write_all(&encode(&part).map_err(lost)?).await.map_err(lost)?;
+    for (number, part) in parts.iter().enumerate() {
+        let frame = encode(part).map_err(lost)?;
+        let held = if number == 0 { held } else { &[] };
+        let sent = directories::send(writer.as_ref(), &frame, held).await.map_err(lost)?;
+        writer.write_all(&frame[sent..]).await.map_err(lost)?;
     }
     let accepted = match frames.next().await.map_err(lost)? {
         Some(ToClient::Accepted(accepted)) => accepted,

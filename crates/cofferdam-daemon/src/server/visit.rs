@@ -8,12 +8,13 @@ use bytes::BytesMut;
 use cofferdam_contract::{ErrorData, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::conversation;
 use super::service::Service;
+use crate::directories::{self, Receiver};
 use crate::frame::{Frames, encode};
 use crate::message::{Accepted, ClientHello, MOST_ORDER, Order, PROTOCOL, ToClient, ToServer};
 use crate::peer::{Caller, Peer};
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The daemon's ends of a connection.
 pub struct Ends {
-    pub frames: Frames<OwnedReadHalf>,
+    pub frames: Frames<Receiver>,
     pub writer: OwnedWriteHalf,
 }
 
@@ -36,7 +37,7 @@ impl Ends {
 /// Serves one connection; `room` is its right to run something.
 pub async fn receive(stream: UnixStream, peer: Peer, service: Arc<Service>, room: Option<OwnedSemaphorePermit>) {
     let (reader, writer) = stream.into_split();
-    let mut ends = Ends { frames: Frames::new(reader), writer };
+    let mut ends = Ends { frames: Frames::new(Receiver::new(reader)), writer };
     // Who breaks off, is too slow or talks nonsense is let go without a word.
     let Ok(Ok((same_build, first))) = timeout(PATIENCE, greet(&mut ends, &service, room.is_some())).await else {
         return;
@@ -95,8 +96,11 @@ async fn gather(ends: &mut Ends, mut whole: BytesMut, mut last: bool) -> io::Res
 
 async fn run(mut ends: Ends, service: &Arc<Service>, order: &[u8]) {
     let _running = service.running();
+    // Held to the end: until then their numbers are nothing else's.
+    let directories = ends.frames.reader().take_descriptors();
     let begun = async {
         let (spec, request) = Order::decode(order)?;
+        directories::check(&spec, &directories)?;
         service.begin(spec, request).await
     };
     let begun = tokio::select! {

@@ -11,6 +11,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use cofferdam_linux::programs;
+
 use crate::error::{Result, VmError, io};
 use crate::run;
 
@@ -49,14 +51,17 @@ impl Needs {
     }
 }
 
-fn tool() -> Command {
+fn tool() -> Result<Command> {
     let found = TOOLS.iter().find(|path| path.starts_with('/') && Path::new(path).exists());
-    Command::new(found.unwrap_or(&TOOLS[2]))
+    programs::command(found.unwrap_or(&TOOLS[2])).map_err(|distrust| match distrust.is_missing() {
+        true => VmError::MissingTool { tool: TOOLS[2] },
+        false => distrust.into(),
+    })
 }
 
 /// Which version makes file systems here: part of what an image is made from.
 pub(crate) fn version() -> Result<String> {
-    let mut command = tool();
+    let mut command = tool()?;
     command.arg("-V").stdin(Stdio::null());
     let output = run::finish(command, "mkfs.ext4", Duration::from_secs(10))?;
     Ok(output.said.lines().next().unwrap_or_default().to_owned())
@@ -66,7 +71,7 @@ pub(crate) fn version() -> Result<String> {
 pub(crate) fn make(directory: &Path, image: &Path, needs: Needs) -> Result<()> {
     let file = File::options().create_new(true).read(true).write(true).open(image).map_err(io("create", image))?;
     file.set_len(needs.bytes()).map_err(io("write", image))?;
-    let mut command = options(needs.inodes + 64);
+    let mut command = options(needs.inodes + 64)?;
     command.arg("-d").arg(directory).arg(image);
     run::finish(command, "mkfs.ext4", LIMIT)?.ok()?;
     settle(&file).map_err(io("settle", image))?;
@@ -76,21 +81,21 @@ pub(crate) fn make(directory: &Path, image: &Path, needs: Needs) -> Result<()> {
 /// Makes an empty file system on all of a file, which needs no name.
 pub(crate) fn make_empty(file: &File, files: u64) -> Result<()> {
     let theirs = file.try_clone().map_err(io("copy the descriptor of", "a disk"))?;
-    let mut command = options(files.max(64) + 16);
+    let mut command = options(files.max(64) + 16)?;
     // The file is empty, so that tables without contents are zero already.
     command.args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"]);
     command.arg(format!("/proc/self/fd/{}", theirs.as_raw_fd()));
     run::finish_with(command, "mkfs.ext4", LIMIT, vec![theirs.into()])?.ok()
 }
 
-fn options(inodes: u64) -> Command {
-    let mut command = tool();
+fn options(inodes: u64) -> Result<Command> {
+    let mut command = tool()?;
     command.args(["-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-U", IDENTITY, "-L", "cofferdam"]);
     command.args(["-O", "^has_journal,^metadata_csum,^resize_inode,^uninit_bg,^64bit,^flex_bg"]);
     command.args(["-E", &format!("hash_seed={IDENTITY},root_owner=0:0,lazy_itable_init=0,nodiscard")]);
     command.arg("-N").arg(inodes.to_string());
     command.env("E2FSPROGS_FAKE_TIME", EPOCH.to_string()).env("LC_ALL", "C").stdin(Stdio::null());
-    command
+    Ok(command)
 }
 
 /// The part of a superblock that says where inodes are.

@@ -34,6 +34,7 @@ use async_trait::async_trait;
 use cofferdam_contract::Access;
 use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
+use cofferdam_linux::programs;
 use cofferdam_linux::trust::{self, Secrecy};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
@@ -104,6 +105,7 @@ pub struct Qemu {
 /// What its program said, and what it said it with.
 #[derive(Debug)]
 struct Known {
+    program: PathBuf,
     version: String,
     absent: Absent,
 }
@@ -124,38 +126,47 @@ impl Qemu {
         Ok(Self { config, known: OnceCell::new() })
     }
 
-    fn program(&self) -> &Path {
+    /// Returns the program as it was configured.
+    fn named(&self) -> &Path {
         self.config.program.as_deref().unwrap_or(Path::new(PROGRAM))
+    }
+
+    /// Returns the program that was found and checked, once its version is known.
+    fn program(&self) -> &Path {
+        self.known.get().map_or_else(|| self.named(), |known| &known.program)
     }
 
     /// Its version, asked for as machines are started later: without the libraries that they have no use for, if it runs so.
     async fn known(&self) -> Result<&Known> {
         let known = self.known.get_or_try_init(|| async {
-            // What is only a name is found by PATH, which is the caller's own choice.
-            if let Some(named) = self.config.program.as_deref().filter(|named| named.components().count() > 1) {
-                match trust::check(named, Secrecy::Public) {
+            let program = programs::locate(self.named());
+            if program.components().count() > 1 {
+                match trust::check(&program, Secrecy::Public) {
                     Err(distrust) if distrust.is_missing() => return Err(VmError::MissingTool { tool: PROGRAM }),
                     checked => checked.map(drop)?,
                 }
+            } else if rustix::process::geteuid().is_root() {
+                return Err(VmError::MissingTool { tool: PROGRAM });
             }
-            let (program, [first, second]) = (self.program().to_owned(), [self.command(), self.command()]);
+            // What is still only a name is found by PATH, which is an ordinary user's own choice.
+            let [first, second] = [Self::command(&program), Self::command(&program)];
             let asked = tokio::task::spawn_blocking(move || {
                 let absent = Absent::of(&program);
                 if !absent.is_empty()
                     && let Ok(version) = version_of(first, &absent)
                 {
-                    return Ok(Known { version, absent });
+                    return Ok(Known { program, version, absent });
                 }
                 let absent = Absent::default();
-                Ok(Known { version: version_of(second, &absent)?, absent })
+                Ok(Known { version: version_of(second, &absent)?, program, absent })
             });
             asked.await.map_err(|_| broken("its version was not waited for"))?
         });
         known.await
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new(self.program());
+    fn command(program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.env_clear().env("LC_ALL", "C").env(ALLOCATOR.0, ALLOCATOR.1).current_dir("/").stdin(Stdio::null());
         command
     }
@@ -278,7 +289,7 @@ impl Qemu {
             qmp: qmp_theirs,
             console: console_theirs,
         };
-        let mut command = self.command();
+        let mut command = Self::command(self.program());
         command.args(arguments(&self.config, &beginning, hardware, &descriptors));
         command.env(absent::VARIABLE, loaded).stdout(Stdio::null()).stderr(Stdio::from(stderr));
         let read: Vec<&File> = opened.iter().collect();

@@ -81,8 +81,15 @@ fn a_directory_behind_a_link_is_refused_and_another_one_at_its_path_is_not_the_o
     }
     let path = top.join("real");
     let spec = plan(&["--workspace", path.to_str().unwrap(), "--", "true"]).unwrap().spec;
-    let id = |path: &Path| recorded(&Directory::open(path).unwrap()).1;
+    let id = |path: &Path| recorded(Directory::open(path).unwrap()).1;
     assert!(spec.check_directory(&path, id(&path)).is_ok());
+    // File systems give the number of a removed directory to the next one; not that of one that is open.
+    let removed = top.join("removed");
+    std::fs::create_dir(&removed).unwrap();
+    let planned = plan(&["--workspace", removed.to_str().unwrap(), "--", "true"]).unwrap().spec;
+    std::fs::remove_dir(&removed).unwrap();
+    std::fs::create_dir(&removed).unwrap();
+    assert_eq!(planned.check_directory(&removed, id(&removed)).unwrap_err().kind(), ErrorKind::NotFound);
     std::fs::rename(&path, top.join("aside")).unwrap();
     std::fs::create_dir(&path).unwrap();
     assert_eq!(spec.check_directory(&path, id(&path)).unwrap_err().kind(), ErrorKind::NotFound);

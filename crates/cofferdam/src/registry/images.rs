@@ -144,6 +144,7 @@ fn failed(error: DebianError) -> Error {
     let kind = match &error {
         DebianError::InvalidName { .. } | DebianError::Unresolvable { .. } => ErrorKind::InvalidInput,
         DebianError::NoSpace { .. } => ErrorKind::ResourceExhausted,
+        DebianError::UntrustedTool { .. } => ErrorKind::Denied,
         _ => ErrorKind::Unavailable,
     };
     let made = Error::new(kind, OPERATION, what.to_owned());

@@ -208,6 +208,40 @@ fn machines_are_made_as_options_environment_and_file_say() {
     }
 }
 
+#[cfg(feature = "wasm")]
+#[test]
+fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
+    let set = environment(&[("COFFERDAM_WASM_DETERMINISTIC", "env"), ("COFFERDAM_WASM_FUEL", "20")]).unwrap();
+    let unset = Environment::default();
+    let file: ConfigFile = toml::from_str("[wasm]\ndeterministic = 7\nfuel = 30\n").unwrap();
+    let none = ConfigFile::default();
+    for (line, environment, file, seed, fuel) in [
+        ("--deterministic=a --fuel 10 x.wasm", &set, &file, Some("a"), Some(10)),
+        ("--deterministic x.wasm", &set, &file, Some("0"), Some(20)),
+        ("x.wasm", &set, &file, Some("env"), Some(20)),
+        ("x.wasm", &unset, &file, Some("7"), Some(30)),
+        ("--fuel none x.wasm", &unset, &file, Some("7"), None),
+        ("x.wasm", &unset, &none, None, None),
+        // They are for one backend, and take nothing from the others.
+        ("x.py", &set, &file, None, None),
+    ] {
+        let flags = flags(line);
+        let settings = Settings::resolve(&flags, environment, file).unwrap();
+        assert_eq!(settings.wasm.seed.as_deref(), seed, "{line}");
+        assert_eq!(settings.wasm.fuel.map(NonZeroU64::get), fuel, "{line}");
+        // What `cofferdam mcp` makes its sandboxes from.
+        let spec = crate::plan::sandbox(&flags, &settings).unwrap();
+        let attribute = |name: &str| spec.attributes().get(name).cloned();
+        assert_eq!(attribute("wasm.deterministic"), seed.map(Into::into), "{line}");
+        assert_eq!(attribute("wasm.fuel"), fuel.map(Into::into), "{line}");
+    }
+    let error = environment(&[("COFFERDAM_WASM_FUEL", "0")]).unwrap_err();
+    assert!(error.message().starts_with("COFFERDAM_WASM_FUEL is '0'"), "{error}");
+    for line in ["--fuel 1 x.py", "--deterministic x.py"] {
+        assert!(Settings::resolve(&flags(line), &unset, &none).is_err(), "{line}");
+    }
+}
+
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 #[test]
 fn an_image_gets_the_backend_for_images_unless_another_is_named() {

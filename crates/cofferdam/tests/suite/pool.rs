@@ -122,6 +122,87 @@ fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
     });
 }
 
+/// What a tenant looks for of those before: files wherever it can write, shared memory, processes, variables. The patterns do not
+/// find themselves.
+const LOOK: &str = r#"
+    ls -A /workspace
+    find /tmp /var/tmp /dev/shm /dev/mqueue /run /home -xdev -name 'of-a-tenant*' 2> /dev/null
+    env | grep 'OF_A[_]TENANT'
+    for entry in /proc/[0-9]*; do tr '\0' ' ' < $entry/cmdline; tr '\0' ' ' < $entry/environ; echo; done 2> /dev/null |
+        grep -e 'sleep 777[7]' -e 'OF_A[_]TENANT'
+    true"#;
+/// Leaves all of that, as far as it can.
+const LEAVE: &str = r#"
+    for place in /workspace /tmp /var/tmp /dev/shm /dev/mqueue /run /home; do
+        echo secret > $place/of-a-tenant
+    done 2> /dev/null
+    setsid sleep 7777 > /dev/null 2>&1 < /dev/null &
+    test -e /workspace/of-a-tenant -a -e /tmp/of-a-tenant -a -e /dev/shm/of-a-tenant"#;
+
+/// Leases of a pool, one after the other and two at once, each for another tenant.
+async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
+    let config = PoolConfig { max: 4, min_warm: 2, ..PoolConfig::default() };
+    let pooled = PooledBackend::new(backend, Spec::default(), config).expect("a pool");
+    let spec = |tenant: u32| {
+        let tenant = TenantId::new(format!("tenant-{tenant}")).expect("valid");
+        Spec::builder().tenant(tenant).build().expect("valid")
+    };
+    let mut given = std::collections::BTreeSet::new();
+    for round in 0..4 {
+        refilled(&pooled, true).await;
+        let leases = [spec(2 * round), spec(2 * round + 1)].map(|spec| pooled.pool().claim(spec));
+        let [one, other] = leases;
+        let (one, other) = tokio::join!(one, other);
+        for lease in [one.expect("a sandbox"), other.expect("a sandbox")] {
+            assert!(given.insert(lease.id().to_string()), "{} was given twice", lease.id());
+            let look = lease.exec(ExecRequest::shell(LOOK).build().expect("valid")).await.expect("it runs");
+            assert_eq!(String::from_utf8_lossy(&look.stdout), "", "of another tenant");
+            let leave = ExecRequest::shell(LEAVE).env("OF_A_TENANT", "secret").build().expect("valid");
+            let left = lease.exec(leave).await.expect("it runs");
+            assert!(left.exit.success(), "nothing could be left: {left:?}");
+            // That the look finds what is there.
+            let look = lease.exec(ExecRequest::shell(LOOK).build().expect("valid")).await.expect("it runs");
+            let found = String::from_utf8_lossy(&look.stdout);
+            for what in ["/tmp/of-a-tenant", "/dev/shm/of-a-tenant", "OF_A_TENANT=secret", "sleep 7777"] {
+                assert!(found.contains(what), "{what} is not found: {found}");
+            }
+            lease.close().await.expect("it closes");
+        }
+    }
+    let metrics = pooled.pool().metrics();
+    assert!(metrics.claims.warm > 0, "nothing was claimed that was made ahead: {metrics:?}");
+    pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+}
+
+#[test]
+fn tenants_of_a_pool_share_nothing() {
+    leaving_nothing(async {
+        if process().capabilities().contains(&Capability::Warm) {
+            tenants_share_nothing(process()).await;
+        } else {
+            println!("SKIP tenants_of_a_pool_share_nothing: nothing is made ahead on this host");
+        }
+    });
+}
+
+#[cfg(feature = "container")]
+#[test]
+fn tenants_of_a_pool_of_containers_share_nothing() {
+    use cofferdam::registry::{Containers, Setup};
+    for variable in ["COFFERDAM_TEST_DOCKER", "COFFERDAM_TEST_PODMAN"] {
+        let Ok(socket) = std::env::var(variable) else {
+            println!("SKIP tenants_of_a_pool_of_containers_share_nothing: {variable} names no engine");
+            continue;
+        };
+        let containers = Containers { host: Some(format!("unix://{socket}")), ..Containers::default() };
+        let setup = Setup { containers, ..Setup::default() };
+        leaving_nothing(async {
+            let backend = registry::backend_with("docker", &setup).expect("a backend");
+            tenants_share_nothing(backend).await;
+        });
+    }
+}
+
 #[test]
 fn a_dropped_pool_and_a_dropped_session_leave_nothing() {
     leaving_nothing(async {

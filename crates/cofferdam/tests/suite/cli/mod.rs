@@ -14,6 +14,7 @@ mod kills;
 pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
+mod programs;
 mod repl;
 mod run;
 mod signals;

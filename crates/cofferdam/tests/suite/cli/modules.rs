@@ -69,6 +69,31 @@ fn how_a_module_ends_is_told() {
 }
 
 #[test]
+fn fuel_is_set_by_option_environment_and_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("c.toml");
+    std::fs::write(&file, "[wasm]\nfuel = 100_000\n").expect("written");
+    let file = file.to_str().expect("text");
+    let endless = module(&GuestProgram::SpinCpu { processes: 1 });
+    let endless = endless.1.to_str().expect("text");
+    let run = |words: &[&str], fuel: &str| {
+        let mut command = cofferdam();
+        command.args(["run", "--daemon", "never", "--timeout", "2s"]).args(words).arg(endless);
+        outcome(command.env("COFFERDAM_WASM_FUEL", fuel))
+    };
+    for (words, fuel, expected) in [
+        (&["--fuel", "100000"][..], "", 137),
+        (&[], "100000", 137),
+        (&["--config", file], "", 137),
+        (&["--config", file, "--fuel", "none"], "100000", 124),
+        (&[], "0", 125),
+    ] {
+        let (code, _, stderr) = run(words, fuel);
+        assert_eq!(code, expected, "{words:?} {fuel}: {stderr}");
+    }
+}
+
+#[test]
 fn scripts_without_their_interpreter_are_refused_with_the_step_to_take() {
     let nothing = tempfile::tempdir().expect("a directory");
     for (lang, code) in [("python", "print(1)"), ("javascript", "console.log(1)")] {

@@ -1,11 +1,15 @@
 //! A daemon in a thread of the test, and its client through the library.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cofferdam::daemon::{Asked, Connection, DaemonBackend, DaemonConfig, Place, Server, Surroundings};
-use cofferdam::{Backend, ByteSize, Capability, ErrorKind, ExecRequest, OutputEvent, Result, Spec, registry};
+use cofferdam::{
+    Access, Backend, ByteSize, Capability, ErrorKind, ExecRequest, OutputEvent, Protection, Result, Spec, Workspace,
+    registry,
+};
 use tokio::sync::oneshot;
 
 use super::leaving_nothing;
@@ -116,5 +120,48 @@ fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
         assert_eq!(kind(sandbox.usage().await.map(drop)), ErrorKind::Unsupported);
         sandbox.close().await.expect("it closes");
         assert!(handle.exit().await.expect("it ended").cancelled);
+    });
+}
+
+#[test]
+fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let top = temp.path().canonicalize().expect("a path");
+    let make = |name: &str| {
+        let path = top.join(name);
+        std::fs::create_dir(&path).expect("made");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("opened to guests");
+        path
+    };
+    let (named, other) = (make("named"), make("other"));
+    let mounted = Workspace::HostDir { path: named.clone(), access: Access::ReadWrite };
+    let spec = spec().to_builder().workspace(mounted).allow_weaker(Protection::Disk).build().expect("valid");
+    let exchanges: [(&str, &dyn Fn()); 3] = [
+        ("nothing", &|| {}),
+        ("another in its place", &|| {
+            std::fs::rename(&named, top.join("aside")).expect("ours");
+            std::fs::rename(&other, &named).expect("ours");
+        }),
+        // File systems give the number of a removed directory to the next one.
+        ("a new one in its place", &|| {
+            std::fs::remove_dir(&named).expect("it is empty");
+            make("named");
+        }),
+    ];
+    with_daemon(async |directory| {
+        for (what, exchange) in exchanges {
+            let sandbox = Inside::connect(directory).expect("it is there").create(spec.clone()).await.expect("opened");
+            exchange();
+            let begun = sandbox.start(ExecRequest::shell("echo x > written").build().expect("valid")).await;
+            if what == "nothing" {
+                assert!(begun.expect("it starts").exit().await.expect("it ends").success());
+                sandbox.close().await.expect("it closes");
+                std::fs::remove_file(named.join("written")).expect("the guest wrote it");
+            } else {
+                let error = begun.expect_err("it is another one");
+                assert_eq!(error.kind(), ErrorKind::NotFound, "{what}: {error}");
+                assert!(std::fs::read_dir(&named).expect("there").next().is_none(), "{what}: the guest wrote there");
+            }
+        }
     });
 }
