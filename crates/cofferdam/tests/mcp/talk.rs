@@ -72,13 +72,6 @@ pub fn processes() -> Place {
     Place { arguments: vec!["--backend", "process"], variables: Vec::new() }
 }
 
-/// WebAssembly with random bytes from a seed that the environment sets.
-pub fn repeating_webassembly(seed: &str) -> Place {
-    let home = ["HOME", "XDG_CACHE_HOME"].map(|name| (name, std::env::var_os(name).unwrap_or_default()));
-    let variables = home.into_iter().chain([("COFFERDAM_WASM_DETERMINISTIC", seed.into())]).collect();
-    Place { arguments: vec!["--backend", "wasm"], variables }
-}
-
 impl Place {
     pub fn is_processes(&self) -> bool {
         self.arguments.contains(&"process")
