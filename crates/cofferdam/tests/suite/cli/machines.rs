@@ -15,7 +15,7 @@ pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
 }
 
 /// Where tests keep images: they take long, and are the same each time.
-fn cache() -> PathBuf {
+pub fn cache() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let named = std::env::var_os("COFFERDAM_TEST_CACHE").map(PathBuf::from);
     let usual =
@@ -32,7 +32,7 @@ fn with_cache(mut command: Command) -> Command {
 }
 
 /// The command with an image to start machines from; says why there is none.
-pub(super) fn with_machines(command: Command, test: &str) -> Option<Command> {
+pub fn with_machines(command: Command, test: &str) -> Option<Command> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {

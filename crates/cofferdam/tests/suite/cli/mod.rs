@@ -11,7 +11,7 @@ mod forms;
 #[cfg(feature = "vm")]
 mod kills;
 #[cfg(feature = "vm")]
-mod machines;
+pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
 mod repl;
