@@ -20,7 +20,8 @@ pub struct Need {
 const QEMU: Need = Need {
     name: "QEMU",
     package: "qemu-system-x86",
-    without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor, and not measured",
+    without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor, and not measured; version 2 of control groups \
+              (cofferdam, suite v2::) is tested only where it is the host's",
     present: || command::exists("qemu-system-x86_64"),
 };
 const MKFS: Need = Need {

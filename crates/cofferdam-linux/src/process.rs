@@ -211,6 +211,8 @@ pub fn keep_none_on_exec() -> io::Result<()> {
 /// How a process is, by what the kernel says of it in `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
+    /// The process that it reports its end to; 0 if that is not in sight.
+    pub parent: u64,
     /// When it began, in the kernel's ticks since the boot.
     pub start: u64,
     /// It does nothing any more, and only waits for its parent to ask how it ended. It has its number until then, takes
@@ -231,7 +233,7 @@ impl Life {
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let dead = matches!(*fields.first()?, "Z" | "X" | "x");
         // A process whose first thread has ended looks dead by its state, and may go on in its others.
-        Some(Self { start: number(19)?, over: dead && number(17)? <= 1 })
+        Some(Self { parent: number(1)?, start: number(19)?, over: dead && number(17)? <= 1 })
     }
 }
 
@@ -499,7 +501,7 @@ mod tests {
             format!("7 (a) Z 1 (b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0\n")
         };
         let life = |state, threads| Life::parse(&text(state, threads)).unwrap();
-        assert_eq!(life("R", 1), Life { start: 4711, over: false });
+        assert_eq!(life("R", 1), Life { parent: 1, start: 4711, over: false });
         for state in ["Z", "X"] {
             assert!(life(state, 1).over && life(state, 0).over, "{state}");
             // Its first thread ended, and others did not.

@@ -2,7 +2,7 @@
 
 use cofferdam_contract::{Backend, ProtectionState, Sandbox, Spec};
 
-use crate::{ControlGroups, ProcessBackend, ProcessConfig};
+use crate::{ControlGroups, ProcessBackend, ProcessConfig, posture};
 
 /// How a finding stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub async fn doctor() -> Vec<Finding> {
             "control-groups",
             FindingState::Weaker,
             format!("none usable ({}): limits are kept by resource limits and a watch", facts.cgroup_reason),
-            Some("run as root, or `systemd-run --user --scope -p Delegate=yes cofferdam …`".to_owned()),
+            Some(posture::delegation_remedy(facts.privileged)),
         ),
         version => finding("control-groups", FindingState::Ok, format!("version {version}, usable"), None),
     });

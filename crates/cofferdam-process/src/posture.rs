@@ -247,10 +247,13 @@ fn close_to(value: Option<u64>, asked: u64) -> bool {
 }
 
 fn group_remedy(measured: &Measured<'_>) -> String {
-    let why = &measured.facts.cgroup_reason;
-    format!(
-        "run as root, or with delegated control groups: `systemd-run --user --scope -p Delegate=yes cofferdam …` ({why})"
-    )
+    format!("{} ({})", delegation_remedy(measured.facts.privileged), measured.facts.cgroup_reason)
+}
+
+/// How control groups are had where there are none.
+pub(crate) fn delegation_remedy(is_root: bool) -> String {
+    let (otherwise, user) = if is_root { ("", "") } else { ("run as root, or ", " --user") };
+    format!("{otherwise}with delegated control groups: `systemd-run{user} --scope -p Delegate=yes cofferdam …`")
 }
 
 fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {

@@ -421,7 +421,12 @@ pub fn send_encoded(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>])
 /// Receives a message if there is one; `None` when the other end is closed. Fails with `WouldBlock` rather than wait.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     // No larger than it must be: a fork copies each page that is written to.
-    let mut buffer = vec![0; message::next_length(socket)?.min(message::MAX_INLINE)];
+    let next = match message::next_length(socket) {
+        // The other end was closed with messages that it had not read. What it sent before that is still there.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => message::next_length(socket)?,
+        next => next?,
+    };
+    let mut buffer = vec![0; next.min(message::MAX_INLINE)];
     let (length, mut fds) = message::receive(socket, &mut buffer)?;
     match buffer[..length].split_first() {
         None => Ok(None),
@@ -459,6 +464,18 @@ mod tests {
             if_expected: false,
             last: false,
         })
+    }
+
+    #[test]
+    fn the_last_message_arrives_from_an_end_that_had_not_read_everything() {
+        let (a, b) = message::pair().unwrap();
+        let failure = Failure { step: "try".to_owned(), errno: 2 };
+        send(b.as_fd(), &Event::Failed(failure), &[], Duration::from_secs(10)).unwrap();
+        send(a.as_fd(), &1u8, &[], Duration::from_secs(10)).unwrap();
+        drop(b);
+        let received = receive::<Event>(a.as_fd()).unwrap();
+        assert!(matches!(received, Some((Event::Failed(failure), _)) if failure.step == "try"));
+        assert!(receive::<Event>(a.as_fd()).unwrap().is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cofferdam_contract::{Access, ByteSize};
-use cofferdam_linux::cgroup::{Bounds, Group, Owner, Share, Stats, Version};
+use cofferdam_linux::cgroup::{Bounds, Family, Group, Owner, Share, Stats, Version};
 use cofferdam_linux::process::Resource;
 use rustix::fs::fstatfs;
 
@@ -128,7 +128,7 @@ fn groups() -> MutexGuard<'static, Groups> {
 impl Groups {
     fn make(&mut self, allowance: &Allowance) -> Result<(Group, String), String> {
         if self.owner.is_none() {
-            self.owner = Some(Owner::new(Share::Many)?);
+            self.owner = Some(Owner::new(Share::Many, Family::Own)?);
         }
         let Some(owner) = &mut self.owner else { return Err("no owner".to_owned()) };
         let cpu_millis = Some(allowance.cpu_millis).filter(|_| owner.has_cpu());

@@ -18,6 +18,7 @@ mod stats;
 mod text;
 
 pub use foreign::Foreign;
+pub use place::Family;
 use place::{mounts, owner_name, v1_parents, v2_parents};
 pub use stats::Stats;
 use stats::{field, has_file};
@@ -130,19 +131,23 @@ pub struct Base {
 impl Owner {
     /// Makes this process's own group, or says for each way why it does not work.
     /// It is made below the groups that this process is in, so that their bounds hold for its sandboxes, too.
-    pub fn new(share: Share) -> Result<Self, String> {
+    /// Processes that are not of `family` stay where they are.
+    pub fn new(share: Share, family: Family) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let mounts = mounts(&own).map_err(|error| error.to_string())?;
         let name = owner_name().map_err(|error| error.to_string())?;
         let mut reasons = Vec::new();
         for candidate in v2_parents(&mounts, &own).into_iter().chain(v1_parents(&mounts, &own)) {
-            match candidate.open(&name, share) {
+            match candidate.open(&name, share, family) {
                 Ok(owner) => return Ok(owner),
                 Err(reason) => reasons.push(reason),
             }
         }
         if reasons.is_empty() {
-            reasons.push("no cgroup file system with memory and pids controllers is mounted".to_owned());
+            reasons.push(match mounts.iter().any(|mount| mount.unified) {
+                true => "cgroup v2: no group with memory and pids controllers is delegated to this user".to_owned(),
+                false => "no cgroup file system with memory and pids controllers is mounted".to_owned(),
+            });
         }
         Err(reasons.join("; "))
     }

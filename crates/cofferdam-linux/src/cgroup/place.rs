@@ -14,6 +14,12 @@ use rustix::io::Errno;
 use super::{Hierarchy, Owner, PREFIX, Share, Version};
 use crate::process::Life;
 
+mod unified;
+
+use unified::Change;
+pub use unified::Family;
+pub(super) use unified::v2_parents;
+
 /// Controllers of version 1 that are of use.
 const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 
@@ -21,26 +27,21 @@ const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 /// while on a busy machine.
 const SWEEPS: usize = 250;
 
-/// The group into which the processes of a group move that has to hold groups as well (version 2).
-const LEAF: &str = "cofferdam-callers";
-/// Times that the processes of a group are moved.
-const MOVES: usize = 8;
 /// The most groups above one another that are looked at.
 const MAX_DEPTH: usize = 64;
-/// What bounds a group of version 2; each holds `max`, or nothing, where there is no bound.
-const BOUNDS_V2: [&str; 7] =
-    ["memory.max", "memory.high", "memory.swap.max", "pids.max", "cpu.max", "cpuset.cpus", "io.max"];
 
 /// A place where the owner's group may be made: one directory a hierarchy.
 pub(super) struct Parents {
     version: Version,
     dirs: Vec<(Vec<String>, PathBuf)>,
-    /// Whether the processes in it have to move into a leaf first (version 2).
-    crowded: bool,
+    change: Change,
 }
 
 impl Parents {
-    pub(super) fn open(self, name: &str, share: Share) -> Result<Owner, String> {
+    pub(super) fn open(self, name: &str, share: Share, family: Family) -> Result<Owner, String> {
+        // A controller that an owner's group passes on cannot be taken away from it: the kernel refuses that to systemd, too.
+        let is_pinned = self.version == Version::V2 && self.change == Change::Nothing;
+        let share = if is_pinned { Share::Many } else { share };
         let mut owner = Owner {
             version: self.version,
             hierarchies: Vec::new(),
@@ -50,9 +51,12 @@ impl Parents {
             share,
         };
         for (controllers, parent) in self.dirs {
-            if self.crowded
-                && let Err(error) = make_room(&parent, &controllers)
-            {
+            let prepared = match self.change {
+                Change::Nothing => Ok(()),
+                Change::Controllers => unified::enable(&parent, &controllers),
+                Change::Processes => unified::make_room(&parent, &controllers, family),
+            };
+            if let Err(error) = prepared {
                 return Err(format!("{} at {}: {error}", self.version.as_str(), parent.display()));
             }
             match open_hierarchy(self.version, controllers, &parent, name, share) {
@@ -83,9 +87,6 @@ fn open_hierarchy(
     name: &str,
     share: Share,
 ) -> io::Result<Hierarchy> {
-    if version == Version::V2 {
-        enable(parent, &controllers)?;
-    }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let hierarchy = Hierarchy {
         parent: rustix::fs::open(parent, flags, Mode::empty())?,
@@ -98,52 +99,13 @@ fn open_hierarchy(
         hierarchy.dir()?;
     }
     if version == Version::V2 && share == Share::Many {
-        enable(&parent.join(name), &hierarchy.controllers)?;
+        unified::enable(&parent.join(name), &hierarchy.controllers)?;
     }
     if share == Share::Many {
         let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         sweep(hierarchy.parent.as_fd(), name, proc.as_fd());
     }
     Ok(hierarchy)
-}
-
-/// Lets the groups below `dir` use these controllers (version 2).
-fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
-    let path = dir.join("cgroup.subtree_control");
-    let enabled = fs::read_to_string(&path)?;
-    let missing: Vec<String> = controllers
-        .iter()
-        .filter(|controller| !enabled.split_whitespace().any(|known| known == controller.as_str()))
-        .map(|controller| format!("+{controller}"))
-        .collect();
-    if missing.is_empty() { Ok(()) } else { fs::write(path, missing.join(" ")) }
-}
-
-/// Moves the processes of a group into a leaf below it, so that controllers can be used for groups beside the leaf: version 2
-/// has processes only where no controllers are passed on. Bounds on the group hold as before, for all of them.
-fn make_room(parent: &Path, controllers: &[String]) -> io::Result<()> {
-    let leaf = parent.join(LEAF);
-    match fs::create_dir(&leaf) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let mut result = Ok(());
-    // Processes may be started while others are moved.
-    for _ in 0..MOVES {
-        for pid in fs::read_to_string(parent.join("cgroup.procs"))?.lines() {
-            match fs::write(leaf.join("cgroup.procs"), pid) {
-                Err(error) if error.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => result = Err(error),
-                _ => {}
-            }
-        }
-        match enable(parent, controllers) {
-            Ok(()) => return Ok(()),
-            Err(error) => result = result.and(Err(error)),
-        }
-    }
-    // A leaf that is in use stays.
-    let _ = fs::remove_dir(&leaf);
-    result
 }
 
 /// `cofferdam-<pid namespace>-<pid>-<start time>` of this process.
@@ -338,45 +300,6 @@ impl Mounted {
     }
 }
 
-pub(super) fn v2_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
-    let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
-    let Some(own) = own_groups(own).get("").and_then(|group| mount.seen(group)) else { return Vec::new() };
-    let mut places = Vec::new();
-    for group in own.ancestors().take_while(|group| group.starts_with(&mount.point)).take(MAX_DEPTH) {
-        if writable(group) {
-            places.push(group.to_owned());
-        }
-        if is_bounded(group) {
-            break;
-        }
-    }
-    // Of a leaf the group above is meant.
-    if own.ends_with(LEAF) {
-        places.retain(|place| *place != own);
-    }
-    let parents = |place: &Path, crowded| {
-        let text = fs::read_to_string(place.join("cgroup.controllers")).ok()?;
-        let offered: Vec<String> = ["memory", "pids", "cpu"]
-            .into_iter()
-            .filter(|name| text.split_whitespace().any(|known| known == *name))
-            .map(str::to_owned)
-            .collect();
-        let enough = ["memory", "pids"].iter().all(|name| offered.iter().any(|known| known == name));
-        enough.then(|| Parents { version: Version::V2, dirs: vec![(offered, place.to_owned())], crowded })
-    };
-    let mut found: Vec<Parents> = places.iter().filter_map(|place| parents(place, false)).collect();
-    found.extend(places.first().filter(|place| **place == own).and_then(|place| parents(place, true)));
-    found
-}
-
-/// Whether a group of version 2 has bounds of its own. What cannot be read may be one.
-fn is_bounded(group: &Path) -> bool {
-    BOUNDS_V2.iter().any(|name| match fs::read_to_string(group.join(name)) {
-        Ok(text) => text.split_whitespace().next().is_some_and(|first| first != "max"),
-        Err(error) => error.kind() != io::ErrorKind::NotFound,
-    })
-}
-
 /// Whether a process in the groups `own` is under no bound that one in the groups `other` is not under. Both are the text of
 /// `/proc/PID/cgroup`; what cannot be told counts as a bound.
 pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
@@ -395,17 +318,12 @@ pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
                 let above = Path::new(group).ancestors().take(MAX_DEPTH);
                 let mut apart = above.take_while(|above| !Path::new(theirs).starts_with(above));
                 apart.all(|group| {
-                    group.to_str().and_then(|group| mount.seen(group)).is_some_and(|group| !is_bounded(&group))
+                    group.to_str().and_then(|group| mount.seen(group)).is_some_and(|group| !unified::is_bounded(&group))
                 })
             }
             _ => false,
         }
     })
-}
-
-fn writable(path: &Path) -> bool {
-    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
-        && rustix::fs::access(path.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 /// The groups of version 1 that this process is in, so that whatever bounds it bounds its sandboxes.
@@ -424,7 +342,7 @@ pub(super) fn v1_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
     }
     // Groups without a bound on processors leave this one out; what a group has must be the front of the layout.
     dirs.sort_by_key(|(controllers, _)| *controllers == ["cpu"]);
-    if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs, crowded: false }] }
+    if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs, change: Change::Nothing }] }
 }
 
 #[cfg(test)]

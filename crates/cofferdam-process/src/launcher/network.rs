@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
 
 /// Settings of a network namespace, with the highest values that a sandbox gets. A host's lower ones stay.
 const SETTINGS: [(&str, &[u64]); 4] = [
@@ -18,13 +19,20 @@ const SETTINGS: [(&str, &[u64]); 4] = [
     ("ipv4/tcp_max_tw_buckets", &[1024]),
 ];
 
-/// Bounds the network namespace that the calling process is in, by a writable proc file system.
+/// Older kernels (seen: 6.1) show no setting of this directory in the network namespace of an ordinary user.
+const MAYBE_HIDDEN: &str = "core/";
+
+/// Bounds the network namespace that the calling process is in, by a writable proc file system. What the kernel hides there keeps
+/// its default.
 pub fn bound(proc: BorrowedFd<'_>) -> io::Result<()> {
     SETTINGS.iter().try_for_each(|(name, highest)| {
         let path = format!("sys/net/{name}");
         let open = |flags| openat(proc, &path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from);
         let mut text = String::new();
-        open(OFlags::RDONLY)?.read_to_string(&mut text)?;
+        match open(OFlags::RDONLY) {
+            Err(Errno::NOENT) if name.starts_with(MAYBE_HIDDEN) => return Ok(()),
+            file => file?.read_to_string(&mut text)?,
+        };
         open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())
     })
 }
@@ -37,7 +45,23 @@ fn lowered(text: &str, highest: &[u64]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    #[test]
+    fn a_hidden_setting_is_passed_over_and_a_missing_one_is_not() {
+        let temp = tempfile::tempdir().unwrap();
+        let proc = rustix::fs::open(temp.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let ipv4 = temp.path().join("sys/net/ipv4");
+        std::fs::create_dir_all(&ipv4).unwrap();
+        assert_eq!(bound(proc.as_fd()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for name in ["tcp_rmem", "tcp_wmem", "tcp_max_tw_buckets"] {
+            std::fs::write(ipv4.join(name), "8192 131072 6291456\n").unwrap();
+        }
+        bound(proc.as_fd()).unwrap();
+        assert!(std::fs::read_to_string(ipv4.join("tcp_rmem")).unwrap().starts_with("4096 65536 131072"));
+    }
 
     #[test]
     fn settings_are_lowered_and_never_raised() {

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use cofferdam_linux::cgroup::{Owner, Share, Version};
+use cofferdam_linux::cgroup::{Family, Owner, Share, Version};
 use cofferdam_linux::process::Resource;
 use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
@@ -269,7 +269,7 @@ impl Side {
 }
 
 fn find_owner(use_cgroups: bool, share: Share) -> Result<Owner, String> {
-    if use_cgroups { Owner::new(share) } else { Err("switched off".to_owned()) }
+    if use_cgroups { Owner::new(share, Family::Parent) } else { Err("switched off".to_owned()) }
 }
 
 /// A launcher that could serve.

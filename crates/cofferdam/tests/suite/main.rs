@@ -10,4 +10,6 @@ mod hostile;
 mod interpreters;
 mod pool;
 mod supervisor;
+#[cfg(feature = "vm")]
+mod v2;
 mod zygotes;

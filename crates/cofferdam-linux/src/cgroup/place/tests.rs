@@ -39,62 +39,6 @@ fn groups_are_found_below_the_group_that_is_mounted() {
     }
 }
 
-/// A tree of groups as version 2 has it; gives its mount.
-fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
-    for (group, bounds) in groups {
-        let group = top.join(group);
-        fs::create_dir_all(&group).unwrap();
-        for (name, text) in [("cgroup.controllers", "cpu memory pids\n"), ("cgroup.procs", "")] {
-            fs::write(group.join(name), text).unwrap();
-        }
-        fs::write(group.join("cgroup.subtree_control"), "").unwrap();
-        for (name, text) in bounds.split(';').filter_map(|bound| bound.split_once('=')) {
-            fs::write(group.join(name), text).unwrap();
-        }
-    }
-    Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() }
-}
-
-#[test]
-fn no_bound_of_version_2_is_left() {
-    const NONE: &str = "memory.max=max;pids.max=max;cpu.max=max 100000;cpuset.cpus=";
-    for (bounded, expected) in [
-        ("", &["s/a", "s", "", "!s/a"][..]),
-        ("s/a pids.max=9", &["s/a", "!s/a"]),
-        ("s/a memory.high=1000", &["s/a", "!s/a"]),
-        ("s/a cpu.max=50000 100000", &["s/a", "!s/a"]),
-        ("s/a cpuset.cpus=0-1", &["s/a", "!s/a"]),
-        ("s memory.max=1000", &["s/a", "s", "!s/a"]),
-    ] {
-        let temp = tempfile::tempdir().unwrap();
-        let of = |group| bounded.strip_prefix(group).and_then(|rest| rest.strip_prefix(' ')).unwrap_or(NONE);
-        let mount = unified(temp.path(), &[("", NONE), ("s", of("s")), ("s/a", of("s/a")), ("s/b", NONE)]);
-        let parents = v2_parents(&[mount], "0::/s/a\n");
-        let shown = parents.iter().map(|parents| {
-            let place = parents.dirs[0].1.strip_prefix(temp.path()).unwrap().display().to_string();
-            if parents.crowded { format!("!{place}") } else { place }
-        });
-        assert_eq!(shown.collect::<Vec<_>>(), expected, "{bounded}");
-    }
-}
-
-#[test]
-fn processes_of_a_group_that_holds_groups_move_into_a_leaf_once() {
-    let temp = tempfile::tempdir().unwrap();
-    let mount = unified(temp.path(), &[("a", "memory.max=1000"), ("a/cofferdam-callers", "")]);
-    fs::write(temp.path().join("a/cgroup.procs"), "12\n").unwrap();
-    make_room(&temp.path().join("a"), &["memory".to_owned()]).unwrap();
-    let read = |name: &str| fs::read_to_string(temp.path().join("a").join(name)).unwrap();
-    assert_eq!(
-        (read("cofferdam-callers/cgroup.procs"), read("cgroup.subtree_control")),
-        ("12".into(), "+memory".into())
-    );
-    // From the leaf, the group above it is used, as often as it may be.
-    let parents = v2_parents(&[mount], "0::/a/cofferdam-callers\n");
-    let places: Vec<_> = parents.iter().map(|parents| (parents.dirs[0].1.clone(), parents.crowded)).collect();
-    assert_eq!(places, [(temp.path().join("a"), false)]);
-}
-
 #[test]
 fn processes_in_the_same_groups_are_bounded_alike() {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();

@@ -7,7 +7,7 @@
 #[cfg(feature = "container")]
 mod containers;
 mod daemon;
-mod guests;
+pub mod guests;
 mod host;
 mod host_memory;
 mod paths;
