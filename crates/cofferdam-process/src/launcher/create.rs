@@ -74,16 +74,35 @@ pub struct Setup<'a> {
 pub struct WatchBounds {
     instances: u64,
     watches: u64,
+    /// Bytes that the unread events of one instance may hold.
+    queue: u64,
 }
+
+/// What an event with a long name takes in the kernel.
+const WATCH_EVENT_BYTES: u64 = 512;
+/// Instances that a sandbox may have however little memory it has: a watcher, and one in a program that it starts.
+const MIN_WATCH_INSTANCES: u64 = 2;
 
 impl WatchBounds {
     /// Reads what the host gives a user, and takes an eighth of it.
     pub fn read() -> Self {
-        let share = |name: &str, least, most| {
+        let setting = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
-            (text.trim().parse::<u64>().unwrap_or(0) / 8).clamp(least, most)
+            text.trim().parse::<u64>().ok()
         };
-        Self { instances: share("max_user_instances", 4, 64), watches: share("max_user_watches", 1024, 65_536) }
+        let share = |name, least, most| (setting(name).unwrap_or(0) / 8).clamp(least, most);
+        Self {
+            instances: share("max_user_instances", 4, 64),
+            watches: share("max_user_watches", 1024, 65_536),
+            queue: setting("max_queued_events").map_or(u64::MAX, |events| events.saturating_mul(WATCH_EVENT_BYTES)),
+        }
+    }
+
+    /// Returns how many instances a sandbox may have whose memory is limited to so many bytes and whose events are charged
+    /// to no control group: as many as fill an eighth of the limit with events that nothing reads.
+    fn instances_within(&self, memory: u64) -> u64 {
+        let fitting = (memory / 8).checked_div(self.queue).unwrap_or(u64::MAX);
+        self.instances.min(fitting.max(MIN_WATCH_INSTANCES))
     }
 }
 
@@ -314,10 +333,14 @@ fn open_files(setup: &Setup<'_>) -> u64 {
 /// Bounds what the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The kernel reads the
 /// limit of each namespace on the way up.
 fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
-    let WatchBounds { instances, watches } = setup.watch_bounds;
+    let bounds = setup.watch_bounds;
+    let instances = match setup.create.memory.filter(|_| setup.groups.is_empty()) {
+        Some(memory) => bounds.instances_within(memory),
+        None => bounds.instances,
+    };
     for (name, most) in [
         ("inotify_instances", instances),
-        ("inotify_watches", watches),
+        ("inotify_watches", bounds.watches),
         // What the filter of system calls refuses besides.
         ("fanotify_groups", 0),
         ("user_namespaces", 0),
@@ -461,7 +484,19 @@ mod tests {
 
     #[test]
     fn shares_of_watches_lie_well_below_the_hosts() {
-        let WatchBounds { instances, watches } = WatchBounds::read();
+        let WatchBounds { instances, watches, queue } = WatchBounds::read();
         assert!((4..=64).contains(&instances) && (1024..=65_536).contains(&watches), "{instances} {watches}");
+        assert!(queue >= WATCH_EVENT_BYTES, "{queue}");
+    }
+
+    #[test]
+    fn events_that_nothing_reads_fill_an_eighth_of_the_memory_limit() {
+        let bounds = WatchBounds { instances: 16, watches: 1024, queue: 8 << 20 };
+        let within = |mebibytes: u64| bounds.instances_within(mebibytes << 20);
+        assert_eq!([64, 512, 768, 4096].map(within), [2, 8, 12, 16]);
+        let unknown = WatchBounds { queue: u64::MAX, ..bounds };
+        assert_eq!(unknown.instances_within(4 << 30), MIN_WATCH_INSTANCES);
+        let few = WatchBounds { instances: 1, ..bounds };
+        assert_eq!(few.instances_within(64 << 20), 1);
     }
 }
