@@ -14,6 +14,7 @@ mod kills;
 mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
+mod quotas;
 mod repl;
 mod run;
 mod signals;
