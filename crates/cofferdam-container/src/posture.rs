@@ -320,8 +320,12 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         };
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
-        let item =
-            row(Protection::Memory, holds, format!("cgroup v{} memory limit {found} bytes, {swap}", bounds.version));
+        let mechanism = format!(
+            "cgroup v{} memory limit {found} bytes, {swap}; locks of files, answers of netlink and TCP connections that wait are \
+             not counted",
+            bounds.version
+        );
+        let item = row(Protection::Memory, holds, mechanism);
         return if bounds.version == 1 { with_sockets(item, measured.kept.sockets, bytes) } else { item };
     }
     let holds = close_to(measured.kept.memory, bytes);

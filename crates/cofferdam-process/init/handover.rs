@@ -7,7 +7,7 @@ pub const MOST_FDS: usize = 8;
 pub const MOST_BYTES: usize = 4096;
 /// Bytes before the evidence.
 const HEAD: usize = WORDS * 8;
-const WORDS: usize = 11 + MOST_FDS;
+const WORDS: usize = 13 + MOST_FDS;
 /// A number that is not there.
 const NONE: u64 = u64::MAX;
 
@@ -18,6 +18,10 @@ pub struct Handover {
     pub mark: (u64, u64),
     /// The owner's socket.
     pub control: i32,
+    /// Where the filter asks about calls that make what no memory limit counts.
+    pub listener: i32,
+    /// The list of the locks of files.
+    pub locks: i32,
     /// What to send with the evidence; the first `fd_count` count.
     pub fds: [i32; MOST_FDS],
     /// How many of them.
@@ -63,7 +67,9 @@ impl Handover {
         words[6..9].copy_from_slice(&measured.capabilities);
         words[9] = self.fd_count as u64;
         words[10] = self.open_files;
-        for (word, &fd) in words[11..].iter_mut().zip(&self.fds) {
+        words[11] = self.listener as u64;
+        words[12] = self.locks as u64;
+        for (word, &fd) in words[13..].iter_mut().zip(&self.fds) {
             *word = fd as u64;
         }
         let mut bytes = [0; HEAD];
@@ -82,12 +88,14 @@ impl Handover {
         }
         let some = |word: u64| (word != NONE).then_some(word);
         let mut fds = [0; MOST_FDS];
-        for (fd, word) in fds.iter_mut().zip(&words[11..]) {
+        for (fd, word) in fds.iter_mut().zip(&words[13..]) {
             *fd = *word as i32;
         }
         let handover = Self {
             mark: (words[0], words[1]),
             control: words[2] as i32,
+            listener: words[11] as i32,
+            locks: words[12] as i32,
             fds,
             fd_count: words[9] as usize,
             watch_memory: some(words[3]),

@@ -16,8 +16,12 @@ mod handover;
 mod launch;
 #[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
+#[path = "../../cofferdam-linux/bare/notify.rs"]
+mod notify;
 #[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;
+#[path = "../../cofferdam-linux/bare/quota.rs"]
+mod quota;
 mod serve;
 #[expect(dead_code, reason = "what it shares with another program, which uses more")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]

@@ -6,7 +6,8 @@
 
 use super::handover::Handover;
 use super::launch::{self, Desk};
-use super::sys::{self, Fd, Fds, Mapping, Ready, Res};
+use super::notify::Quotas;
+use super::sys::{self, Fd, Fds, Mapping, PollFd, Ready, Res};
 use super::tree;
 use super::watch::{Passed, Since, Watch};
 use super::wire::{self, Event, NotStarted, Order, Start, Step};
@@ -75,6 +76,7 @@ impl Running {
 pub struct Init {
     control: i32,
     children: Fd,
+    quotas: Quotas,
     watch: Option<Watch>,
     mark: (u64, u64),
     /// Descriptors that each program may have open.
@@ -94,6 +96,7 @@ impl Init {
         Ok(Self {
             control: handover.control,
             children: sys::child_signal()?,
+            quotas: Quotas::new(Fd::own(handover.listener), Fd::own(handover.locks)),
             watch: Watch::new(
                 handover.watch_memory,
                 handover.watch_cpu,
@@ -133,10 +136,14 @@ impl Init {
         let (head, tail) = wire::ready(first);
         let fds = handover.fds.get(..handover.fd_count).ok_or(sys::EBADF)?;
         self.send([head, evidence, tail.bytes()], fds)?;
-        let (low, high) = (self.control.min(self.children.number()), self.control.max(self.children.number()));
-        sys::close_range(3, low - 1);
-        sys::close_range(low + 1, high - 1);
-        sys::close_range(high + 1, i32::MAX);
+        let [listener, locks] = self.quotas.numbers();
+        let keep = [self.control, self.children.number(), listener, locks];
+        let mut from = 3;
+        while let Some(&fd) = keep.iter().filter(|&&fd| fd >= from).min() {
+            sys::close_range(from, fd - 1);
+            from = fd + 1;
+        }
+        sys::close_range(from, i32::MAX);
         Ok(())
     }
 
@@ -154,7 +161,14 @@ impl Init {
     fn turn(&mut self, room: &mut Room) -> Res<bool> {
         // Only while something runs: an idle sandbox sleeps.
         let due = self.watch.as_ref().filter(|_| sys::has_children()).map(Watch::left);
-        let [orders, ended] = sys::wait([(self.control, Ready::Read), (self.children.number(), Ready::Read)], due)?;
+        let [asked, _] = self.quotas.numbers();
+        let mut polled = [self.control, self.children.number(), asked].map(|fd| PollFd::new(fd, Ready::Read));
+        sys::poll(&mut polled, due)?;
+        let [orders, ended, asked] = polled.map(|fd| fd.is_ready());
+        // One of them a turn, so that orders and ends are not kept waiting.
+        if asked {
+            self.quotas.answer_one()?;
+        }
         if ended && !self.collect(&mut room.running)? {
             return Ok(false);
         }

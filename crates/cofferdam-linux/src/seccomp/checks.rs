@@ -34,9 +34,13 @@ const NEW_NAMESPACE: u32 =
 /// A thread with descriptors of its own, which no listing of its process shows.
 const CLONE_FILES: u32 = 0x0000_0400;
 const CLONE_THREAD: u32 = 0x0001_0000;
-const THREAD_WITH_OWN_FILES: Case = case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD])]);
+/// Threads share their descriptors, and processes do not. Locks of a file belong to a table of descriptors, but are listed with
+/// the process that took them: a table that outlives that process would hold locks that nothing lists.
+const DESCRIPTORS_AND_THREADS_APART: Case =
+    case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD, CLONE_FILES])]);
 
-pub(super) const CLONE: Verdict = allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)]), THREAD_WITH_OWN_FILES]);
+pub(super) const CLONE: Verdict =
+    allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)]), DESCRIPTORS_AND_THREADS_APART]);
 
 // Sockets.
 const AF_UNIX: u32 = 1;
@@ -247,6 +251,28 @@ pub(super) const PRLIMIT: Verdict = allow_except(&[
     case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }]),
 ]);
 
+// What makes objects in the kernel that no memory limit counts; see `Options::quotas`.
+const F_SETLK: u32 = 6;
+const F_SETLKW: u32 = 7;
+const F_OFD_SETLK: u32 = 37;
+const F_OFD_SETLKW: u32 = 38;
+
+/// Locks and unlocks ranges of files: an unlock may split a range.
+pub(super) const FCNTL_IN_QUOTA: Verdict =
+    allow_except(&[case(Action::Notify, &[one_of(1, &[F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW])])]);
+pub(super) const SOCKET_IN_QUOTA: Verdict = allow_except(&[case(Action::Notify, &[one_of(0, &[AF_NETLINK])])]);
+pub(super) const LISTEN_IN_QUOTA: Verdict = Verdict::Always(Action::Notify);
+
+const SECCOMP_SET_MODE_FILTER: u32 = 1;
+const SECCOMP_FILTER_FLAG_NEW_LISTENER: u32 = 8;
+
+/// A listener of a guest's own would be asked instead of the sandbox's. The kernel allows one listener; so does this, on
+/// kernels that should allow more.
+pub(super) const SECCOMP_IN_QUOTA: Verdict = allow_except(&[case(
+    errno(libc::EBUSY),
+    &[one_of(0, &[SECCOMP_SET_MODE_FILTER]), any_bit(1, SECCOMP_FILTER_FLAG_NEW_LISTENER)],
+)]);
+
 // Buffers in the kernel; see `Options::deny_large_buffers`.
 const F_SETPIPE_SZ: u32 = 1031;
 const SOL_SOCKET: u32 = 1;
@@ -283,7 +309,11 @@ const MEMBERSHIPS_6: Case = case(ENODEV, &[one_of(1, &[SOL_IPV6]), one_of(2, IPV
 const FLOW_LABELS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, &[IPV6_FLOWLABEL_MGR])]);
 const CORK: Case = case(PRETEND, &[one_of(1, &[SOL_UDP]), one_of(2, &[UDP_CORK])]);
 
-pub(super) const SETSOCKOPT: Verdict = allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK]);
+/// A listening socket gives its size to connections that wait to be accepted, and netlink fills a buffer of this size: the
+/// kernel charges neither.
+const RECEIVE_BUFFER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_RCVBUF, SO_RCVBUFFORCE])]);
+
+pub(super) const SETSOCKOPT: Verdict = allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER]);
 pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[
     MEMBERSHIPS,
     MEMBERSHIPS_6,

@@ -10,7 +10,7 @@
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
 use super::checks::{PRLIMIT, RLIMIT_RTTIME};
-use super::policy::{ALLOWED, Options, UNKNOWN, is_for_building, lone, verdict};
+use super::policy::{ALLOWED, Options, UNKNOWN, in_quota, is_for_building, lone, verdict};
 use super::rule::{Action, Case, Test, Verdict};
 
 // Offsets in `struct seccomp_data`; both architectures are little-endian.
@@ -48,10 +48,14 @@ pub(super) fn compile_early(arch: Arch, options: &Options) -> Program {
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
 }
 
-/// Only what is used to build sandboxes, as the whole list has it. The early part judges everything else, foreign ABIs
+/// Only what is used to build sandboxes, as the whole list has it, and the notifications of quotas. The early part judges everything else, foreign ABIs
 /// included: the kernel asks all filters of a process and obeys the strictest.
 pub(super) fn compile_late(arch: Arch, options: &Options) -> Program {
-    let verdict = |name: &str| if is_for_building(name) { verdict(name, options) } else { ALLOWED };
+    let verdict = |name: &str| match in_quota(name, options) {
+        Some(verdict) => verdict,
+        None if is_for_building(name) => verdict(name, options),
+        None => ALLOWED,
+    };
     let mut assembler = Assembler::default();
     let leaves = checks(&mut assembler, &ranges(arch, |name| name.map_or(ALLOWED, verdict)));
     let tree = tree(&mut assembler, &leaves);

@@ -19,6 +19,7 @@ pub use assembler::{Instruction, Program};
 pub use policy::{MarkKey, Options, describe};
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 /// Compiles the allowlist for one architecture.
 ///
@@ -58,5 +59,15 @@ pub fn compile_lone(arch: Arch) -> Program {
 /// EINVAL when the program is empty or longer than the kernel takes (4096 instructions), EACCES without no_new_privs,
 /// ENOSYS on a kernel without seccomp filters.
 pub fn install(program: &Program) -> io::Result<()> {
-    sys::install(&program.instructions)
+    sys::install(&program.instructions, 0).map(drop)
+}
+
+/// Installs `program` as [`install`] does, and returns the descriptor on which the kernel asks about the calls that the
+/// program has notifications for. Such a call waits until its answer, or fails with ENOSYS once the descriptor is closed.
+///
+/// # Errors
+///
+/// As [`install`]; EBUSY when a filter of the thread has a listener already.
+pub fn install_with_listener(program: &Program) -> io::Result<OwnedFd> {
+    sys::install_with_listener(&program.instructions)
 }

@@ -3,8 +3,9 @@ use std::fmt;
 
 use super::arch::Arch;
 use super::checks::{
-    EINVAL, ENOSYS, EPERM, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, MMAP_WITHOUT_SHARED,
-    PRCTL_WITHOUT_FILTERS, SETSOCKOPT_WITHOUT_BUFFERS, TO_ITSELF,
+    EINVAL, ENOSYS, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS,
+    LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS, SECCOMP_IN_QUOTA, SETSOCKOPT_WITHOUT_BUFFERS,
+    SOCKET_IN_QUOTA, TO_ITSELF,
 };
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
@@ -42,6 +43,19 @@ const FOR_BUILDING: &[&str] = &[
 /// Whether the early stage allows a call, and the late one judges it.
 pub(super) fn is_for_building(name: &str) -> bool {
     FOR_BUILDING.contains(&name)
+}
+
+/// Returns the verdict of the late stage on a call that makes kernel objects which no memory limit counts. What the rest of the
+/// allowlist refuses stays refused: the kernel obeys an error before a notification.
+pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
+    match name {
+        _ if !options.quotas => None,
+        "fcntl" => Some(FCNTL_IN_QUOTA),
+        "listen" => Some(LISTEN_IN_QUOTA),
+        "seccomp" if !options.deny_kernel_memory => Some(SECCOMP_IN_QUOTA),
+        "socket" => Some(SOCKET_IN_QUOTA),
+        _ => None,
+    }
 }
 
 /// A random number that a call must carry to set a mark.
@@ -95,6 +109,9 @@ pub struct Options {
     pub deny_large_buffers: bool,
     /// Let inotify report opens and reads, where no file is shared with anything outside: in a virtual machine.
     pub watch_reads: bool,
+    /// Notify the filter's listener of file locks, netlink sockets and listening sockets, which it lets continue up to a
+    /// quota. Only the late stage does: [`compile`](super::compile) ignores it.
+    pub quotas: bool,
     /// Let RLIMIT_RTTIME be set by who knows the key: an init, which marks with it what each exec starts.
     pub mark_key: Option<MarkKey>,
 }

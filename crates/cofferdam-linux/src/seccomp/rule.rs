@@ -50,6 +50,8 @@ pub(super) enum Action {
     Allow,
     /// The call is not made and fails with this error; with 0 it is not made and seems to succeed.
     Errno(u16),
+    /// The call waits until the process that holds the filter's listener lets it continue or fail.
+    Notify,
     KillProcess,
 }
 
@@ -59,6 +61,7 @@ impl Action {
         match self {
             Self::Allow => 0x7fff_0000,
             Self::Errno(errno) => 0x0005_0000 | errno as u32,
+            Self::Notify => 0x7fc0_0000,
             Self::KillProcess => 0x8000_0000,
         }
     }
@@ -134,6 +137,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Allow => f.write_str("allow"),
+            Self::Notify => f.write_str("notify"),
             Self::KillProcess => f.write_str("kill"),
             Self::Errno(0) => f.write_str("success without effect"),
             Self::Errno(errno) => match i32::from(errno) {

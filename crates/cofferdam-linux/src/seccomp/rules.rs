@@ -55,7 +55,7 @@ pub(super) static RULES: &[Rule] = &[
         "clone",
         CLONE,
         "threads and processes, but no new namespaces: those open kernel code that ordinary users do not reach; nor \
-         threads with descriptors of their own, which nothing shows",
+         threads with descriptors of their own and processes that share some, which nothing shows",
     ),
     nosys("clone3", "flags are in memory where a filter cannot see them; libcs fall back to clone"),
     allow("close", "descriptors"),
@@ -375,7 +375,8 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "setsockopt",
         SETSOCKOPT,
-        "sockets; what changes the network needs a capability. No multicast groups, whose lists are charged to nobody",
+        "sockets; what changes the network needs a capability. No multicast groups, whose lists are not charged, nor larger \
+         receive buffers",
     ),
     refuse("settimeofday", "the host's clock"),
     allow("setuid", "identity; without capabilities only among one's own"),

@@ -1,20 +1,35 @@
 //! The one system call of this module.
 use super::assembler::Instruction;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 const _: () = assert!(size_of::<Instruction>() == size_of::<libc::sock_filter>());
 const _: () = assert!(align_of::<Instruction>() == align_of::<libc::sock_filter>());
 
-/// `seccomp(SECCOMP_SET_MODE_FILTER, 0, …)` on the calling thread. Does not allocate.
-pub(super) fn install(instructions: &[Instruction]) -> io::Result<()> {
+/// `seccomp(SECCOMP_SET_MODE_FILTER, flags, …)` on the calling thread. Returns what the kernel does. Does not allocate.
+pub(super) fn install(instructions: &[Instruction], flags: libc::c_ulong) -> io::Result<i32> {
     let Ok(len) = u16::try_from(instructions.len()) else {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     };
     let program = libc::sock_fprog { len, filter: instructions.as_ptr().cast::<libc::sock_filter>().cast_mut() };
     // SAFETY: `program` points to `len` instructions laid out as `sock_filter` (asserted above, and `repr(C)` with the
     // same fields); the kernel copies them during the call and writes to neither.
-    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    if result >= 0 { Ok(result as i32) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The same, with a listener.
+pub(super) fn install_with_listener(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    const NEW_LISTENER: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    /// Signals with a handler wait until a call that was received is answered. Known since Linux 5.19; without it, calls may
+    /// end with EINTR that never do otherwise.
+    const WAIT_KILLABLE_RECV: libc::c_ulong = 1 << 5;
+    let fd = match install(instructions, NEW_LISTENER | WAIT_KILLABLE_RECV) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => install(instructions, NEW_LISTENER)?,
+        other => other?,
+    };
+    // SAFETY: with this flag the kernel returns a new descriptor, which nothing else knows of.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Makes a system call that passes no memory, for the test on the running kernel: the errno, 0 for success.

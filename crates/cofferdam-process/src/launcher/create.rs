@@ -74,16 +74,35 @@ pub struct Setup<'a> {
 pub struct WatchBounds {
     instances: u64,
     watches: u64,
+    /// Bytes that the unread events of one instance may hold.
+    queue: u64,
 }
+
+/// What an event with a long name takes in the kernel.
+const WATCH_EVENT_BYTES: u64 = 512;
+/// Instances that a sandbox may have however little memory it has: a watcher, and one in a program that it starts.
+const MIN_WATCH_INSTANCES: u64 = 2;
 
 impl WatchBounds {
     /// Reads what the host gives a user, and takes an eighth of it.
     pub fn read() -> Self {
-        let share = |name: &str, least, most| {
+        let setting = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
-            (text.trim().parse::<u64>().unwrap_or(0) / 8).clamp(least, most)
+            text.trim().parse::<u64>().ok()
         };
-        Self { instances: share("max_user_instances", 4, 64), watches: share("max_user_watches", 1024, 65_536) }
+        let share = |name, least, most| (setting(name).unwrap_or(0) / 8).clamp(least, most);
+        Self {
+            instances: share("max_user_instances", 4, 64),
+            watches: share("max_user_watches", 1024, 65_536),
+            queue: setting("max_queued_events").map_or(u64::MAX, |events| events.saturating_mul(WATCH_EVENT_BYTES)),
+        }
+    }
+
+    /// Returns how many instances a sandbox may have whose memory is limited to so many bytes and whose events are charged
+    /// to no control group: as many as fill an eighth of the limit with events that nothing reads.
+    fn instances_within(&self, memory: u64) -> u64 {
+        let fitting = (memory / 8).checked_div(self.queue).unwrap_or(u64::MAX);
+        self.instances.min(fitting.max(MIN_WATCH_INSTANCES))
     }
 }
 
@@ -91,10 +110,17 @@ impl WatchBounds {
 struct Rooms {
     workspace: OwnedFd,
     code: OwnedFd,
+    quotas: QuotaFds,
     /// Tasks in the control group.
     members: u64,
     /// The user that the sandbox is outside.
     outside_uid: u32,
+}
+
+/// What the init keeps its quotas with.
+struct QuotaFds {
+    listener: OwnedFd,
+    locks: OwnedFd,
 }
 
 /// A new child: builds the walls around itself, then becomes process 1.
@@ -130,8 +156,11 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, code) = settle_in(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
-    let outside_uid = drop_privileges(setup, ids, &proc)?;
-    Ok(Rooms { workspace, code, members, outside_uid })
+    // The mount of /proc that guests see covers it.
+    let locks =
+        openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
+    let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
+    Ok(Rooms { workspace, code, quotas: QuotaFds { listener, locks }, members, outside_uid })
 }
 
 /// Leaves the launcher's surroundings. Gives the number of tasks in the control group.
@@ -314,10 +343,14 @@ fn open_files(setup: &Setup<'_>) -> u64 {
 /// Bounds what the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The kernel reads the
 /// limit of each namespace on the way up.
 fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
-    let WatchBounds { instances, watches } = setup.watch_bounds;
+    let bounds = setup.watch_bounds;
+    let instances = match setup.create.memory.filter(|_| setup.groups.is_empty()) {
+        Some(memory) => bounds.instances_within(memory),
+        None => bounds.instances,
+    };
     for (name, most) in [
         ("inotify_instances", instances),
-        ("inotify_watches", watches),
+        ("inotify_watches", bounds.watches),
         // What the filter of system calls refuses besides.
         ("fanotify_groups", 0),
         ("user_namespaces", 0),
@@ -333,8 +366,9 @@ fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
     Ok(())
 }
 
-/// Gives up every right. Gives the user that the sandbox is outside its user namespace.
-fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<u32> {
+/// Gives up every right. Returns the user that the sandbox is outside its user namespace, and the listener of its filter:
+/// from here on, no call may be made that the filter asks about.
+fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(u32, OwnedFd)> {
     if let Identity::Unique { .. } = setup.identity {
         process::become_user(ids.0, ids.1).step("become the sandbox's user")?;
     }
@@ -357,9 +391,11 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<u
         restrict_paths(setup, rules).step("enforce Landlock")?;
     }
     // The other, longer part of the filter is the launcher's, and came with the clone.
-    seccomp::install(&setup.filters.late).step("install the seccomp filter")?;
+    // Where another program has a listener on this process already, as some container managers do, this fails with EBUSY.
+    let listener =
+        seccomp::install_with_listener(&setup.filters.late).step("install the seccomp filter with a listener")?;
     rustix::process::chdir("/").step("enter the root")?;
-    Ok(outside_uid)
+    Ok((outside_uid, listener))
 }
 
 fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
@@ -382,7 +418,12 @@ fn hand_over(setup: &Setup<'_>, rooms: Rooms) -> Step<()> {
     evidence.members = rooms.members;
     evidence.outside_uid = rooms.outside_uid;
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
-    let numbers = numbers(setup, watching, &evidence);
+    let QuotaFds { listener, locks } = rooms.quotas;
+    let numbers = Handover {
+        listener: listener.into_raw_fd(),
+        locks: locks.into_raw_fd(),
+        ..numbers(setup, watching, &evidence)
+    };
     let (handover, mut keep) = keep_open(setup, numbers, [own, rooms.workspace, rooms.code])?;
     pass_on(&handover, &evidence).step("hand over to the init")?;
     process::close_all_but(&mut keep);
@@ -415,20 +456,21 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
 
 /// Lets the init inherit what it is to send with the evidence, and its socket. Gives also everything that must not be
 /// closed.
-fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MOST_FDS + 5])> {
+fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MOST_FDS + 7])> {
     let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
     let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);
     for (slot, fd) in handover.fds.iter_mut().zip(sent) {
         *slot = fd;
         handover.fd_count += 1;
     }
-    let mut keep = [0; MOST_FDS + 5];
-    let fixed = [0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
+    let mut keep = [0; MOST_FDS + 7];
+    let inherited = [handover.control, handover.listener, handover.locks];
+    let fixed = inherited.into_iter().chain([0, 1, 2, setup.init.raw()]);
     let kept = handover.fds[..handover.fd_count].iter().copied().chain(fixed);
     for (slot, fd) in keep.iter_mut().zip(kept) {
         *slot = fd;
     }
-    for fd in handover.fds[..handover.fd_count].iter().chain([&handover.control]) {
+    for fd in handover.fds[..handover.fd_count].iter().chain(&inherited) {
         process::keep_on_exec(*fd).step("keep a descriptor for the init")?;
     }
     Ok((handover, keep))
@@ -461,7 +503,19 @@ mod tests {
 
     #[test]
     fn shares_of_watches_lie_well_below_the_hosts() {
-        let WatchBounds { instances, watches } = WatchBounds::read();
+        let WatchBounds { instances, watches, queue } = WatchBounds::read();
         assert!((4..=64).contains(&instances) && (1024..=65_536).contains(&watches), "{instances} {watches}");
+        assert!(queue >= WATCH_EVENT_BYTES, "{queue}");
+    }
+
+    #[test]
+    fn events_that_nothing_reads_fill_an_eighth_of_the_memory_limit() {
+        let bounds = WatchBounds { instances: 16, watches: 1024, queue: 8 << 20 };
+        let within = |mebibytes: u64| bounds.instances_within(mebibytes << 20);
+        assert_eq!([64, 512, 768, 4096].map(within), [2, 8, 12, 16]);
+        let unknown = WatchBounds { queue: u64::MAX, ..bounds };
+        assert_eq!(unknown.instances_within(4 << 30), MIN_WATCH_INSTANCES);
+        let few = WatchBounds { instances: 1, ..bounds };
+        assert_eq!(few.instances_within(64 << 20), 1);
     }
 }

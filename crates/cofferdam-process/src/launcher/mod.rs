@@ -125,6 +125,7 @@ impl Drafts {
             deny_affinity: !counted,
             deny_large_buffers: !counted,
             watch_reads: false,
+            quotas: true,
             mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);

@@ -54,6 +54,8 @@ fn all_options() -> impl Iterator<Item = Options> {
         deny_large_buffers: bits & 16 != 0,
         // It changes a call that no other option does; a bit of its own would double the time of the tests.
         watch_reads: bits & 1 != 0,
+        // Changes the late stage only, which a test of its own looks at.
+        quotas: false,
         // With the other refusals for kernels' buffers; random tests part them.
         deny_kernel_memory: bits & 16 != 0,
     })

@@ -91,6 +91,7 @@ fn read(verdict: Verdict, call: &Call) -> u32 {
     let value = |action| match action {
         Action::Allow => ALLOW,
         Action::KillProcess => KILL,
+        Action::Notify => unreachable!("not in the table"),
         Action::Errno(errno) => 0x5_0000 + u32::from(errno),
     };
     match verdict {
@@ -208,6 +209,7 @@ fn any_options() -> impl Strategy<Value = Options> {
     all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads, kernel]| {
         Options {
             watch_reads,
+            quotas: false,
             deny_kernel_memory: kernel,
             deny_large_buffers,
             deny_memfd,

@@ -1,7 +1,7 @@
 //! The policy, in numbers taken from the kernel's headers and not from the table.
 use super::{
     AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENODEV, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
-    I386, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, number, run,
+    I386, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, compile_stages, interpreter, number, run,
 };
 
 /// What becomes of a call, on each architecture that has it; at least one must.
@@ -453,6 +453,9 @@ fn kernel_memory_that_is_charged_to_nobody_is_refused() {
     }
     default("setsockopt", &[3, 41, 32], EPERM);
     default("setsockopt", &[3, 17, 1], PRETEND);
+    // Setting the receive buffer seems to succeed.
+    default("setsockopt", &[3, 1, 8], PRETEND);
+    default("setsockopt", &[3, 1, 33], PRETEND);
     for (level, option) in [(1, 2), (1, 7), (1, 20), (6, 1), (6, 42), (41, 26), (0, 1), (17, 103)] {
         default("setsockopt", &[3, level, option], ALLOW);
     }
@@ -469,6 +472,47 @@ fn kernel_memory_that_is_charged_to_nobody_is_refused() {
     default("clone", &[0x003d_0f00 & !0x400], EPERM);
     default("clone", &[0x0001_0000 | 0x100 | 0x800], EPERM);
     default("clone", &[0x0001_0000 | 0x100 | 0x800 | 0x400], ALLOW);
+    // A process that shares its descriptors would leave locks behind that are listed with no process.
+    default("clone", &[0x0000_4511], EPERM);
+    default("clone", &[0x400 | 17], EPERM);
+}
+
+#[test]
+fn calls_in_a_quota_are_asked_about_and_refusals_stay() {
+    const NOTIFY: u32 = 0x7fc0_0000;
+    let options = Options { quotas: true, ..Options::default() };
+    for arch in Arch::ALL {
+        let (early, late) = compile_stages(arch, &options);
+        interpreter::verify(&late);
+        let verdicts = |name: &str, given: &[u64]| {
+            let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
+            let call = Call::new(arch, number, arguments(given));
+            (run(&early, &call), run(&late, &call))
+        };
+        // F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, and one with a high bit that the kernel drops.
+        for command in [6, 7, 37, 38, 6 | 1 << 32] {
+            assert_eq!(verdicts("fcntl", &[3, command]), (ALLOW, NOTIFY), "{command}");
+        }
+        // F_DUPFD, F_GETFD, F_SETFL, F_GETLK, F_OFD_GETLK, F_DUPFD_CLOEXEC.
+        for command in [0, 1, 4, 5, 36, 1030] {
+            assert_eq!(verdicts("fcntl", &[3, command]), (ALLOW, ALLOW), "{command}");
+        }
+        assert_eq!(verdicts("fcntl", &[3, 1024]), (EPERM, ALLOW));
+        assert_eq!(verdicts("listen", &[3, 4096]), (ALLOW, NOTIFY));
+        assert_eq!(verdicts("socket", &[16, 3, 0]), (ALLOW, NOTIFY));
+        // Another protocol of netlink: the kernel obeys the error.
+        assert_eq!(verdicts("socket", &[16, 3, 9]), (EAFNOSUPPORT, NOTIFY));
+        for family in [1, 2, 10] {
+            assert_eq!(verdicts("socket", &[family, 1, 0]), (ALLOW, ALLOW));
+        }
+        // Filters of its own, but no listener of its own.
+        assert_eq!(verdicts("seccomp", &[1, 0]), (ALLOW, ALLOW));
+        assert_eq!(verdicts("seccomp", &[1, 8]), (ALLOW, 0x0005_0000 | 16));
+        assert_eq!(verdicts("seccomp", &[1, 1 << 5 | 8]), (ALLOW, 0x0005_0000 | 16));
+        for name in ["read", "flock", "connect", "accept4", "bind"] {
+            assert_eq!(verdicts(name, &[6, 6, 6]), (ALLOW, ALLOW), "{name}");
+        }
+    }
 }
 
 #[test]

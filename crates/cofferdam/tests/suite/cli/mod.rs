@@ -15,6 +15,7 @@ pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
 mod programs;
+mod quotas;
 mod repl;
 mod run;
 mod signals;

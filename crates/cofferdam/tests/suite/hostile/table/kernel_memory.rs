@@ -53,5 +53,10 @@ pub fn rows() -> Vec<Row> {
         "kernel memory: pages that were written and may only be read": "read-only" "8",
         "kernel memory: processes whose first thread has ended": "hidden" "8",
         "kernel memory: pipes": "pipes" "8",
+        "kernel memory: locks of processes": "locks" "16",
+        "kernel memory: locks of open files": "open-file-locks" "16",
+        "kernel memory: answers of netlink": "netlink" "8",
+        "kernel memory: TCP connections that wait": "tcp-queue" "8",
+        "kernel memory: events of watched files": "events" "8",
     }
 }

@@ -1,0 +1,227 @@
+//! Quotas of kernel objects that no memory limit counts: how many calls may make some before they are counted again.
+//!
+//! ```text
+//! granting --calls used up--> count --below the maximum--> granting
+//!                               \-----at the maximum, or not countable--> refusing --pause over, next call--> count
+//! ```
+//!
+//! So there are never more objects than `max_live`, what `calls` calls make, and what calls that were granted before the
+//! count made after it. The last are at most one for each task; where objects are large, [`InFlight`] counts them too.
+//! Nothing here reads what guests write: a count is the kernel's.
+
+use super::texts;
+
+/// How many there may be of one kind.
+#[derive(Clone, Copy)]
+pub struct Quota {
+    /// Objects at which no more calls are granted.
+    pub max_live: u64,
+    /// Calls that are granted without a count.
+    pub calls: u64,
+    /// The error of a call that is refused.
+    pub error: i32,
+}
+
+/// After a count that ended in a refusal, calls are refused without one for this many times as long as it took: guests
+/// that go on asking do not keep this process from its other work.
+const PAUSE_FACTOR: u64 = 4;
+
+/// What is left of a quota.
+pub struct Account {
+    quota: Quota,
+    left: u64,
+    refuse_until: u64,
+}
+
+impl Account {
+    /// Creates an account whose first calls are granted without a count: nothing runs yet.
+    pub const fn new(quota: Quota) -> Self {
+        Self { quota, left: quota.calls, refuse_until: 0 }
+    }
+
+    /// Decides about a call: the error to refuse it with. `count` tells how many objects there are, if it can be told.
+    pub fn decide(&mut self, now: &dyn Fn() -> u64, count: &mut dyn FnMut() -> Option<u64>) -> Option<i32> {
+        if self.left == 0 {
+            let start = now();
+            if start < self.refuse_until {
+                return Some(self.quota.error);
+            }
+            if count().is_none_or(|live| live >= self.quota.max_live) {
+                let end = now();
+                self.refuse_until = end + PAUSE_FACTOR * end.saturating_sub(start);
+                return Some(self.quota.error);
+            }
+            self.left = self.quota.calls;
+        }
+        self.left -= 1;
+        None
+    }
+}
+
+/// Tasks kept of a kind: as many as may be in flight below the maximum, and as many as are granted then.
+const MAX_TASKS: usize = 64;
+
+/// The tasks whose calls were granted and may not have been made yet.
+pub struct InFlight {
+    tasks: [i32; MAX_TASKS],
+    count: usize,
+}
+
+impl InFlight {
+    /// None.
+    pub const NONE: Self = Self { tasks: [0; MAX_TASKS], count: 0 };
+
+    /// Adds one whose call was granted. One that is there already has made its earlier call.
+    pub fn add(&mut self, task: i32) {
+        let known = self.tasks.get(..self.count).unwrap_or_default();
+        if known.contains(&task) {
+            return;
+        }
+        if let Some(slot) = self.tasks.get_mut(self.count) {
+            *slot = task;
+            self.count += 1;
+        }
+    }
+
+    /// Forgets those whose call is over, by the state that the kernel shows of each. Returns how many are left.
+    ///
+    /// A task that was granted its call runs, or sleeps in a way that nothing interrupts, until the call is made. One that
+    /// sleeps otherwise, stands still or is gone has made it, or never will.
+    pub fn settle(&mut self, state: impl Fn(i32) -> Option<u8>) -> u64 {
+        let mut kept = 0;
+        for at in 0..self.count {
+            let Some(&task) = self.tasks.get(at) else { break };
+            if matches!(state(task), Some(b'R' | b'D')) {
+                if let Some(slot) = self.tasks.get_mut(kept) {
+                    *slot = task;
+                }
+                kept += 1;
+            }
+        }
+        self.count = kept;
+        kept as u64
+    }
+}
+
+/// What a line of `/proc/locks` stands for. Requests that wait are locks as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// Of a process, with `F_SETLK`. Only those of the own pid namespace are listed.
+    Process,
+    /// Of an open file, with `F_OFD_SETLK`. Those of the whole host are listed.
+    OpenFile,
+}
+
+/// Reads a line of `/proc/locks`, which holds no text of a guest's.
+pub fn lock(line: &[u8]) -> Option<Lock> {
+    line.split(|&byte| byte == b' ').find_map(|word| match word {
+        b"POSIX" | b"ACCESS" => Some(Lock::Process),
+        b"OFDLCK" => Some(Lock::OpenFile),
+        _ => None,
+    })
+}
+
+/// Whether a line of `/proc/net/tcp` stands for a listening socket. Those come before all others.
+pub fn is_listener(line: &[u8]) -> bool {
+    const LISTENING: &[u8] = b"0A";
+    let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    words.nth(3) == Some(LISTENING)
+}
+
+/// Reads the number of netlink sockets from their line of `/proc/net/protocols`.
+pub fn netlink_sockets(line: &[u8]) -> Option<u64> {
+    let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    if words.next() == Some(b"NETLINK") { words.nth(1).and_then(texts::number) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const QUOTA: Quota = Quota { max_live: 4, calls: 3, error: 37 };
+
+    #[test]
+    fn calls_are_granted_up_to_the_quota_and_counted_then() {
+        let mut account = Account::new(QUOTA);
+        let mut never = || -> Option<u64> { unreachable!("no count yet") };
+        for _ in 0..QUOTA.calls {
+            assert_eq!(account.decide(&|| 0, &mut never), None);
+        }
+        assert_eq!(account.decide(&|| 0, &mut || Some(4)), Some(37), "at the maximum");
+        assert_eq!(account.decide(&|| 0, &mut || None), Some(37), "not countable");
+        assert_eq!(account.decide(&|| 0, &mut || Some(3)), None);
+        assert_eq!(account.decide(&|| 0, &mut never), None);
+        assert_eq!(account.decide(&|| 0, &mut never), None);
+        assert_eq!(account.decide(&|| 0, &mut || Some(4)), Some(37));
+    }
+
+    #[test]
+    fn refusals_pause_in_proportion_to_the_count() {
+        let mut account = Account::new(Quota { calls: 1, ..QUOTA });
+        assert_eq!(account.decide(&|| 0, &mut || None), None);
+        let clock = Cell::new(100);
+        let counts = Cell::new(0);
+        let mut ask = |at| {
+            clock.set(at);
+            account.decide(&|| clock.get(), &mut || {
+                counts.set(counts.get() + 1);
+                clock.set(clock.get() + 10);
+                Some(9)
+            })
+        };
+        for at in [100, 111, 149] {
+            assert_eq!(ask(at), Some(37));
+        }
+        assert_eq!(ask(150), Some(37));
+        assert_eq!(counts.get(), 2);
+    }
+
+    #[test]
+    fn however_guests_ask_there_are_never_more_than_the_bound() {
+        let mut account = Account::new(QUOTA);
+        let (mut live, mut most) = (0u64, 0);
+        for step in 0..1000u64 {
+            if step % 7 == 0 {
+                live = live.saturating_sub(step % 3);
+            } else if account.decide(&|| step, &mut || Some(live)).is_none() {
+                live += 1;
+            }
+            most = most.max(live);
+        }
+        assert!(most < QUOTA.max_live + QUOTA.calls, "{most}");
+        assert!(most >= QUOTA.max_live, "{most}");
+    }
+
+    #[test]
+    fn calls_in_flight_are_kept_until_they_are_made() {
+        let mut flight = InFlight::NONE;
+        for task in [7, 8, 9, 10, 7] {
+            flight.add(task);
+        }
+        let states = |task| match task {
+            7 => Some(b'R'),
+            8 => Some(b'S'),
+            9 => Some(b'D'),
+            _ => None,
+        };
+        assert_eq!(flight.settle(states), 2);
+        assert_eq!(flight.settle(|task| (task == 9).then_some(b'R')), 1);
+        assert_eq!(flight.settle(|_| Some(b'T')), 0);
+    }
+
+    #[test]
+    fn lines_of_the_kernel_are_told_apart() {
+        assert_eq!(lock(b"1: POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
+        assert_eq!(lock(b"1: -> POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
+        assert_eq!(lock(b"2: OFDLCK ADVISORY  READ -1 fe:01:9 0 EOF"), Some(Lock::OpenFile));
+        assert_eq!(lock(b"3: FLOCK  ADVISORY  WRITE 1 00:2f:3 0 EOF"), None);
+        let row = b"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 5";
+        assert!(is_listener(row));
+        assert!(!is_listener(b"   1: 0100007F:1F90 0100007F:0A0A 01 00000000:00000000 00:00000000 00000000"));
+        assert_eq!(netlink_sockets(b"NETLINK   1096     12      -1   NI       0   no   kernel      n  n"), Some(12));
+        assert_eq!(netlink_sockets(b"UNIX      1024      3      -1   NI       0   yes  kernel      n  n"), None);
+        assert_eq!(netlink_sockets(b"NETLINK"), None);
+        assert!(!is_listener(b"  sl  local_address rem_address   st tx_queue rx_queue"));
+    }
+}
