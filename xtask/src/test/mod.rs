@@ -48,8 +48,8 @@ const ONCE: &[&str] = &[
     "cofferdam-wasm test ",
     "xtask ",
 ];
-/// What one test program may take.
-const DEADLINE: Duration = Duration::from_secs(20 * 60);
+/// What one test program may take: that of the binary starts tens of virtual machines.
+const DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// Runs all tests whose name contains `filter`.
 pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
