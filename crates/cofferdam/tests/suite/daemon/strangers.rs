@@ -178,7 +178,9 @@ fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
     }
     let request = ExecRequest::argv(["python3", "-c", code]).build().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (completed, _) = runtime.block_on(cofferdam::run(spec.build().unwrap(), request)).unwrap();
+    let run = cofferdam::run(spec.build().unwrap(), request);
+    let bounded = async { tokio::time::timeout(Duration::from_secs(120), run).await };
+    let (completed, _) = runtime.block_on(bounded).expect("a run ends at its time-out at the latest").unwrap();
     assert_eq!(completed.stdout, "hung up on\n", "{completed:?}");
     drop(daemon);
 }
