@@ -105,7 +105,11 @@ impl Raw {
             facts,
             launcher,
         });
-        let enrolled = first.map(|outcome| core.enroll_started(outcome));
+        // Before anything listens: its start, refusal or end may be reported at once.
+        let enrolled = match first {
+            Some(outcome) => Some(core.enroll_started(outcome)),
+            None => create.expected.is_some().then(|| core.enroll()),
+        };
         tokio::spawn(listen(Arc::clone(&core), gone_sender));
         Ok((Self { core, accepted: false, create, evidence, walls, ready }, enrolled))
     }

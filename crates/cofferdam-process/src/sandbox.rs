@@ -112,7 +112,7 @@ impl ProcessSandbox {
             return Err(no_order(error).with_failed_close(sandbox.close().await));
         }
         let core = &sandbox.core;
-        let enrolled = enrolled.unwrap_or_else(|| core.enroll());
+        let enrolled = enrolled.ok_or_else(|| Error::closed("start"))?;
         debug_assert_eq!(enrolled.exec, FIRST_EXEC);
         let base = exec::Base::begin(core, FIRST_EXEC);
         let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
@@ -135,8 +135,7 @@ impl ProcessSandbox {
 
     /// Waits for a sandbox that was asked for, and accepts or ends it.
     ///
-    /// Gives the first exec, too, if it was ordered along with it and is known to be started or not, and when the sandbox
-    /// was ready.
+    /// Gives the first exec, too, if it was ordered along with it, and when the sandbox was ready.
     async fn receive(
         launcher: Arc<Launcher>,
         create: Create,

@@ -141,6 +141,27 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     }
 }
 
+/// The init refuses to start a command in a sandbox that fell short, and says so while the supervisor still accepts it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_that_comes_early_is_not_lost() {
+    use cofferdam::{Access, ExecRequest, Spec, Workspace, registry};
+    let directory = tempfile::tempdir().expect("a directory");
+    let workspace = Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite };
+    let mut spec = Spec::builder().workspace(workspace);
+    for protection in crate::cli::WEAKER.split(',') {
+        spec = spec.allow_weaker(protection.parse().expect("a name"));
+    }
+    let spec = spec.build().expect("valid");
+    for _ in 0..20 {
+        // Its first sandbox is compared with nothing, and a host directory has no disk limit.
+        let backend = registry::backend("process").expect("there is one");
+        let request = ExecRequest::argv(["true"]).build().expect("valid");
+        let run = tokio::time::timeout(Duration::from_secs(60), backend.run(spec.clone(), request));
+        let (completed, _) = run.await.expect("the refusal is heard").expect("it runs");
+        assert!(completed.exit.success(), "{completed:?}");
+    }
+}
+
 /// The most memory that a run's supervisor had, once it writes its document.
 fn supervisors_peak(max_output: &str, script: &str) -> u64 {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
