@@ -44,6 +44,16 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
 fn build(repository: &Repository) -> Result<PathBuf> {
     println!("== build the benchmark");
     let mut cargo = repository.cargo();
-    cargo.args(["build", "--quiet", "--release", "--package", "cofferdam", "--package", PROGRAM]);
+    cargo.args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "cofferdam",
+        "--features",
+        "cofferdam/full",
+        "--package",
+        PROGRAM,
+    ]);
     build_binary(cargo, PROGRAM)
 }

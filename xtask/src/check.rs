@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use crate::command::{exists, step};
 use crate::repository::Repository;
+use crate::test::build::FULL;
 use crate::{test, tidy};
 
 /// Runs everything.
@@ -11,13 +12,26 @@ pub fn run(repository: &Repository) -> Result<()> {
     step("fmt", repository.cargo().args(["fmt", "--all", "--check"]))?;
     step(
         "clippy",
-        repository.cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+        repository.cargo().args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            FULL,
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]),
     )?;
     tidy::run(repository)?;
     test::run(repository, None)?;
     step(
         "doc",
-        repository.cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"),
+        repository
+            .cargo()
+            .args(["doc", "--workspace", "--features", FULL, "--no-deps", "--quiet"])
+            .env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     if exists("cargo-deny") {
         step("deny", repository.cargo().args(["deny", "--workspace", "check"]))

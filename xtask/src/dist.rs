@@ -23,7 +23,7 @@ pub fn run(repository: &Repository) -> Result<()> {
 pub fn build(repository: &Repository) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     let mut cargo = repository.cargo();
-    cargo.args(["build", "--quiet", "--profile", "dist", "--package", PROGRAM]);
+    cargo.args(["build", "--quiet", "--profile", "dist", "--package", PROGRAM, "--features", "full"]);
     if can_build_for(&target) {
         println!("== build the command line for {target}");
         cargo.args(["--target", &target]);

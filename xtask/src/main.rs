@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod build_time;
 mod census;
 mod check;
 mod clients;
@@ -26,6 +27,8 @@ use repository::Repository;
 
 const USAGE: &str = "\
 cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
+cargo xtask test --fast                       unit tests, process sandboxes and the command line, as this user
+cargo xtask build-time [--default]            what a first build costs, and which crates
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
 cargo xtask clients                           install what `cofferdam mcp` and TypeScript are tested with, for tests by hand
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
@@ -57,15 +60,19 @@ fn run(words: &[&str]) -> Result<()> {
     let repository = Repository::this();
     match words {
         ["test"] => test::run(&repository, None),
+        ["test", "--fast"] => test::run_fast(&repository),
+        ["build-time", options @ ..] => build_time::run(&repository, options),
         ["clients"] => clients::run(&repository),
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["engines", program, arguments @ ..] => engines::run(program, arguments),
         ["check"] => check::run(&repository),
         ["dist"] => dist::run(&repository),
         ["tidy"] => tidy::run(&repository),
-        ["bench", name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container" | "vm"), options @ ..] => {
-            bench::run(&repository, name, options)
-        }
+        [
+            "bench",
+            name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container" | "vm" | "code"),
+            options @ ..,
+        ] => bench::run(&repository, name, options),
         ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive"), options @ ..] => {
             fuzz::run(&repository, target, options)
         }

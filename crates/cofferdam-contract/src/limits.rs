@@ -28,7 +28,8 @@ pub struct Limits {
     pub cpu_time: Option<Duration>,
     /// Memory of all processes together, in bytes. Stored files come besides where `disk` bounds them. Default 512 MiB.
     pub memory: Option<ByteSize>,
-    /// Bytes that may be stored in the sandbox's writable directories. Default 1 GiB.
+    /// Bytes that may be stored in the sandbox's writable directories. Default 1 GiB. Containers give `/tmp` and `/dev/shm` a
+    /// quarter and a sixteenth of it besides, which count as memory.
     pub disk: Option<ByteSize>,
     /// Real time one exec may take, unless the request sets its own timeout. Default 60 s.
     #[serde(with = "serde_duration")]

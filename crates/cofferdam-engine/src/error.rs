@@ -53,27 +53,3 @@ pub(crate) fn not_ended(left: usize) -> Error {
 pub(crate) fn failed_to_close(count: u64) -> Error {
     Error::new(ErrorKind::Io, "shutdown", format!("closing {count} sandboxes failed"))
 }
-
-/// A session runs as many execs as it may.
-pub(crate) fn too_many_execs(limit: usize) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, "start", format!("{limit} execs run in this session already"))
-        .with_remedy("wait for one to end, cancel one, or raise the session's max_execs")
-}
-
-/// A session was closed because nobody used it.
-pub(crate) fn idled_out(limit: Duration) -> Error {
-    Error::new(ErrorKind::Closed, "start", format!("the session was closed after {limit:?} without use"))
-        .with_remedy("open a new session, or raise its idle_timeout")
-}
-
-/// All places for zygotes are taken by those in use.
-pub(crate) fn zygotes_full(max: usize) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, "start", format!("all {max} zygotes are in use"))
-        .with_remedy("try again later, raise max, or start the request cold")
-}
-
-/// Others used each zygote up before this request had its turn.
-pub(crate) fn zygotes_used_up() -> Error {
-    Error::new(ErrorKind::Unavailable, "start", "each zygote was used up or died before the request had its turn")
-        .with_remedy("raise max_forks or max_age, or start the request cold")
-}

@@ -18,12 +18,6 @@ pub enum ConfigError {
     BadTime { most: Duration },
     #[error("most_output is at most {most}")]
     TooMuchOutput { most: ByteSize },
-    #[error("Node cannot be forked once it has started: only Python has zygotes")]
-    CannotFork,
-    #[error("ready must be 1 to {ready}, most_running 1 to {running}, max_forks 1 to {forks}")]
-    BadCount { ready: u32, running: u32, forks: u32 },
-    #[error("max_age and cpu_time must not be 0")]
-    BadAge,
 }
 
 /// Why an interpreter did not become warm.
@@ -79,49 +73,7 @@ pub enum StartError {
 
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Self {
-        match error {
-            ConfigError::CannotFork => Self::unsupported("warm", error.to_string())
-                .with_remedy("use a WaitingInterpreter: each Node of its own is started ahead"),
-            _ => Self::invalid("warm", error.to_string()),
-        }
-    }
-}
-
-/// Why a zygote does not serve a request, or does not serve it to its end.
-#[derive(Debug, ThisError)]
-pub enum ZygoteError {
-    #[error("the zygote has made all of its forks, or is too old")]
-    Retired,
-    #[error("{most} forks of this zygote run already")]
-    Busy { most: u32 },
-    #[error("the zygote ended ({how}), and all of its forks with it")]
-    Died { how: String },
-    #[error("the zygote cannot go on: {}", reason.escape_debug())]
-    Failed { reason: String },
-    #[error("what came from the zygote's sandbox is not what a zygote says")]
-    Nonsense,
-    #[error("a fork was killed and did not end: its sandbox was ended, and all other forks with it")]
-    NotEnded,
-    #[error("the zygote was closed")]
-    Closed,
-}
-
-impl From<ZygoteError> for Error {
-    fn from(error: ZygoteError) -> Self {
-        let (kind, fault, remedy) = match error {
-            ZygoteError::Retired => (ErrorKind::Unavailable, Fault::Caller, "warm another one"),
-            ZygoteError::Busy { .. } => {
-                (ErrorKind::ResourceExhausted, Fault::Caller, "wait for one to end, or raise most_running")
-            }
-            ZygoteError::Closed => (ErrorKind::Closed, Fault::Caller, "warm another one"),
-            ZygoteError::Died { .. } | ZygoteError::Failed { .. } => {
-                (ErrorKind::Unavailable, Fault::Host, "warm another one; are the sandbox's limits wide enough?")
-            }
-            ZygoteError::Nonsense | ZygoteError::NotEnded => {
-                (ErrorKind::Unavailable, Fault::Guest, "warm another one, and look at what its requests do")
-            }
-        };
-        Self::new(kind, "fork", error.to_string()).with_fault(fault).with_remedy(remedy)
+        Self::invalid("warm", error.to_string())
     }
 }
 

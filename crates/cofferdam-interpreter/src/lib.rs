@@ -22,8 +22,6 @@ mod plan;
 mod ready;
 mod run;
 mod waiting;
-mod zygote;
 
 pub use config::{InterpreterConfig, Runtime};
 pub use waiting::{EXTRA_PROCESSES, WaitingInterpreter};
-pub use zygote::{Temporary, Zygote, ZygoteConfig};

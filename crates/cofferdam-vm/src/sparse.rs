@@ -31,7 +31,12 @@ pub fn blank(length: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Lets nobody change a file of [`blank`] any more. Idempotent.
+/// How often sealing is tried while the kernel holds pages of the file. It waits about 150 ms each time by itself.
+const MAX_SEAL_ATTEMPTS: usize = 20;
+
+/// Seals a file of [`blank`] against every change. Idempotent.
+///
+/// The kernel refuses that while it holds a page for a moment itself, as for reclaim or migration.
 ///
 /// # Errors
 ///
@@ -40,6 +45,12 @@ pub fn seal(file: &File) -> Result<()> {
     let all = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     if fcntl_get_seals(file)?.contains(all) {
         return Ok(());
+    }
+    for _ in 1..MAX_SEAL_ATTEMPTS {
+        match fcntl_add_seals(file, all) {
+            Err(Errno::BUSY) => {}
+            other => return Ok(other?),
+        }
     }
     Ok(fcntl_add_seals(file, all)?)
 }

@@ -5,6 +5,7 @@ mod audit;
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod repl;
 #[cfg(feature = "vm")]
@@ -24,6 +25,7 @@ pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs, MachineCommand};
+#[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
@@ -68,6 +70,7 @@ pub enum Command {
     /// Keep sandboxes and interpreters warm for the runs to come, until told to end
     Daemon(DaemonArgs),
     /// Serve sandboxes to agents over the Model Context Protocol
+    #[cfg(feature = "mcp")]
     Mcp(Box<McpArgs>),
     /// Tell what each backend can enforce on this host, what is missing and how to get it
     Doctor(DoctorArgs),
@@ -84,6 +87,7 @@ pub enum Command {
     #[cfg(feature = "vm")]
     Snapshot(SnapshotArgs),
     /// Run the conformance kit against a backend
+    #[cfg(feature = "conformance")]
     Conformance(ConformanceArgs),
     /// List the backends
     Backends(BackendsArgs),
@@ -91,6 +95,40 @@ pub enum Command {
     Schema(SchemaArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
+    /// Serve sandboxes to agents over the Model Context Protocol
+    #[cfg(not(feature = "mcp"))]
+    #[command(hide = true)]
+    Mcp(AbsentArgs),
+    /// Install interpreters for WebAssembly, once for this user
+    #[cfg(not(feature = "wasm"))]
+    #[command(hide = true)]
+    Setup(AbsentArgs),
+    /// Show the images of the container engine, and get more
+    #[cfg(not(feature = "container"))]
+    #[command(hide = true)]
+    Image(AbsentArgs),
+    /// Make images for virtual machines, show, move and remove them
+    #[cfg(not(feature = "vm"))]
+    #[command(hide = true)]
+    Vm(AbsentArgs),
+    /// Freeze a virtual machine to a file, and resume it elsewhere
+    #[cfg(not(feature = "vm"))]
+    #[command(hide = true)]
+    Snapshot(AbsentArgs),
+    /// Run the conformance suite against a backend
+    #[cfg(not(feature = "conformance"))]
+    #[command(hide = true)]
+    Conformance(AbsentArgs),
+}
+
+/// The arguments of a command that this build does not have.
+#[cfg(not(all(feature = "conformance", feature = "container", feature = "mcp", feature = "vm", feature = "wasm")))]
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct AbsentArgs {
+    /// Anything.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<std::ffi::OsString>,
 }
 
 const RUN_HELP: &str = "\

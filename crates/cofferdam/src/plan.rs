@@ -73,6 +73,7 @@ impl Plan {
 }
 
 /// What every sandbox of a server is made from.
+#[cfg(feature = "mcp")]
 pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
     spec(args, settings, args.place.workspace.as_deref().map(workspace).transpose()?)
 }

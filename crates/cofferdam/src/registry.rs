@@ -1,5 +1,6 @@
 //! The one place that names backends: which exist, which are in this build, how to make one, what it needs.
 
+mod features;
 #[cfg(feature = "container")]
 pub mod images;
 pub mod machines;
@@ -9,6 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use cofferdam_code::MODULE_INTERPRETER;
+#[cfg(feature = "conformance")]
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
 use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
@@ -16,9 +18,12 @@ use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
 use cofferdam_process::{LauncherStart, ProcessBackend, ProcessConfig};
+#[cfg(feature = "conformance")]
 use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
 #[cfg(feature = "wasm")]
 use cofferdam_wasm::{WasmBackend, WasmConfig, WasmPrograms};
+pub use features::build_with;
+use features::feature_of;
 use serde::Serialize;
 
 /// The backend used when nothing else is asked for.
@@ -48,7 +53,7 @@ pub struct BackendInfo {
 
 /// Every backend that has a name, thinnest wall first.
 pub const KNOWN: &[BackendInfo] = &[
-    known("simulated", Level::Simulated, true, "no wall at all, deterministic; for tests"),
+    known("simulated", Level::Simulated, cfg!(feature = "conformance"), "no wall at all, deterministic; for tests"),
     known("wasm", Level::Wasm, cfg!(feature = "wasm"), "WebAssembly inside Cofferdam's own process"),
     known("process", Level::Process, true, "a process behind namespaces, filters and control groups"),
     known("docker", Level::Container, cfg!(feature = "container"), "a container of the Docker or Podman engine"),
@@ -88,8 +93,12 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
     };
     match KNOWN.iter().find(|info| info.name == name) {
         Some(info) if info.built_in => Ok(info),
-        Some(_) => Err(Error::unsupported("select backend", format!("the backend '{name}' is not in this version"))
-            .with_remedy(format!("use one of: {}", names(built_in())))),
+        Some(_) => Err(match feature_of(name) {
+            Some(feature) => Error::unsupported("select backend", format!("this build has no backend '{name}'"))
+                .with_remedy(build_with(feature)),
+            None => Error::unsupported("select backend", format!("the backend '{name}' is not in this version"))
+                .with_remedy(format!("use one of: {}", names(built_in()))),
+        }),
         None => Err(Error::invalid("select backend", format!("there is no backend '{}'", name.escape_debug()))
             .with_remedy(format!("use one of: {}", names(built_in())))),
     }
@@ -243,25 +252,30 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
         return Ok(default);
     }
     built_in().find(|info| info.level >= level).ok_or_else(|| {
-        let have: Vec<String> = built_in().map(|info| format!("{} (level {})", info.name, info.level)).collect();
-        Error::unsupported("select backend", format!("no backend of this version reaches level {level}"))
-            .with_remedy(format!("ask for a level that one of these has: {}", have.join(", ")))
+        let error = Error::unsupported("select backend", format!("no backend of this build reaches level {level}"));
+        match KNOWN.iter().filter(|info| info.level >= level).find_map(|info| feature_of(info.name)) {
+            Some(feature) => error.with_remedy(build_with(feature)),
+            None => error.with_remedy(format!("use one of: {}", names(built_in()))),
+        }
     })
 }
 
 /// The backend of this name, with programs that its guests can run, for the conformance kit.
+#[cfg(feature = "conformance")]
 pub fn conformance_target(name: &str) -> Result<Target> {
     target_of(name, backend(name)?)
 }
 
 /// As [`conformance_target`], through a pool of that backend, which is to be shut down after the run. Must be called in
 /// a tokio runtime.
+#[cfg(feature = "conformance")]
 pub fn pooled_conformance_target(name: &str) -> Result<(Target, Arc<PooledBackend>)> {
     let pooled = Arc::new(pooled(name, Spec::default(), PoolConfig::default())?);
     let target = target_of(name, Arc::clone(&pooled) as _)?;
     Ok((target, pooled))
 }
 
+#[cfg(feature = "conformance")]
 fn target_of(name: &str, backend: Arc<dyn Backend>) -> Result<Target> {
     Ok(match find(name)?.name {
         "simulated" => Target::new(backend, SimulatedPrograms),
@@ -314,6 +328,7 @@ fn silent() -> ImageProgress {
 fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
+        #[cfg(feature = "conformance")]
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
         // Contacts nobody: that comes with the first sandbox.
         #[cfg(feature = "container")]

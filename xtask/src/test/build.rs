@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::repository::Repository;
 
+/// The command line with everything in it, as a feature of the workspace.
+pub const FULL: &str = "cofferdam/full";
+
 /// One program with tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -48,7 +51,15 @@ pub fn cargo(sources: &Repository, target: Option<&Path>) -> Command {
 pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
     println!("== build the tests");
     let output = cargo(sources, target.as_deref())
-        .args(["test", "--workspace", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
+        .args([
+            "test",
+            "--workspace",
+            "--features",
+            FULL,
+            "--no-run",
+            "--quiet",
+            "--message-format=json-render-diagnostics",
+        ])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

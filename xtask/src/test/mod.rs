@@ -32,19 +32,27 @@ use user::User;
 /// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has every case of the
 /// conformance kit run on machines that booted, rather than on claimed ones.
 const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
+/// What the fast run takes of the suite of the command line.
+const FAST_FILTERS: &[&str] =
+    &["conformance::process", "cli::run::", "cli::usage::", "cli::forms::", "cli::kills::", "cli::signals::"];
 /// How many failed tests of one program are run again by themselves: where more fail, something is broken.
 const AGAIN: usize = 3;
 /// How many tests may fail beside others and pass by themselves. Each is told, and is a defect to be mended.
 const UNSTEADY: usize = 2;
-/// How the names of test programs begin that run once, as the current user: what they test does not depend on who runs it.
+/// The beginnings of the names of test programs that run once, as the current user: their tests do not depend on the user, or
+/// become an ordinary user themselves.
 const ONCE: &[&str] = &[
+    "cofferdam-archive ",
     "cofferdam-bench ",
     "cofferdam-conformance ",
+    "cofferdam-container test ",
     "cofferdam-contract ",
+    "cofferdam-debian ",
     "cofferdam-engine ",
     "cofferdam-fuzz ",
     "cofferdam-screen ",
     "cofferdam-simulated ",
+    "cofferdam-vm lib ",
     "cofferdam-wasm test ",
     "xtask ",
 ];
@@ -115,6 +123,33 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// Runs what answers within minutes after a change: unit tests, and the suite of the command line as far as it needs neither
+/// container engines nor virtual machines. As this user alone, in the checkout's own build directory.
+pub fn run_fast(repository: &Repository) -> Result<()> {
+    let start = Instant::now();
+    let built = build::build(repository, None)?;
+    let user = User::current();
+    let mut total = Outcome::default();
+    for program in built.programs.iter().filter(|program| is_fast(&program.name)) {
+        let mut command = program_command(program, &built, repository, None, &user);
+        if program.name.contains(" test ") {
+            command.args(FAST_FILTERS);
+        }
+        total.add(finish(command, &program.name, &user, Printed::ByOne)?);
+    }
+    let failed = total.failed();
+    summarise(&[(user.name(), total)], start.elapsed());
+    if failed > 0 {
+        bail!("{failed} tests failed");
+    }
+    Ok(())
+}
+
+/// Whether a test program belongs to the fast run: unit tests, and the suite of the command line.
+fn is_fast(name: &str) -> bool {
+    name.contains(" lib ") || name.contains(" bin ") || name == "cofferdam test suite"
+}
+
 fn summarise(totals: &[(String, Outcome)], took: Duration) {
     println!("== summary, {:.0} s", took.as_secs_f64());
     for (name, total) in totals {
@@ -144,7 +179,7 @@ fn run_program(
     filter: Option<&str>,
 ) -> Result<Outcome> {
     let command = |arguments: &[&str]| {
-        let mut command = program_command(program, built, sources, engines, user);
+        let mut command = program_command(program, built, sources, Some(engines), user);
         command.args(arguments);
         command
     };
@@ -161,7 +196,14 @@ fn run_program(
     Ok(outcome)
 }
 
-fn program_command(program: &Program, built: &Built, sources: &Repository, engines: &Engines, user: &User) -> Command {
+/// Without engines, nothing that takes long is tested.
+fn program_command(
+    program: &Program,
+    built: &Built,
+    sources: &Repository,
+    engines: Option<&Engines>,
+    user: &User,
+) -> Command {
     let mut command = user.command(&program.path);
     command
         .args(["--show-output", "--color", "never"])
@@ -169,8 +211,8 @@ fn program_command(program: &Program, built: &Built, sources: &Repository, engin
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .env("INSTA_WORKSPACE_ROOT", sources.root())
         .env("INSTA_UPDATE", "no")
-        .envs(engines.variables());
-    if user.is_current() && std::env::var_os(MACHINES).is_none() {
+        .envs(engines.map(Engines::variables).into_iter().flatten());
+    if engines.is_some() && user.is_current() && std::env::var_os(MACHINES).is_none() {
         command.env(MACHINES, "1");
     }
     if let Some(clients) = &built.clients {
@@ -188,7 +230,20 @@ fn program_command(program: &Program, built: &Built, sources: &Repository, engin
 /// Tests in documentation are compiled by rustdoc, and so run only as the user who may do that.
 fn doc_tests(sources: &Repository, target: Option<PathBuf>, filter: Option<&str>) -> Result<Outcome> {
     let mut command = build::cargo(sources, target.as_deref());
-    command.args(["test", "--quiet", "--workspace", "--doc", "--no-fail-fast", "--", "--color", "never"]).args(filter);
+    command
+        .args([
+            "test",
+            "--quiet",
+            "--workspace",
+            "--features",
+            build::FULL,
+            "--doc",
+            "--no-fail-fast",
+            "--",
+            "--color",
+            "never",
+        ])
+        .args(filter);
     finish(command, "documentation", &User::current(), Printed::BySeveral)
 }
 

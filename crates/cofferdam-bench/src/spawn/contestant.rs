@@ -27,8 +27,6 @@ pub enum Contestant {
     CommandLineDaemon,
     /// A Python that waits takes over a script, instead of one that is started.
     Warm,
-    /// A fork of a Python that waits takes over a script.
-    Fork,
     /// A Python that waits with pandas imported takes over a script that imports it.
     WarmPandas,
     /// No wall, and a Python that imports pandas.
@@ -51,7 +49,6 @@ impl Contestant {
             Self::CommandLine,
             Self::CommandLineDaemon,
             Self::Warm,
-            Self::Fork,
             Self::WarmPandas,
             Self::BarePandas,
         ];
@@ -71,7 +68,6 @@ impl Contestant {
             Self::CommandLine => "cli",
             Self::CommandLineDaemon => "cli-daemon",
             Self::Warm => "warm",
-            Self::Fork => "fork",
             Self::WarmPandas => "warm-pandas",
             Self::BarePandas => "bare-pandas",
             Self::Peer(peer) => peer.slug(),
@@ -91,7 +87,6 @@ impl Contestant {
             Self::CommandLine => "cofferdam command line",
             Self::CommandLineDaemon => "cofferdam command line, daemon",
             Self::Warm => "cofferdam waiting Python",
-            Self::Fork => "cofferdam fork of a Python that waits",
             Self::WarmPandas => "cofferdam waiting Python, pandas",
             Self::BarePandas => "bare Python, pandas",
             Self::Peer(peer) => peer.name(),
@@ -111,7 +106,7 @@ impl Contestant {
 
     /// Whether it runs this workload, or something of its own beside it.
     pub fn runs(self, workload: Workload) -> bool {
-        workload == Workload::Python || !matches!(self, Self::Warm | Self::Fork | Self::WarmPandas | Self::BarePandas)
+        workload == Workload::Python || !matches!(self, Self::Warm | Self::WarmPandas | Self::BarePandas)
     }
 
     /// The one with this short name.

@@ -12,7 +12,6 @@ use cofferdam_engine::Pool;
 use cofferdam_process::ProcessBackend;
 
 use super::contestant::Contestant;
-use super::fork::ForkedPython;
 use super::peer::{Peer, Scene};
 use super::resident::Resident;
 use super::stage::Stage;
@@ -58,7 +57,6 @@ pub struct Field {
     command_line: PathBuf,
     resident: Option<Resident>,
     warm: BTreeMap<Contestant, WarmPythons>,
-    fork: Option<ForkedPython>,
     /// A Python with pandas.
     pandas: Option<String>,
     options: BTreeMap<Peer, &'static [&'static str]>,
@@ -85,7 +83,6 @@ impl Field {
             command_line,
             resident: None,
             warm: BTreeMap::new(),
-            fork: None,
             pandas: None,
             options: BTreeMap::new(),
             stage: Stage::new()?,
@@ -114,10 +111,6 @@ impl Field {
                 None => self.admit_warm(contestant, &Workload::Python.argv()[..3], &[], "print(1)").await,
                 Some(reason) => Err(reason),
             },
-            Contestant::Fork => match Workload::Python.missing() {
-                None => self.admit_fork().await,
-                Some(reason) => Err(reason),
-            },
             Contestant::WarmPandas | Contestant::BarePandas => self.admit_pandas(contestant).await,
             _ => Ok(()),
         }
@@ -144,12 +137,6 @@ impl Field {
         let warm = WarmPythons::new(&self.backend, command, modules, code);
         warm.refill().await.map_err(|error| format!("fails: {error:#}"))?;
         self.warm.insert(contestant, warm);
-        Ok(())
-    }
-
-    async fn admit_fork(&mut self) -> Result<(), String> {
-        let made = ForkedPython::new(&self.backend, &Workload::Python.argv()[..3], "print(1)").await;
-        self.fork = Some(made.map_err(|error| format!("fails: {error:#}"))?);
         Ok(())
     }
 
@@ -183,12 +170,6 @@ impl Field {
         match contestant {
             Contestant::Pool => ours::refilled(&self.pools[0], FEW).await,
             Contestant::PoolBurst => ours::refilled(&self.pools[1], BURST).await,
-            Contestant::Fork => {
-                if let Some(fork) = &self.fork {
-                    fork.rest().await;
-                }
-                Ok(())
-            }
             _ => Ok(()),
         }
     }
@@ -225,11 +206,6 @@ impl Field {
             Contestant::Warm | Contestant::WarmPandas => {
                 let warm = self.warm.get(&contestant).context("it was not admitted")?;
                 ours::check(&warm.run().await?, workload.output())?;
-                None
-            }
-            Contestant::Fork => {
-                let fork = self.fork.as_ref().context("it was not admitted")?;
-                ours::check(&fork.run().await?, workload.output())?;
                 None
             }
             Contestant::BarePandas => {

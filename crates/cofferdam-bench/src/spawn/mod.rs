@@ -2,7 +2,6 @@
 
 mod contestant;
 mod field;
-mod fork;
 mod measure;
 mod oci;
 mod peer;

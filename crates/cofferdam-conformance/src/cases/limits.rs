@@ -126,7 +126,7 @@ pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
         return Err(Stop::skip(format!("the posture says so: {row}")));
     }
     let around = P::PrintAroundInput { before: "waits".into(), after: "lives on".into() };
-    let little = P::Sequence(vec![P::PrintNumbered { count: 5000 }, around]);
+    let little = P::Sequence(vec![P::PrintNumbered { count: 200 }, around]);
     let waiting = sandbox.start(cx.request(&little)?.stdin(Stdin::Stream).build()?).await?;
     let mut output = waiting.output();
     wait_for(&mut output, "waits").await?;

@@ -1,11 +1,10 @@
 //! Scripts that must not be able to tell whether they were started cold: the same output, errors and exit, either way.
 
 use cofferdam_contract::{Completed, ExecRequest, SandboxPath, Stdin};
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter, ZygoteConfig};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
 use cofferdam_process::ProcessBackend;
 
 use crate::support::{backend, block_on, code_with_args, has, main_file, sandbox};
-use crate::zygote::{run, zygote};
 
 /// Ends a line of a script's own output that differs for a reason: it is left out of the comparison.
 const OWN: &str = "#own";
@@ -285,44 +284,6 @@ fn node_scripts_run_as_from_cold() {
 #[test]
 fn node_modules_run_as_from_cold() {
     compare("node_modules_run_as_from_cold", &InterpreterConfig::node(), "main.mjs", ESM);
-}
-
-/// One zygote runs all scripts, one after the other: none may see that others ran before it.
-#[test]
-fn python_scripts_run_in_forks_as_from_cold() {
-    block_on(async {
-        let backend = backend();
-        let config = ZygoteConfig::of(InterpreterConfig::python().with_modules([
-            "asyncio",
-            "inspect",
-            "logging",
-            "multiprocessing.pool",
-            "subprocess",
-        ]));
-        let zygote = zygote(&backend, &config).await;
-        let mut differences = Vec::new();
-        for (name, text) in PYTHON {
-            let request = request(&config.interpreter, "main.py", text);
-            let cold = sandbox(&backend, 0).await.exec(request.clone()).await.expect("it runs");
-            let fork = run(&zygote, request).await.expect("it runs");
-            differ(&mut differences, name, &told(&cold), &without_own_directory(&told(&fork)));
-        }
-        zygote.close().await.expect("it closes");
-        assert!(differences.is_empty(), "{}", differences.join("\n\n"));
-    });
-}
-
-/// A fork has a directory for temporary files of its own, and a variable that says so.
-fn without_own_directory(told: &str) -> String {
-    let mut text = told.to_owned();
-    for (before, after) in [("('TMPDIR', '/tmp/fork-", "'), "), ("'TMPDIR=/tmp/fork-", "', ")] {
-        while let Some(at) = text.find(before) {
-            let end =
-                text[at + before.len()..].find(after).map_or(text.len(), |end| at + before.len() + end + after.len());
-            text.replace_range(at..end, "");
-        }
-    }
-    text
 }
 
 fn differ(differences: &mut Vec<String>, name: &str, cold: &str, warm: &str) {

@@ -6,4 +6,3 @@ mod fresh;
 mod life;
 mod measure;
 mod support;
-mod zygote;

@@ -1,14 +1,12 @@
 //! What waiting is worth: medians of one interleaved run. Nothing asserts a time.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Backend, Completed, ExecHandle, ExecRequest, OutputEvent, Sandbox, Spec};
-use cofferdam_interpreter::{InterpreterConfig, Runtime, ZygoteConfig};
+use cofferdam_contract::{Backend, Completed, ExecHandle, ExecRequest, OutputEvent, Spec};
+use cofferdam_interpreter::InterpreterConfig;
 use cofferdam_process::ProcessBackend;
 
 use crate::support::{self, backend, block_on, code, has, main_file, python_with, stdout, warm};
-use crate::zygote::{run, zygote};
 
 const ROUNDS: usize = 60;
 
@@ -41,12 +39,7 @@ fn measure() {
 
 async fn measure_one(backend: &ProcessBackend, what: &str, config: &InterpreterConfig, text: &str, bare: &[&str]) {
     let request = || code(config, main_file(config.runtime), text).build().expect("valid");
-    let mut times: [Vec<Duration>; 6] = Default::default();
-    let forked = ZygoteConfig { max_forks: 10_000, ..ZygoteConfig::of(config.clone()) };
-    let zygote = match config.runtime {
-        Runtime::Python => Some(zygote(backend, &forked).await),
-        Runtime::Node => None,
-    };
+    let mut times: [Vec<Duration>; 4] = Default::default();
     for _ in 0..ROUNDS {
         let begun = Instant::now();
         let output = std::process::Command::new(bare[0]).args(&bare[1..]).output().expect("it runs");
@@ -65,54 +58,17 @@ async fn measure_one(backend: &ProcessBackend, what: &str, config: &InterpreterC
         let [first, whole] = until_the_end(handle, begun).await;
         times[2].push(first);
         times[3].push(whole);
-
-        if let Some(zygote) = &zygote {
-            // As many are ready as at first.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            let begun = Instant::now();
-            let handle = zygote.start(request()).await.expect("it starts");
-            let [first, whole] = until_the_end(handle, begun).await;
-            times[4].push(first);
-            times[5].push(whole);
-        }
     }
-    let [bare, cold, first, whole, fork_first, fork_whole] = times.map(|mut times| {
+    let [bare, cold, first, whole] = times.map(|mut times| {
         times.sort();
         times.get(times.len() / 2).map_or(f64::NAN, Duration::as_secs_f64) * 1e3
     });
     println!("{what}: bare {bare:.2} ms, cold in a sandbox {cold:.2} ms");
     println!("    waiting, to the first output {first:.3} ms = {:.3} x bare", first / bare);
     println!("    waiting, to the exit         {whole:.3} ms = {:.3} x bare", whole / bare);
-    if let Some(zygote) = zygote {
-        println!("    fork, to the first output    {fork_first:.3} ms = {:.3} x bare", fork_first / bare);
-        println!("    fork, to the exit            {fork_whole:.3} ms = {:.3} x bare", fork_whole / bare);
-        zygote.close().await.expect("it closes");
-        what_forks_save(backend, config, request()).await;
-    }
-}
-
-/// Memory of each one that waits, and how long it takes until the next one is there.
-async fn what_forks_save(backend: &ProcessBackend, config: &InterpreterConfig, request: ExecRequest) {
-    let used = async |sandbox: &Arc<dyn Sandbox>| sandbox.usage().await.expect("it is told").memory_bytes.unwrap_or(0);
-    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let waiting = warm(backend, config).await;
-    println!("    one that waits uses          {:.1} MiB", mebibytes(used(waiting.sandbox()).await));
-    let mut both = Vec::new();
-    for ready in [2, 10] {
-        let zygote = zygote(backend, &ZygoteConfig { ready, ..ZygoteConfig::of(config.clone()) }).await;
-        both.push(used(zygote.sandbox()).await);
-        zygote.close().await.expect("it closes");
-    }
-    let each = mebibytes(both[1].saturating_sub(both[0])) / 8.0;
-    println!("    a zygote with 2 forks uses   {:.1} MiB, each fork more {each:.2} MiB", mebibytes(both[0]));
-    let zygote = zygote(backend, &ZygoteConfig { ready: 1, ..ZygoteConfig::of(config.clone()) }).await;
-    let begun = Instant::now();
-    for _ in 0..ROUNDS {
-        check(&run(&zygote, request.clone()).await.expect("it runs"));
-    }
-    let each = begun.elapsed().as_secs_f64() * 1e3 / ROUNDS as f64;
-    println!("    one fork after the other     {each:.2} ms each");
-    zygote.close().await.expect("it closes");
+    let used = waiting.sandbox().usage().await.expect("it is reported").memory_bytes.unwrap_or(0);
+    println!("    memory of one that waits     {:.1} MiB", used as f64 / f64::from(1 << 20));
 }
 
 /// The times to the first output and to the exit.

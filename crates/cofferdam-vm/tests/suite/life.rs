@@ -336,7 +336,8 @@ async fn the_kernel_of_an_idle_machine_looks_after_nothing_by_itself() {
     assert_eq!(read("cat /proc/sys/vm/compaction_proactiveness /proc/sys/kernel/watchdog").await, "0\n0");
     let memory = read("cat /proc/meminfo").await;
     let dirty = memory.lines().find(|line| line.starts_with("Dirty:")).unwrap_or_default();
-    assert_eq!(dirty.split_whitespace().nth(1), Some("0"), "{memory}");
+    let dirty: u64 = dirty.split_whitespace().nth(1).and_then(|kibibytes| kibibytes.parse().ok()).unwrap_or(u64::MAX);
+    assert!(dirty <= 64, "{memory}");
     assert_eq!(read("ls /sys/bus/virtio/devices | wc -l").await, "4");
     assert!(read("cat /proc/cmdline").await.contains(" deferred_probe_timeout=0 "));
     promptly(sandbox.close()).await.unwrap();

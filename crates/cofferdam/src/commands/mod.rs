@@ -3,6 +3,7 @@
 mod audit;
 mod backends;
 mod completions;
+#[cfg(feature = "conformance")]
 mod conformance;
 mod daemon;
 mod doctor;
@@ -10,6 +11,7 @@ mod doctor;
 mod image;
 #[cfg(feature = "vm")]
 mod machine;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod repl;
 mod run;
@@ -35,6 +37,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Repl(args) => repl::main(*args, cli.config),
         Command::Audit(args) => audit::main(&args, cli.config),
         Command::Daemon(args) => daemon::main(&args, cli.config),
+        #[cfg(feature = "mcp")]
         Command::Mcp(args) => mcp::main(*args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         #[cfg(feature = "wasm")]
@@ -45,11 +48,31 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Vm(args) => machine::main(&args, cli.config),
         #[cfg(feature = "vm")]
         Command::Snapshot(args) => snapshot::main(args, cli.config),
+        #[cfg(feature = "conformance")]
         Command::Conformance(args) => conformance::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),
+        #[cfg(not(feature = "mcp"))]
+        Command::Mcp(_) => absent("mcp", "mcp"),
+        #[cfg(not(feature = "wasm"))]
+        Command::Setup(_) => absent("setup", "wasm"),
+        #[cfg(not(feature = "container"))]
+        Command::Image(_) => absent("image", "container"),
+        #[cfg(not(feature = "vm"))]
+        Command::Vm(_) => absent("vm", "vm"),
+        #[cfg(not(feature = "vm"))]
+        Command::Snapshot(_) => absent("snapshot", "vm"),
+        #[cfg(not(feature = "conformance"))]
+        Command::Conformance(_) => absent("conformance", "conformance"),
     }
+}
+
+/// Reports a command whose feature is not in this build, and how to get it.
+#[cfg(not(all(feature = "conformance", feature = "container", feature = "mcp", feature = "vm", feature = "wasm")))]
+fn absent(command: &str, feature: &str) -> u8 {
+    let error = Error::unsupported("start", format!("this build has no command '{command}'"));
+    crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)
 }
 
 /// Runs a future to its end on this thread.
@@ -60,6 +83,7 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Runs a future to its end that serves many at once. It has cleaned up when it ends: what is left on other threads waits
 /// for input that nobody will send.
+#[cfg(feature = "mcp")]
 fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     run_on(tokio::runtime::Builder::new_multi_thread(), Duration::from_millis(100), future)
 }

@@ -208,7 +208,7 @@ fn machines_are_made_as_options_environment_and_file_say() {
     }
 }
 
-#[cfg(feature = "wasm")]
+#[cfg(all(feature = "mcp", feature = "wasm"))]
 #[test]
 fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
     let set = environment(&[("COFFERDAM_WASM_DETERMINISTIC", "env"), ("COFFERDAM_WASM_FUEL", "20")]).unwrap();

@@ -12,4 +12,3 @@ mod pool;
 mod supervisor;
 #[cfg(feature = "vm")]
 mod v2;
-mod zygotes;

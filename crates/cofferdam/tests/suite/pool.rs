@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::engine::{PoolConfig, PooledBackend, Session, SessionConfig};
+use cofferdam::engine::{PoolConfig, PooledBackend};
 use cofferdam::{Access, Backend, Capability, ExecRequest, Protection, Spec, TenantId, Workspace, registry};
 use cofferdam_conformance::UnixPrograms;
 use cofferdam_conformance::twins::{Trial, compare_backends};
@@ -208,20 +208,16 @@ fn tenants_of_a_pool_of_containers_share_nothing() {
 }
 
 #[test]
-fn a_dropped_pool_and_a_dropped_session_leave_nothing() {
+fn a_dropped_pool_and_a_dropped_lease_leave_nothing() {
     leaving_nothing(async {
         let pooled = registry::pooled("process", Spec::default(), PoolConfig::default()).expect("a pool");
         let lease = pooled.pool().claim(Spec::default()).await.expect("a sandbox");
-        let session = Session::leased(lease, SessionConfig::default()).expect("a session");
         let request = ExecRequest::argv(["sleep", "1000"]).build().expect("valid");
-        let (one, other) = (session.start(request.clone()).await, session.start(request).await);
-        let (one, other) = (one.expect("it starts"), other.expect("it starts"));
-        assert_eq!(session.execs().len(), 2);
-        assert!(session.cancel(one.id()).await.expect("it runs").cancelled);
-        assert!(other.try_exit().is_none());
+        let running = lease.sandbox().start(request).await.expect("it starts");
+        assert!(running.try_exit().is_none());
         drop(pooled);
-        drop(session);
-        assert!(other.exit().await.is_ok_and(|exit| exit.cancelled));
+        drop(lease);
+        assert!(running.exit().await.is_ok_and(|exit| exit.cancelled));
     });
 }
 

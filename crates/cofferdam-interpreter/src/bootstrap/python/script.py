@@ -1,6 +1,5 @@
-# Becoming warm, and running one request as Python runs a script from cold: the part that interpreters which wait and
-# forks of a zygote have in common. It is started as one file with what follows it, `waiting.py` or `zygote.py`, and with
-# `serve.py` at the end; docs/interpreters.md says what it has to keep as it is from cold.
+# Becomes warm, and runs one request as Python runs a script from cold. It is started as one file with `waiting.py` and
+# `serve.py` behind it; docs/interpreters.md lists what it has to keep as it is from cold.
 #
 # The first line keeps what Python gives a script's namespace, before this file adds to it.
 pristine = dict(globals())

@@ -42,9 +42,20 @@ pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
         why.iter().for_each(|why| println!("SKIP hostile: {}, in a container: {why}", row.name));
         why.is_none()
     });
-    for row in rows.iter_mut().filter(|row| row.guest == "host_files") {
-        // The image has a list of its own packages, where the host has its.
-        row.args = |host| [words(["--image"]), host.markers()].concat();
+    for row in &mut rows {
+        match (row.guest, row.name) {
+            // The image has a list of its own packages, where the host has its.
+            ("host_files", _) => row.args = |host| [words(["--image"]), host.markers()].concat(),
+            ("queue_bomb", _) => row.args = |_| words(["100000", "--own-user"]),
+            // `/tmp` and `/dev/shm` have a quarter and a sixteenth of the limit besides, which count as memory.
+            (_, "disk by writing") => row.args = |_| words(["write", "42", "/workspace", "/tmp", "/dev/shm"]),
+            (_, "disk by fallocate") => row.args = |_| words(["fallocate", "42", "/workspace", "/tmp", "/dev/shm"]),
+            (_, "disk by mappings") => row.args = |_| words(["mmap", "42", "/workspace", "/tmp", "/dev/shm"]),
+            (_, "disk by files without a name") => {
+                row.args = |_| words(["unlinked", "42", "/tmp", "/workspace", "/dev/shm"]);
+            }
+            _ => {}
+        }
     }
     let _turn = turn();
     let Some(backend) = backend(runtime) else { return };
