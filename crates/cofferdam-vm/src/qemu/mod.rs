@@ -12,9 +12,7 @@
 //! path but those of its own program. Started by root, it runs as a user that no host has; under Landlock rules and
 //! without the host's network, or not at all. It is killed with the process that started it.
 
-mod absent;
 mod arguments;
-mod elf;
 mod memory;
 mod message;
 mod pages;
@@ -45,7 +43,6 @@ use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::Words;
-use absent::Absent;
 use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
@@ -107,7 +104,6 @@ pub struct Qemu {
 struct Known {
     program: PathBuf,
     version: String,
-    absent: Absent,
 }
 
 impl Qemu {
@@ -136,7 +132,7 @@ impl Qemu {
         self.known.get().map_or_else(|| self.named(), |known| &known.program)
     }
 
-    /// Its version, asked for as machines are started later: without the libraries that they have no use for, if it runs so.
+    /// Returns the program and its version, which is asked for once.
     async fn known(&self) -> Result<&Known> {
         let known = self.known.get_or_try_init(|| async {
             let program = programs::locate(self.named());
@@ -149,17 +145,8 @@ impl Qemu {
                 return Err(VmError::MissingTool { tool: PROGRAM });
             }
             // What is still only a name is found by PATH, which is an ordinary user's own choice.
-            let [first, second] = [Self::command(&program), Self::command(&program)];
-            let asked = tokio::task::spawn_blocking(move || {
-                let absent = Absent::of(&program);
-                if !absent.is_empty()
-                    && let Ok(version) = version_of(first, &absent)
-                {
-                    return Ok(Known { program, version, absent });
-                }
-                let absent = Absent::default();
-                Ok(Known { version: version_of(second, &absent)?, program, absent })
-            });
+            let command = Self::command(&program);
+            let asked = tokio::task::spawn_blocking(move || Ok(Known { version: version_of(command)?, program }));
             asked.await.map_err(|_| broken("its version was not waited for"))?
         });
         known.await
@@ -250,10 +237,10 @@ fn started(vm: QemuVm, agent: UnixStream) -> Started {
 impl Qemu {
     /// Starts a monitor that has greeted. Without a kernel to boot, it waits for a state.
     async fn launch(&self, hardware: &Hardware, boot: Option<&Boot>, memory: Memory) -> Result<(QemuVm, UnixStream)> {
-        let (absent, loaded) = self.known().await?.absent.hand_over().map_err(io("copy a descriptor for", PROGRAM))?;
+        self.known().await?;
         let Channels { theirs, stderr, agent, qmp, console, said } = Channels::open()?;
         let [agent_theirs, qmp_theirs, console_theirs] = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
-        let mut keep: Vec<OwnedFd> = theirs.into_iter().chain(absent).collect();
+        let mut keep: Vec<OwnedFd> = theirs.into_iter().collect();
         let mut take = |file: OwnedFd| {
             let number = file.as_raw_fd();
             keep.push(file);
@@ -291,7 +278,7 @@ impl Qemu {
         };
         let mut command = Self::command(self.program());
         command.args(arguments(&self.config, &beginning, hardware, &descriptors));
-        command.env(absent::VARIABLE, loaded).stdout(Stdio::null()).stderr(Stdio::from(stderr));
+        command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
         let read: Vec<&File> = opened.iter().collect();
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
@@ -392,11 +379,10 @@ pub(crate) fn broken(what: impl Into<String>) -> VmError {
     VmError::Monitor { monitor: "qemu", what: what.into() }
 }
 
-/// What a program says of its version, if it starts well: a loader that complains says that before.
-fn version_of(mut command: Command, absent: &Absent) -> Result<String> {
-    let (keep, loaded) = absent.hand_over().map_err(io("copy a descriptor for", PROGRAM))?;
-    command.env(absent::VARIABLE, loaded).arg("--version");
-    accepted(&run::finish_with(command, PROGRAM, VERSION_LIMIT, keep)?.said)
+/// Returns the version that a program prints.
+fn version_of(mut command: Command) -> Result<String> {
+    command.arg("--version");
+    accepted(&run::finish(command, PROGRAM, VERSION_LIMIT)?.said)
 }
 
 /// The version in what `--version` says, if it will do.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::documents::{configure, shell};
-use super::{cofferdam, outcome, repository};
+use super::{cofferdam, has_weaker_containers, outcome, repository};
 
 /// What is done about a shown command.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -156,6 +156,12 @@ fn run_shown(command: &str, how: Row, home: &Path) -> Option<(i32, String, Strin
                 println!("SKIP {command}: COFFERDAM_TEST_DOCKER names no engine");
                 return None;
             };
+            if has_weaker_containers() {
+                println!(
+                    "SKIP {command}: on cgroup v1 an ordinary user's container is refused without --allow-weaker memory"
+                );
+                return None;
+            }
             shell.env("DOCKER_HOST", format!("unix://{socket}"));
         }
         Row::WithInterpreter => {}

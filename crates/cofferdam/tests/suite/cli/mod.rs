@@ -32,6 +32,12 @@ use std::process::{Child, Command, Output, Stdio};
 /// Limits that an ordinary user's host may be unable to enforce. What is enforced is another module's business.
 pub const WEAKER: &str = "memory,cpu,cpus,pids,disk";
 
+/// Returns whether containers of this user have less than the default memory limit asks for: on cgroup v1 only root can bound
+/// their socket buffers.
+fn has_weaker_containers() -> bool {
+    !rustix::process::geteuid().is_root() && Path::new("/sys/fs/cgroup/memory").is_dir()
+}
+
 /// The binary, with an environment in which nothing but the search path is set.
 fn cofferdam() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));

@@ -49,7 +49,9 @@ impl Owned {
 
     fn spec(&self) -> Spec {
         let workspace = Workspace::HostDir { path: self.mounted.clone(), access: Access::ReadWrite };
-        Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("a valid spec")
+        let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk);
+        // On cgroup v1 only root can bound a container's socket buffers.
+        spec.allow_weaker(Protection::Memory).build().expect("a valid spec")
     }
 }
 
