@@ -1,4 +1,4 @@
-//! Screening before anything is started: what it says, and what is done about it.
+//! Static analysis of code before anything is started, and the decision about its findings.
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Result};
 use cofferdam_screen::{Language, Mode, Rules, Screen, ScreenError};
@@ -8,34 +8,40 @@ use crate::{Results, Screened, error};
 
 pub use cofferdam_screen::Mode as ScreeningMode;
 
-/// Whether code is screened, and by which rules: the table `[screening]`.
+/// Static analysis of code by rules: the table `[screening]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScreeningConfig {
-    /// What is done about findings. Default `off`: the wall is the sandbox.
+    /// The action on findings. Default `off`: the sandbox is the isolation boundary.
     pub mode: Mode,
-    /// What is done about code that cannot be read. Default `block`, so that a syntax error is told before anything starts.
+    /// The action on syntax errors. Default `block`, so that a syntax error is reported before anything starts; `off` in a build
+    /// without the parsers.
     pub syntax: Mode,
-    /// What is looked for.
+    /// The rules.
     pub rules: Rules,
 }
 
 impl Default for ScreeningConfig {
     fn default() -> Self {
-        Self { mode: Mode::Off, syntax: Mode::SYNTAX_DEFAULT, rules: Rules::default() }
+        let syntax = if Screen::is_built() { Mode::SYNTAX_DEFAULT } else { Mode::Off };
+        Self { mode: Mode::Off, syntax, rules: Rules::default() }
     }
 }
 
-/// What is to be done about code.
+/// The decision about code.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It runs; with what was found, if it was screened.
+    /// The code runs, with the findings if it was analyzed.
     Runs(Option<Screened>),
-    /// It does not run. The reason for the log names rules and places, and nothing of the code.
+    /// The code does not run. The reason for the log names rules and places, and nothing of the code.
     Refused { error: Error, reason: String },
 }
 
-/// Screens code on a thread where that may take its time.
+/// Analyzes code on a blocking thread.
+///
+/// # Errors
+///
+/// Fails in a build without the parsers, unless the configuration is `off`.
 pub async fn screen(config: &ScreeningConfig, results: Results, code: &str) -> Result<Verdict> {
     let language = match results {
         Results::None => return Ok(Verdict::Runs(None)),
@@ -46,8 +52,19 @@ pub async fn screen(config: &ScreeningConfig, results: Results, code: &str) -> R
     if config.mode == Mode::Off && config.syntax == Mode::Off {
         return Ok(Verdict::Runs(None));
     }
+    require_parsers(Screen::is_built())?;
     let (config, code) = (config.clone(), code.to_owned());
     tokio::task::spawn_blocking(move || judge(&config, language, &code)).await.map_err(|_| error::task("screen"))
+}
+
+/// Refuses to go on without the parsers, so that no code runs unscreened.
+fn require_parsers(is_built: bool) -> Result<()> {
+    if is_built {
+        return Ok(());
+    }
+    let problem = ScreenError::NotBuilt;
+    let remedy = format!("{}; or set mode and syntax of [screening] to \"off\"", problem.remedy());
+    Err(Error::new(ErrorKind::Unsupported, "screen", problem.to_string()).with_remedy(remedy))
 }
 
 fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
@@ -55,18 +72,10 @@ fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
         Ok(_) if config.mode == Mode::Off => Verdict::Runs(None),
         Ok(report) if config.mode == Mode::Block && (report.truncated || !report.findings.is_empty()) => {
             let shown: Vec<String> = report.findings.iter().take(10).map(ToString::to_string).collect();
-            let more = report.findings.len().saturating_sub(shown.len());
-            let more = match (more, report.truncated) {
-                (0, false) => "",
-                _ if shown.is_empty() => "it takes more work to follow than is done",
-                _ => "; and more than is shown",
-            };
+            let more = if shown.len() < report.findings.len() || report.truncated { "; and more findings" } else { "" };
             let named = report.findings.iter().take(5);
-            let mut reason: Vec<String> =
+            let reason: Vec<String> =
                 named.map(|found| format!("{} at {}:{}", found.rule, found.line, found.column)).collect();
-            if reason.is_empty() {
-                reason.push("too much work".to_owned());
-            }
             let error = Error::new(
                 ErrorKind::Denied,
                 "screen",
@@ -82,7 +91,7 @@ fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
     }
 }
 
-/// Code that could not be read: nobody has looked at it.
+/// Decides about code that was not analyzed.
 fn unscreened(config: &ScreeningConfig, problem: ScreenError) -> Verdict {
     let syntax = matches!(problem, ScreenError::Syntax(_));
     let blocks = config.mode == Mode::Block || (syntax && config.syntax == Mode::Block);
@@ -120,11 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn code_that_nobody_followed_to_its_end_is_refused_with_that_reason() {
-        let code = format!("{}[{}]", "lambda b: ".repeat(80), "a, ".repeat(300_000));
-        let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, &code) else { panic!("refused") };
-        assert_eq!(error.message(), "screening refuses the code: it takes more work to follow than is done");
-        assert_eq!(reason, "screening: too much work");
+    fn many_findings_are_refused_with_the_first_ten() {
+        let code = "import os\n".repeat(12);
+        let Verdict::Refused { error, .. } = verdict(Mode::Block, Mode::Block, &code) else { panic!("refused") };
+        assert!(error.message().contains("line 10,") && error.message().ends_with("; and more findings"), "{error}");
+        assert!(!error.message().contains("line 11,"), "{error}");
+    }
+
+    #[test]
+    fn a_build_without_parsers_refuses_to_screen() {
+        let error = require_parsers(false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("--features full")), "{error}");
+        assert!(require_parsers(true).is_ok());
+        let syntax = if Screen::is_built() { Mode::Block } else { Mode::Off };
+        assert_eq!(ScreeningConfig::default().syntax, syntax);
     }
 
     #[test]

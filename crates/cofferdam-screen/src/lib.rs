@@ -1,11 +1,12 @@
-//! Static screening of code: what a program imports and calls, by a parser of its language, before anything of it runs.
+//! Static analysis of code with a parser of its language: the imports, calls and attributes that rules do not allow.
 //!
-//! It is a seat belt. It tells an honest program, or a model that writes one, early and with a line number that something
-//! is not wanted here; whoever means to get past it can, and then stands before the wall, which is the sandbox. `docs/screening.md`
-//! has examples of both.
+//! It is a seat belt. It reports early, and with line numbers, what an honest program may not do here. A program that tries
+//! to evade it can; the sandbox is the isolation boundary. `docs/screening.md` has examples of both.
 //!
-//! Nothing here reads a file or the environment, and nothing of the code runs. Code is hostile: its size, the depth of its
-//! nesting and the work that it causes are bounded, and what is beyond is refused as [`ScreenError`].
+//! The crate reads no file and no environment, and runs nothing of the code. Code is hostile input: its size, the depth of
+//! its nesting and the findings are bounded, and code beyond the bounds is refused with a [`ScreenError`].
+//!
+//! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with [`ScreenError::NotBuilt`].
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -13,48 +14,52 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-mod collect;
-mod ground;
+#[cfg(feature = "parsers")]
+mod collector;
+#[cfg(feature = "parsers")]
 mod javascript;
+#[cfg(feature = "parsers")]
 mod position;
+#[cfg(feature = "parsers")]
 mod python;
 mod report;
 mod rules;
-mod scope;
-mod value;
+#[cfg(feature = "parsers")]
+mod scopes;
+mod text;
+#[cfg(feature = "parsers")]
+mod worker;
 
 pub use report::{Finding, Report, Rule, ScreenError, SyntaxError, UnknownName};
 pub use rules::{JavaScriptRules, PythonRules, PythonVersion, Rules};
 
-use rules::Lists;
-
-/// What code is written in.
+/// The language of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Language {
     /// Python 3.
     Python,
-    /// JavaScript, as a module or as a script: whichever reads it.
+    /// JavaScript, as a module or as a CommonJS script.
     JavaScript,
     /// TypeScript without JSX. Types import nothing.
     TypeScript,
 }
 
-/// What the caller does with findings, or with syntax errors.
+/// The action of a caller on findings or on syntax errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Code is not screened.
+    /// Code is not analyzed.
     Off,
-    /// Code runs, and what was found stands beside its result.
+    /// Code runs, and its findings are reported beside its result.
     Warn,
     /// Code with a finding does not run.
     Block,
 }
 
 impl Mode {
-    /// For syntax errors, if nobody chose. The parser accepts what any known version does, so its error is nearly always the
-    /// interpreter's, and is told without starting anything; and code that cannot be read is not screened.
+    /// The default for syntax errors. The parser accepts the syntax of all known versions, so that its error is nearly always
+    /// the interpreter's, and is reported before anything is started.
     pub const SYNTAX_DEFAULT: Self = Self::Block;
 }
 
@@ -89,12 +94,13 @@ words!(
     TypeScript = "typescript"
 );
 
-/// Screens code by rules.
+/// Checks code by rules.
 ///
 /// ```
 /// # fn main() -> Result<(), cofferdam_screen::ScreenError> {
 /// use cofferdam_screen::{Language, Rules, Screen};
 ///
+/// # if !Screen::is_built() { return Ok(()) }
 /// let screen = Screen::new(Rules::default());
 /// let report = screen.check(Language::Python, "import os as x\n")?;
 /// assert_eq!(report.findings[0].to_string(), "line 1, column 8: os as x: imports os (import:os)");
@@ -107,34 +113,64 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// By these rules.
+    /// Creates a screen with these rules.
     pub fn new(rules: Rules) -> Self {
         Self { rules }
     }
 
-    /// The rules.
+    /// Returns the rules.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// What the rules do not want of this code.
+    /// Returns whether this build has the parsers.
+    pub const fn is_built() -> bool {
+        cfg!(feature = "parsers")
+    }
+
+    /// Returns the findings in this code.
     ///
     /// # Errors
     ///
-    /// Code that was not screened: because it is not a program of the language, is larger or deeper than is read, or because
-    /// the parser failed. It may still be what an interpreter accepts.
+    /// Fails if the code was not analyzed: it is not a program of the language, it is larger or deeper than allowed, the
+    /// parser failed, or this build has none. An interpreter may still accept the code.
     pub fn check(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
+        #[cfg(feature = "parsers")]
+        return self.parse(language, code);
+        #[cfg(not(feature = "parsers"))]
+        {
+            let _ = (language, code);
+            Err(ScreenError::NotBuilt)
+        }
+    }
+
+    #[cfg(feature = "parsers")]
+    fn parse(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
+        use rules::Lists;
+
         let Rules { python, javascript, max_bytes, most_findings } = &self.rules;
-        // Positions of the parsers have 32 bits.
+        // The parsers have positions of 32 bits.
         let most = (*max_bytes).min(u32::MAX as usize / 4);
         if code.len() > most {
             return Err(ScreenError::TooLarge { bytes: code.len(), most });
         }
-        let besides = if language == Language::Python { 0 } else { javascript::stack_for(code) };
-        ground::on_own_stack(code.len(), besides, || match language {
+        let more_stack = if language == Language::Python { 0 } else { javascript::stack_for(code) };
+        worker::run(code.len(), more_stack, || match language {
             Language::Python => python::check(code, Lists::python(python), python.version, *most_findings),
             Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *most_findings),
             Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *most_findings),
         })
+    }
+}
+
+#[cfg(all(test, not(feature = "parsers")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_parsers_every_check_fails() {
+        let error = Screen::default().check(Language::Python, "x = 1").unwrap_err();
+        assert_eq!(error.to_string(), "this build of Cofferdam has no static analysis");
+        assert!(error.remedy().contains("--features full"));
     }
 }

@@ -1,6 +1,8 @@
-//! Where a byte of the code stands, as an editor shows it.
+//! Lines and columns of bytes of the code, as an editor shows them.
 
-/// The beginnings of all lines of one text.
+use crate::text::printable;
+
+/// The starts of all lines of a text.
 #[derive(Debug)]
 pub(crate) struct Lines<'a> {
     text: &'a str,
@@ -15,7 +17,7 @@ pub(crate) struct Position {
 }
 
 impl<'a> Lines<'a> {
-    /// Lines end as the language says.
+    /// Finds all lines, with the line ends of the language.
     pub fn new(text: &'a str, is_end: fn(&str) -> usize) -> Self {
         let mut starts = vec![0];
         let mut at = 0;
@@ -29,7 +31,7 @@ impl<'a> Lines<'a> {
         Self { text, starts }
     }
 
-    /// Of this byte; one behind the end is the end.
+    /// Returns the position of a byte. A byte behind the end is the end.
     pub fn position(&self, byte: usize) -> Position {
         let byte = floor(self.text, byte);
         let line = self.starts.partition_point(|start| *start <= byte).max(1);
@@ -38,7 +40,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The length of the end of a line that stands here, 0 if none does.
+/// Returns the length of the line end at the start of this text, or 0.
 pub(crate) fn python_line_end(rest: &str) -> usize {
     match rest.as_bytes() {
         [b'\r', b'\n', ..] => 2,
@@ -47,7 +49,7 @@ pub(crate) fn python_line_end(rest: &str) -> usize {
     }
 }
 
-/// The same with the two more that JavaScript knows.
+/// Returns the same for JavaScript, which has two more line ends.
 pub(crate) fn javascript_line_end(rest: &str) -> usize {
     match rest.as_bytes() {
         [0xE2, 0x80, 0xA8 | 0xA9, ..] => 3,
@@ -55,7 +57,7 @@ pub(crate) fn javascript_line_end(rest: &str) -> usize {
     }
 }
 
-/// The nearest place before that no character is cut by.
+/// Returns the nearest character boundary at or before a byte.
 pub(crate) fn floor(text: &str, byte: usize) -> usize {
     let mut byte = byte.min(text.len());
     while !text.is_char_boundary(byte) {
@@ -64,7 +66,7 @@ pub(crate) fn floor(text: &str, byte: usize) -> usize {
     byte
 }
 
-/// A short piece of the code that a terminal can show: one line, nothing in it that moves a cursor or turns the direction.
+/// Returns a short piece of the code that a terminal can show: one line without control or direction characters.
 pub(crate) fn excerpt(text: &str, start: usize, end: usize, most: usize) -> String {
     let start = floor(text, start);
     let piece = &text[start..floor(text, end).max(start)];
@@ -74,29 +76,6 @@ pub(crate) fn excerpt(text: &str, start: usize, end: usize, most: usize) -> Stri
         shown.push('…');
     }
     shown
-}
-
-/// The text with what is not printable escaped, cut after so many characters.
-pub(crate) fn printable(text: &str, most: usize) -> String {
-    let mut shown = String::new();
-    for (count, c) in text.chars().enumerate() {
-        if count == most {
-            shown.push('…');
-            break;
-        }
-        if is_hidden(c) {
-            shown.extend(c.escape_unicode());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
-fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{AD}' | '\u{61C}' | '\u{180E}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}'
-            | '\u{2060}'..='\u{206F}' | '\u{FEFF}' | '\u{FFF9}'..='\u{FFFB}' | '\u{E0000}'..='\u{E0FFF}')
 }
 
 #[cfg(test)]

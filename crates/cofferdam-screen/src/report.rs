@@ -1,30 +1,30 @@
-//! What screening found, and why it could not.
+//! Findings of static analysis, and its errors.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What there is to say about one piece of code.
+/// The findings in one piece of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// In the order of the code; at most as many as [`Rules::most_findings`](crate::Rules::most_findings).
+    /// The findings in the order of the code, at most [`Rules::most_findings`](crate::Rules::most_findings).
     pub findings: Vec<Finding>,
-    /// Whether there is more than stands in `findings`: more findings than were asked for, or an end of what may be folded.
+    /// Whether there are more findings than [`Rules::most_findings`](crate::Rules::most_findings).
     pub truncated: bool,
 }
 
-/// One place that a rule does not want.
+/// A place in the code that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The rule.
+    /// The broken rule.
     pub rule: Rule,
-    /// From 1 on.
+    /// The line, from 1 on.
     pub line: usize,
-    /// From 1 on, in characters (Unicode scalar values): neither bytes, as Python's `ast` counts, nor UTF-16, as editors do.
+    /// The column, from 1 on, in characters (Unicode scalar values): neither bytes, as in Python's `ast`, nor UTF-16, as in editors.
     pub column: usize,
     /// The beginning of the code there, at most 80 characters, with control and direction characters escaped.
     pub text: String,
-    /// What it does, in a few words for whoever wrote the code.
+    /// The reason in a few words, for the author of the code.
     pub why: String,
 }
 
@@ -37,13 +37,13 @@ impl fmt::Display for Finding {
 /// A rule and what it names, as `import:os`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// A module of the list of imports, or one below it.
+    /// Imports a module of the list, or one below it.
     Import(String),
-    /// An import of what only shows when the code runs.
+    /// Imports a module whose name is not a literal.
     DynamicImport,
-    /// A function of the list of calls, called or handed on.
+    /// Names a function of the list, whether it is called or not.
     Call(String),
-    /// An attribute of the list.
+    /// Uses an attribute of the list.
     Attribute(String),
 }
 
@@ -91,23 +91,23 @@ impl<'de> Deserialize<'de> for Rule {
     }
 }
 
-/// A word that stands for nothing here.
+/// A name that configuration or a caller used and that is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no {what} '{}'; known: {known}", crate::position::printable(name, 60))]
+#[error("there is no {what} '{}'; known: {known}", crate::text::printable(name, 60))]
 pub struct UnknownName {
     pub(crate) what: &'static str,
     pub(crate) name: String,
     pub(crate) known: &'static str,
 }
 
-/// What the parser could not read.
+/// A syntax error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyntaxError {
-    /// From 1 on.
+    /// The line, from 1 on.
     pub line: usize,
-    /// From 1 on, in characters.
+    /// The column, from 1 on, in characters.
     pub column: usize,
-    /// In the words of the parser.
+    /// The message of the parser.
     pub message: String,
 }
 
@@ -117,56 +117,59 @@ impl fmt::Display for SyntaxError {
     }
 }
 
-/// Why code was not screened. None of these says that the code is harmless, or that it is not.
+/// The reason that code was not analyzed. None of these means that the code is harmless, or that it is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScreenError {
-    /// It is not a program of the language.
+    /// The code is not a program of the language.
     #[error("syntax error in {0}")]
     Syntax(SyntaxError),
-    /// It is longer than is read.
+    /// The code is longer than allowed.
     #[error("the code has {bytes} bytes, and {most} is the most that is screened")]
     TooLarge {
-        /// What it has.
+        /// The size of the code.
         bytes: usize,
-        /// What it may have.
+        /// The limit.
         most: usize,
     },
-    /// Brackets, operators or blocks stand deeper in each other than is read.
+    /// Brackets, operators or blocks are nested more deeply than allowed.
     #[error("the code is nested too deeply to be screened{}", at(*line))]
     TooDeep {
-        /// The line where the end was, if that is known.
+        /// The line of the limit, if it is known.
         line: Option<usize>,
     },
-    /// The parser reads the same code again and again.
+    /// The parser would take too long for the code.
     #[error("the code is too ambiguous to be screened in bounded time")]
     TooAmbiguous,
-    /// The interpreter may read another program than the parser, because the code says that it is in another encoding.
+    /// The code names an encoding in which the interpreter may read another program than the parser.
     #[error(
         "line {line} says that the code is in '{name}', in which it may be another program than the one that is screened"
     )]
     Encoding {
-        /// From 1 on.
+        /// The line, from 1 on.
         line: usize,
-        /// The encoding, as it stands there.
+        /// The name of the encoding.
         name: String,
     },
-    /// The same, because of a null byte.
+    /// The code has a null byte, behind which interpreters differ.
     #[error("a null byte in line {line}: interpreters differ in what they read behind it")]
     NullByte {
-        /// From 1 on.
+        /// The line, from 1 on.
         line: usize,
     },
-    /// The parser failed, which is a defect of its own.
+    /// The parser failed because of a defect of its own.
     #[error("the parser failed ({0}), which says nothing about the code")]
     Parser(String),
-    /// The host gave no thread to work on.
+    /// The host refused a thread.
     #[error("no thread to screen on ({0})")]
     Host(String),
+    /// The crate was built without the feature `parsers`.
+    #[error("this build of Cofferdam has no static analysis")]
+    NotBuilt,
 }
 
 impl ScreenError {
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Syntax(_) => {
@@ -180,6 +183,7 @@ impl ScreenError {
             Self::NullByte { .. } => "leave it out, or write it as \\0",
             Self::Parser(_) => "change the code near what is unusual, or turn screening off",
             Self::Host(_) => "the host has too few resources; try again",
+            Self::NotBuilt => "install one that has: cargo install --path crates/cofferdam --features full",
         }
     }
 }

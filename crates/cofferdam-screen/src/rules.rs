@@ -1,24 +1,59 @@
-//! What is not wanted in a program, as configuration gives it.
+//! The rules, as configuration gives them.
 
 use std::fmt;
 use std::str::FromStr;
 
-use ruff_python_ast::PythonVersion as Known;
 use serde::{Deserialize, Serialize};
 
 use crate::report::UnknownName;
 
-/// What to look for, and how much.
+/// Processes, files and the network of Python.
+#[rustfmt::skip]
+const PYTHON_IMPORTS: &[&str] = &[
+    "os", "subprocess", "shutil", "pathlib", "socket",
+    // The parts of the modules above.
+    "posix", "nt", "_posixsubprocess", "_socket",
+];
+
+/// Steps from any object of Python to the built-in functions and to all loaded modules. Not `__class__` and the like, which
+/// lead nowhere without one of these.
+#[rustfmt::skip]
+const PYTHON_ATTRIBUTES: &[&str] = &[
+    "__subclasses__", "__globals__", "__builtins__", "__loader__", "__code__", "__closure__", "f_back",
+    "f_builtins", "f_globals", "gi_frame", "cr_frame", "ag_frame", "tb_frame",
+];
+
+/// Processes, files, the network of Node.js, and modules that run code. Not `os`, which only describes the host, nor `path`
+/// and `process`, which every script uses.
+#[rustfmt::skip]
+const JAVASCRIPT_IMPORTS: &[&str] = &[
+    "child_process", "cluster", "worker_threads", "fs", "net", "dgram", "dns", "tls", "http", "https",
+    "http2", "vm", "v8", "inspector", "repl", "wasi",
+    // The parts of the modules above.
+    "_http_agent", "_http_client", "_http_common", "_http_incoming", "_http_outgoing", "_http_server",
+    "_stream_wrap", "_tls_common", "_tls_wrap",
+    // Modules of Node.js that share their names with packages.
+    "node:sqlite", "node:test", "node:quic", "node:ffi",
+];
+
+/// Functions that run text as code, load native code or replace the process.
+#[rustfmt::skip]
+const JAVASCRIPT_CALLS: &[&str] = &[
+    "eval", "Function", "process.binding", "process._linkedBinding", "process.dlopen", "process.execve",
+    "module._compile",
+];
+
+/// The rules of all languages, and the limits of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rules {
-    /// For Python.
+    /// The rules for Python.
     pub python: PythonRules,
-    /// For JavaScript and TypeScript.
+    /// The rules for JavaScript and TypeScript.
     pub javascript: JavaScriptRules,
-    /// Longer code is refused unread.
+    /// The maximum size of code. Larger code is refused.
     pub max_bytes: usize,
-    /// How many findings a report has at most.
+    /// The maximum number of findings of a report.
     pub most_findings: usize,
 }
 
@@ -33,131 +68,62 @@ impl Default for Rules {
     }
 }
 
-/// What is not wanted in Python. Each list that configuration names replaces the one here.
+/// The rules for Python. A list that configuration names replaces the default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PythonRules {
-    /// Modules with all that is below them: `os` is `os.path`, too.
+    /// Forbidden modules with all that is below them: `os` covers `os.path`.
     pub imports: Vec<String>,
-    /// What is wanted all the same, as `os.path`.
+    /// Exceptions from `imports`, such as `os.path`.
     pub allow_imports: Vec<String>,
-    /// Built-in functions by their name, others with their module, as `pickle.loads`.
+    /// Forbidden functions: built-in ones by their name, others with their module, such as `pickle.loads`.
     pub calls: Vec<String>,
-    /// Attributes of anything.
+    /// Forbidden attributes of any object.
     pub attributes: Vec<String>,
-    /// Whether to find imports of a module that only the running program knows.
+    /// Whether imports of a module whose name is not a literal are findings.
     pub dynamic_imports: bool,
-    /// The version whose syntax the code must keep to. Without it, code is right if it is in any version that is known, since
-    /// it is the interpreter that decides.
+    /// The version of Python that must accept the syntax. Without it, the syntax of any known version is accepted.
     pub version: Option<PythonVersion>,
 }
 
 impl Default for PythonRules {
     fn default() -> Self {
         Self {
-            imports: owned(&[
-                "os",
-                "subprocess",
-                "shutil",
-                "pathlib",
-                "socket",
-                // The same under the names that the five import themselves.
-                "posix",
-                "nt",
-                "_posixsubprocess",
-                "_socket",
-            ]),
+            imports: owned(PYTHON_IMPORTS),
             allow_imports: Vec::new(),
-            // They run text as code, or import by a name that is text: what screening cannot read. Not `open`: to read and write
-            // files of the workspace is what most programs are for, and which files there are is the sandbox's.
+            // They run text as code, or import a module by a text. Not `open`: most programs read and write files of the
+            // workspace, and the sandbox decides which files there are.
             calls: owned(&["eval", "exec", "compile", "__import__"]),
-            // Steps on the way from any object to the built-in functions and to all loaded modules. Not `__class__` and such,
-            // which lead nowhere without one of these.
-            attributes: owned(&[
-                "__subclasses__",
-                "__globals__",
-                "__builtins__",
-                "__loader__",
-                "__code__",
-                "__closure__",
-                "f_back",
-                "f_builtins",
-                "f_globals",
-                "gi_frame",
-                "cr_frame",
-                "ag_frame",
-                "tb_frame",
-            ]),
+            attributes: owned(PYTHON_ATTRIBUTES),
             dynamic_imports: true,
             version: None,
         }
     }
 }
 
-/// What is not wanted in JavaScript and TypeScript. Each list that configuration names replaces the one here.
+/// The rules for JavaScript and TypeScript. A list that configuration names replaces the default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JavaScriptRules {
-    /// Modules with all that is below them: `fs` is `node:fs` and `fs/promises`, too; with `node:`, those of Node alone.
+    /// Forbidden modules with all that is below them: `fs` covers `node:fs` and `fs/promises`. An entry with `node:` covers
+    /// only the module of Node.js.
     pub imports: Vec<String>,
-    /// What is wanted all the same, as `fs/promises`.
+    /// Exceptions from `imports`, such as `fs/promises`.
     pub allow_imports: Vec<String>,
-    /// Global functions by their name, others with their object, as `process.binding`.
+    /// Forbidden functions: global ones by their name, others with their object or module, such as `process.binding`.
     pub calls: Vec<String>,
-    /// Attributes of anything.
+    /// Forbidden attributes of any object.
     pub attributes: Vec<String>,
-    /// Whether to find imports of a module that only the running program knows.
+    /// Whether imports of a module whose name is not a literal are findings.
     pub dynamic_imports: bool,
 }
 
 impl Default for JavaScriptRules {
     fn default() -> Self {
         Self {
-            // What Python's five are: processes, files, the network; and what runs code that screening does not read. Not `os`,
-            // which only tells about the host, nor `path` and `process`, which every script uses.
-            imports: owned(&[
-                "child_process",
-                "cluster",
-                "worker_threads",
-                "fs",
-                "net",
-                "dgram",
-                "dns",
-                "tls",
-                "http",
-                "https",
-                "http2",
-                "vm",
-                "v8",
-                "inspector",
-                "repl",
-                "wasi",
-                // The same under the names that those import themselves.
-                "_http_agent",
-                "_http_client",
-                "_http_common",
-                "_http_incoming",
-                "_http_outgoing",
-                "_http_server",
-                "_stream_wrap",
-                "_tls_common",
-                "_tls_wrap",
-                // Of Node alone, not packages of that name: files, processes, the network, and native code.
-                "node:sqlite",
-                "node:test",
-                "node:quic",
-                "node:ffi",
-            ]),
+            imports: owned(JAVASCRIPT_IMPORTS),
             allow_imports: Vec::new(),
-            calls: owned(&[
-                "eval",
-                "Function",
-                "process.binding",
-                "process._linkedBinding",
-                "process.dlopen",
-                "process.execve",
-                "module._compile",
-            ]),
+            calls: owned(JAVASCRIPT_CALLS),
             attributes: owned(&["mainModule", "_linkedBinding"]),
             dynamic_imports: true,
         }
@@ -168,7 +134,8 @@ fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// The lists of one language.
+/// The rules of one language.
+#[cfg(feature = "parsers")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lists<'r> {
     pub imports: &'r [String],
@@ -176,10 +143,11 @@ pub(crate) struct Lists<'r> {
     pub calls: &'r [String],
     pub attributes: &'r [String],
     pub dynamic_imports: bool,
-    /// What stands between a module and what is below it.
+    /// The character between a module and a submodule.
     pub separator: char,
 }
 
+#[cfg(feature = "parsers")]
 impl<'r> Lists<'r> {
     pub fn python(rules: &'r PythonRules) -> Self {
         let PythonRules { imports, allow_imports, calls, attributes, dynamic_imports, version: _ } = rules;
@@ -191,7 +159,7 @@ impl<'r> Lists<'r> {
         Self { imports, allow_imports, calls, attributes, dynamic_imports: *dynamic_imports, separator: '/' }
     }
 
-    /// The entry of the list that does not want this module.
+    /// Returns the entry that forbids this module.
     pub fn unwanted_import(&self, module: &str) -> Option<&'r str> {
         let entry = self.imports.iter().find(|entry| self.covers(entry, module))?;
         let allowed = self.allow_imports.iter().any(|allowed| self.covers(allowed, module));
@@ -213,18 +181,26 @@ impl<'r> Lists<'r> {
 
 /// A version of Python, as `3.11`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PythonVersion(pub(crate) Known);
+pub struct PythonVersion(u8);
 
 impl PythonVersion {
-    /// The newest whose syntax is known.
+    const MIN_MINOR: u8 = 7;
+    const MAX_MINOR: u8 = 15;
+
+    /// Returns the newest version whose syntax is known.
     pub fn newest() -> Self {
-        Self(Known::latest_preview())
+        Self(Self::MAX_MINOR)
+    }
+
+    #[cfg(feature = "parsers")]
+    pub(crate) fn minor(self) -> u8 {
+        self.0
     }
 }
 
 impl fmt::Display for PythonVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0.major, self.0.minor)
+        write!(f, "3.{}", self.0)
     }
 }
 
@@ -232,7 +208,7 @@ impl FromStr for PythonVersion {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let known = Known::iter().map(Self).find(|version| version.to_string() == text);
+        let known = (Self::MIN_MINOR..=Self::MAX_MINOR).map(Self).find(|version| version.to_string() == text);
         known.ok_or_else(|| UnknownName { what: "version of Python", name: text.to_owned(), known: "3.7 to 3.15" })
     }
 }
@@ -253,6 +229,7 @@ impl<'de> Deserialize<'de> for PythonVersion {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "parsers")]
     #[test]
     fn a_list_covers_what_is_below_and_an_exception_takes_out() {
         let rules = PythonRules { allow_imports: owned(&["os.path"]), ..PythonRules::default() };
@@ -272,11 +249,11 @@ mod tests {
 
     #[test]
     fn versions_are_known_or_refused() {
-        for version in Known::iter().map(PythonVersion) {
-            assert_eq!(version.to_string().parse(), Ok(version));
+        for version in ["3.7", "3.9", "3.10", "3.15"] {
+            assert_eq!(version.parse::<PythonVersion>().unwrap().to_string(), version);
         }
         assert_eq!(PythonVersion::newest().to_string(), "3.15");
-        for wrong in ["3", "2.7", "3.6", "3.16", "3.11.7", ""] {
+        for wrong in ["3", "2.7", "3.6", "3.16", "3.07", "3.11.7", ""] {
             assert!(wrong.parse::<PythonVersion>().is_err(), "{wrong}");
         }
     }

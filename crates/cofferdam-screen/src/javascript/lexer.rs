@@ -1,100 +1,35 @@
-//! A small lexer of JavaScript, which knows no more than what is open: brackets, and operators that wait for their operand.
+//! A small lexer of JavaScript that knows only what is open: brackets, and operators that wait for their operand.
 
-/// Words that are followed by what they are for.
+/// Words that are followed by an operand or by a block.
+#[rustfmt::skip]
+const OPERATORS: &[&[u8]] = &[
+    b"typeof", b"void", b"delete", b"await", b"yield", b"new", b"if", b"else", b"for", b"while", b"do", b"with", b"return",
+    b"throw", b"case", b"keyof", b"unique", b"infer", b"readonly", b"asserts", b"is", b"as", b"satisfies", b"extends", b"in",
+    b"of", b"instanceof", b"abstract", b"import", b"async", b"function", b"class", b"try", b"switch", b"export", b"default",
+    b"namespace", b"module",
+];
+/// Words after which a slash may divide or begin a regular expression.
+#[rustfmt::skip]
+const AMBIGUOUS: &[&[u8]] = &[
+    b"await", b"yield", b"of", b"as", b"is", b"keyof", b"async", b"let", b"infer", b"asserts", b"satisfies", b"readonly",
+    b"unique", b"abstract", b"namespace", b"module",
+];
+/// Words that continue the statement before them.
+#[rustfmt::skip]
+const CONTINUING: &[&[u8]] = &[
+    b"else", b"while", b"catch", b"finally", b"instanceof", b"in", b"of", b"as", b"satisfies", b"extends", b"is",
+    b"implements", b"from", b"with", b"assert",
+];
+
 pub(super) fn is_operator(word: &[u8]) -> bool {
-    matches!(
-        word,
-        b"typeof"
-            | b"void"
-            | b"delete"
-            | b"await"
-            | b"yield"
-            | b"new"
-            | b"if"
-            | b"else"
-            | b"for"
-            | b"while"
-            | b"do"
-            | b"with"
-            | b"return"
-            | b"throw"
-            | b"case"
-            | b"keyof"
-            | b"unique"
-            | b"infer"
-            | b"readonly"
-            | b"asserts"
-            | b"is"
-            | b"as"
-            | b"satisfies"
-            | b"extends"
-            | b"in"
-            | b"of"
-            | b"instanceof"
-            | b"abstract"
-            | b"import"
-            | b"async"
-            | b"function"
-            | b"class"
-            | b"try"
-            | b"switch"
-            | b"export"
-            | b"default"
-            | b"namespace"
-            | b"module"
-    )
-}
-
-/// After these a slash may be either.
-fn is_either(word: &[u8]) -> bool {
-    matches!(
-        word,
-        b"await"
-            | b"yield"
-            | b"of"
-            | b"as"
-            | b"is"
-            | b"keyof"
-            | b"async"
-            | b"let"
-            | b"infer"
-            | b"asserts"
-            | b"satisfies"
-            | b"readonly"
-            | b"unique"
-            | b"abstract"
-            | b"namespace"
-            | b"module"
-    )
-}
-
-/// Words that go on with the statement before them.
-fn goes_on(word: &[u8]) -> bool {
-    matches!(
-        word,
-        b"else"
-            | b"while"
-            | b"catch"
-            | b"finally"
-            | b"instanceof"
-            | b"in"
-            | b"of"
-            | b"as"
-            | b"satisfies"
-            | b"extends"
-            | b"is"
-            | b"implements"
-            | b"from"
-            | b"with"
-            | b"assert"
-    )
+    OPERATORS.contains(&word)
 }
 
 pub(super) fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'\\' | b'#') || byte >= 0x80
 }
 
-/// What stood before, for what comes to be.
+/// The token before, which decides on the meaning of the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     /// A slash divides, and another operand on a new line is a new statement.
@@ -103,17 +38,17 @@ enum Before {
     Operator,
     /// The end of a block or of an object.
     Brace,
-    /// Nobody knows.
+    /// A word or operator after which only the parser knows.
     Either,
     /// A dot: a word is a name.
     Dot,
 }
 
-/// What is open in one bracket.
-#[derive(Clone, Default)]
+/// Operators in one bracket.
+#[derive(Default)]
 pub(super) struct Level {
     pub(super) operators: usize,
-    /// What closes it.
+    /// The closing bracket.
     closer: u8,
     /// A `${` in a template, rather than a bracket.
     template: bool,
@@ -121,15 +56,10 @@ pub(super) struct Level {
     condition: bool,
 }
 
-/// One reading of the code.
-#[derive(Clone)]
+/// A position in the code with all that is open there.
 pub(super) struct Lexer<'a> {
     code: &'a [u8],
-    /// Where the last comment of more lines can end, if one can.
-    last_end: Option<usize>,
     pub(super) at: usize,
-    /// Bytes of comments that were looked through, which no bracket counts.
-    pub(super) skipped: usize,
     pub(super) outer: Vec<Level>,
     pub(super) level: Level,
     /// Operators of all levels in `outer`.
@@ -138,18 +68,16 @@ pub(super) struct Lexer<'a> {
     /// The last word was `if`, `for`, `while` or `with`.
     condition: bool,
     new_line: bool,
-    /// The parser cannot go on: a text without its end, a bracket that closes nothing.
+    /// The parser stops here: a string without its end, or a bracket that closes nothing.
     pub(super) dead: bool,
-    /// The other reading of what was just read.
-    pub(super) other: Option<Box<Lexer<'a>>>,
+    /// Only the parser knows how to read on: a slash divides or begins a regular expression.
+    pub(super) unsure: bool,
 }
 
 impl<'a> Lexer<'a> {
     pub(super) fn new(code: &'a str) -> Self {
         let mut lexer = Self {
             code: code.as_bytes(),
-            last_end: code.rfind("*/"),
-            skipped: 0,
             at: 0,
             outer: Vec::new(),
             level: Level::default(),
@@ -158,37 +86,12 @@ impl<'a> Lexer<'a> {
             condition: false,
             new_line: true,
             dead: false,
-            other: None,
+            unsure: false,
         };
         if code.starts_with("#!") {
             lexer.skip_line();
         }
         lexer
-    }
-
-    /// Whether both go on in the same way from here.
-    pub(super) fn is_where(&self, other: &Self) -> bool {
-        let like = |a: &Level, b: &Level| (a.closer, a.template, a.condition) == (b.closer, b.template, b.condition);
-        self.at == other.at
-            && (self.before, self.condition, self.new_line) == (other.before, other.condition, other.new_line)
-            && like(&self.level, &other.level)
-            && self.outer.len() == other.outer.len()
-            && self.outer.iter().zip(&other.outer).all(|(a, b)| like(a, b))
-    }
-
-    /// One reading for both, which is at least as deep as each.
-    pub(super) fn merge(&mut self, other: Self) {
-        let level = |a: &mut Level, b: &Level| a.operators = a.operators.max(b.operators);
-        level(&mut self.level, &other.level);
-        self.outer.iter_mut().zip(&other.outer).for_each(|(a, b)| level(a, b));
-        self.waiting = self.outer.iter().map(|level| level.operators).sum();
-    }
-
-    /// What follows may be read in another way, too.
-    fn fork(&mut self, read: impl FnOnce(&mut Self)) {
-        let mut other = self.clone();
-        read(&mut other);
-        self.other = Some(Box::new(other));
     }
 
     pub(super) fn peek(&self, ahead: usize) -> Option<u8> {
@@ -220,11 +123,8 @@ impl<'a> Lexer<'a> {
                 self.before = if self.peek(0) == Some(b'.') { Before::Operator } else { Before::Dot };
             }
             b'+' | b'-' if self.peek(1) == Some(byte) => {
-                // `a++` and `++a`: what was is what is.
-                // In a script, a comment of the web.
-                if byte == b'-' && self.peek(2) == Some(b'>') && self.new_line {
-                    self.fork(Self::skip_line);
-                }
+                // In a script, `-->` at the start of a line begins a comment.
+                self.unsure |= byte == b'-' && self.peek(2) == Some(b'>') && self.new_line;
                 self.at += 1;
                 let before = self.before;
                 self.operator(1);
@@ -237,9 +137,7 @@ impl<'a> Lexer<'a> {
             }
             _ if is_word(byte) => self.word(),
             _ => {
-                if self.code[self.at..].starts_with(b"<!--") {
-                    self.fork(Self::skip_line);
-                }
+                self.unsure |= self.code[self.at..].starts_with(b"<!--");
                 self.operator(1);
             }
         }
@@ -274,8 +172,7 @@ impl<'a> Lexer<'a> {
             (self.new_line, self.condition) = (false, false);
             return;
         }
-        // What has no letters of a word, as a line separator, is not looked into.
-        if goes_on(word) {
+        if CONTINUING.contains(&word) {
             self.new_line = false;
         } else {
             self.operand();
@@ -283,9 +180,9 @@ impl<'a> Lexer<'a> {
         self.condition = matches!(word, b"if" | b"for" | b"while" | b"with") || (word == b"await" && self.condition);
         if is_operator(word) {
             self.level.operators += 1;
-            self.before = if is_either(word) { Before::Either } else { Before::Operator };
+            self.before = if AMBIGUOUS.contains(&word) { Before::Either } else { Before::Operator };
         } else {
-            self.before = if is_either(word) { Before::Either } else { Before::Operand };
+            self.before = if AMBIGUOUS.contains(&word) { Before::Either } else { Before::Operand };
         }
         self.new_line = false;
     }
@@ -391,24 +288,16 @@ impl<'a> Lexer<'a> {
         match self.peek(1) {
             Some(b'/') => self.skip_line(),
             Some(b'*') => {
-                if self.last_end.is_none_or(|end| end < self.at + 2) {
-                    self.dead = true;
-                    self.at = self.code.len();
-                    return;
-                }
                 let rest = &self.code[self.at + 2..];
                 let end = rest.windows(2).position(|pair| pair == b"*/");
                 self.dead |= end.is_none();
                 let length = end.map_or(self.code.len() - self.at, |end| end + 4);
                 self.new_line |= rest[..end.unwrap_or(rest.len())].iter().any(|byte| matches!(byte, b'\n' | b'\r'));
                 self.at += length;
-                self.skipped += length;
             }
             _ if self.before == Before::Operand => self.operator(1),
             _ => {
-                if self.before != Before::Operator {
-                    self.fork(|other| other.operator(1));
-                }
+                self.unsure |= self.before != Before::Operator;
                 self.expression();
             }
         }

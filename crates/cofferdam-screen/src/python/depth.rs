@@ -1,16 +1,16 @@
-//! How deep code is nested, by its tokens, before a parser follows it down.
+//! Bounds on the nesting of code, by its tokens, before it is parsed.
 //!
-//! The parser goes down a level for each open bracket, each block, and each operator that has its operand to its right. A
-//! comma ends all of the last within its bracket, except those around the parameters of a lambda. What is counted is at
-//! least what the parser uses, and in code that people write little more.
+//! The parser recurses for each open bracket, each block, and each operator that has its operand to its right. A
+//! comma ends all of the last within its bracket, except those around the parameters of a lambda. The count is at least
+//! the depth of the parser, and little more in usual code.
 
 use ruff_python_ast::token::TokenKind;
 use ruff_python_parser::{Mode, lexer};
 
 /// More than CPython compiles.
-const MOST: usize = 1000;
+const MAX_DEPTH: usize = 1000;
 
-/// What is open in one bracket.
+/// Operators in one bracket.
 #[derive(Default)]
 struct Level {
     /// Operators that wait for what is to their right.
@@ -19,7 +19,7 @@ struct Level {
     lambdas: usize,
 }
 
-/// The end of the line from which on the code is too deep, if there is one.
+/// Fails with the end of the line from which on the code is too deep.
 pub(super) fn check(code: &str) -> Result<(), usize> {
     if is_shallow(code) {
         return Ok(());
@@ -77,7 +77,7 @@ fn is_shallow(code: &str) -> bool {
             | TokenKind::ColonEqual => level.operators += 1,
             _ => {}
         }
-        if blocks + outer.len() + waiting + level.operators > MOST {
+        if blocks + outer.len() + waiting + level.operators > MAX_DEPTH {
             return false;
         }
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_end_is_refused() {
+    fn endless_nesting_is_refused() {
         for piece in [
             "(",
             "[",
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_long_is_not() {
+    fn long_code_is_not_deep() {
         for piece in ["-1, ", "x = (-1, not y)\n", "a.b", "a, ", "if a: pass\n", "x = lambda a, b: -a\n", "f(-1);"] {
             assert!(check(&piece.repeat(20_000)).is_ok(), "{piece}");
             assert!(check(&format!("[{}]", piece.replace('\n', ",").repeat(20_000))).is_ok(), "{piece}");

@@ -1,15 +1,15 @@
-//! What the first two lines say of the encoding, after PEP 263.
+//! The encoding that the first two lines name, after PEP 263.
 //!
 //! An interpreter that reads a file decodes it as they say before it reads a program, so that in `utf-7` a comment may end
 //! where no line does. The parser reads UTF-8. So code that names an encoding in which the same bytes may be another program
 //! is not screened at all.
 
-/// What makes code another program for an interpreter than for the parser.
+/// A reason why code may be another program for an interpreter than for the parser.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Other {
-    /// The encoding that is named at this byte.
+    /// An encoding that is named at this byte.
     Encoding { at: usize, name: String },
-    /// The null byte that stands here. Some versions end a line at it and put the next one in the place of the rest.
+    /// A null byte. Some versions of Python end a line at it and put the next one in the place of the rest.
     Null { at: usize },
 }
 
@@ -20,7 +20,7 @@ const LATIN: &[&str] = &["latin-1", "latin1", "l1", "cp1252", "windows-1252"];
 /// Beginnings of the same: `iso-8859-1` to `-16`.
 const ISO: &[&str] = &["iso-8859-", "iso8859-", "iso-latin-1", "latin-1-"];
 
-/// Looks for it in code without a mark of the encoding.
+/// Looks for a reason in code without a byte order mark.
 pub(super) fn other(code: &str) -> Option<Other> {
     if let Some(at) = code.bytes().position(|byte| byte == 0) {
         return Some(Other::Null { at });
@@ -32,7 +32,7 @@ pub(super) fn other(code: &str) -> Option<Other> {
     })
 }
 
-/// The encoding that the first two lines name, and its place. The second counts if the first has no code.
+/// Returns the encoding that the first two lines name, and its place. The second line counts if the first has no code.
 fn named(code: &str, is_end: impl Fn(u8) -> bool) -> Option<(usize, String)> {
     let bytes = code.as_bytes();
     let mut start = 0;
@@ -57,7 +57,7 @@ fn named(code: &str, is_end: impl Fn(u8) -> bool) -> Option<(usize, String)> {
     None
 }
 
-/// The first `coding[:=][ \t]*([-\w.]+)`.
+/// Finds the first `coding[:=][ \t]*([-\w.]+)`.
 fn in_comment(line: &[u8]) -> Option<(usize, String)> {
     line.windows(7).enumerate().find_map(|(at, window)| {
         let rest = window.strip_prefix(b"coding")?;
@@ -73,7 +73,7 @@ fn in_comment(line: &[u8]) -> Option<(usize, String)> {
     })
 }
 
-/// Whether the code is the same program in this encoding as in UTF-8.
+/// Returns whether the code is the same program in this encoding as in UTF-8.
 fn is_same(name: &str, ascii: bool) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
     let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));

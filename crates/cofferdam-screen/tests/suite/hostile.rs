@@ -1,4 +1,4 @@
-//! Code that is meant to break whoever reads it: every answer comes, is bounded, and is an answer.
+//! Hostile code: each check ends in time with a bounded report or an error.
 
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,7 @@ fn depth_that_hides_behind_a_slash_overflows_nothing() {
     ];
     for before in befores {
         for open in ["(", "[", "{", "!", "({a(){", "`${", "a?(b)=>c?("] {
-            for count in [800, 20_000, 100_000] {
+            for count in [800, 2500, 6000, 100_000] {
                 drop(check(Language::JavaScript, &format!("{before}{}", open.repeat(count))));
                 drop(check(Language::JavaScript, &format!("{before}{}//'`/", open.repeat(count))));
             }
@@ -157,69 +157,30 @@ fn deep_and_long_is_refused_before_it_takes_long() {
 }
 
 #[test]
-fn texts_that_grow_do_not() {
-    let doubled: String = "x = x + x\n".repeat(100);
-    check(Language::Python, &format!("x = 'import os'\n{doubled}exec(x)")).unwrap();
-    check(Language::JavaScript, &format!("let x = 'a';{}eval(x)", "x = x + x;".repeat(100))).unwrap();
-    check(Language::Python, "exec('a' * 10 ** 18)\nexec('a'.replace('', 'b' * 1000) * 1000)").unwrap();
-    check(Language::JavaScript, "eval('a'.repeat(1e15)); eval('a'.replaceAll('', 'b'.repeat(1000)).repeat(1000))")
-        .unwrap();
-    let mut nested = "import os".to_owned();
-    for _ in 0..8 {
-        nested = format!("exec({nested:?})");
-    }
-    check(Language::Python, &nested).unwrap();
-    let many = format!("x = {:?}\n{}", "y = 1\n".repeat(5000), "exec(x)\n".repeat(2000));
-    assert!(check(Language::Python, &many).unwrap().truncated);
-    let deep = format!("exec('{}')", "(".repeat(2000));
-    assert!(matches!(check(Language::Python, &deep), Err(ScreenError::TooDeep { .. })));
-    let deep = format!("eval('{}')", "(".repeat(2000));
-    assert!(matches!(check(Language::JavaScript, &deep), Err(ScreenError::TooDeep { .. })));
-}
-
-#[test]
-fn lists_in_lists_are_not_gone_through() {
-    let (mut python, mut javascript) = ("x0 = [1, 1]\n".to_owned(), "var x0 = [1, 1];\n".to_owned());
-    for level in 1..46 {
-        let before = level - 1;
-        python += &format!("x{level} = [x{before}, x{before}]\n");
-        javascript += &format!("var x{level} = [x{before}, x{before}];\n");
-    }
-    for again in ["", "again"] {
-        check(Language::Python, &format!("{python}{}", python.replace('x', &format!("{again}x")))).unwrap();
-        check(Language::JavaScript, &format!("{javascript}{}", javascript.replace('x', &format!("{again}x")))).unwrap();
-    }
-    // Lists that are dropped one in another.
-    let chain: String = (1..40_000).map(|level| format!("x{level} = [x{}]\n", level - 1)).collect();
-    check(Language::Python, &format!("x0 = [1]\n{chain}")).unwrap();
-}
-
-#[test]
-fn texts_without_code_cost_what_their_names_cost() {
-    let names: String = (0..10_000).map(|name| format!("n{name} = 1\n")).collect();
-    for call in ["eval('')\n", "eval('1')\n"] {
-        let calls = call.repeat(10_000);
-        check(Language::Python, &format!("{names}{calls}")).unwrap();
-        check(Language::JavaScript, &format!("{names}{calls}")).unwrap();
-    }
-    let report = check(Language::Python, &format!("{names}{}", "eval('1')\n".repeat(10_000))).unwrap();
-    assert!(report.truncated);
-}
-
-#[test]
-fn names_are_looked_for_in_deep_scopes_for_what_it_costs() {
+fn names_in_deep_scopes_are_looked_up_in_time() {
     let python = |depth: usize, names: usize| format!("{}[{}]", "lambda b:".repeat(depth), "a,".repeat(names));
     let javascript =
         |depth: usize, names: usize| format!("{}{}{}", "{let b;".repeat(depth), "a;".repeat(names), "}".repeat(depth));
-    for depth in [100, 500, 900] {
-        assert!(check(Language::Python, &python(depth, 500_000)).unwrap().truncated, "{depth}");
-        let refused = check(Language::JavaScript, &javascript(depth, 500_000));
-        assert!(refused.map_or_else(|error| error == ScreenError::TooAmbiguous, |report| report.truncated), "{depth}");
+    for depth in [0, 12, 100, 500, 900] {
+        assert!(!check(Language::Python, &python(depth, 500_000)).unwrap().truncated, "{depth}");
+        let answer = check(Language::JavaScript, &javascript(depth, 500_000));
+        assert!(answer.map_or_else(|error| error == ScreenError::TooAmbiguous, |report| !report.truncated), "{depth}");
     }
-    // As deep as programs are that mean well.
-    for depth in [0, 5, 12] {
-        assert!(!check(Language::Python, &python(depth, 100_000)).unwrap().truncated, "{depth}");
-        assert!(!check(Language::JavaScript, &javascript(depth, 100_000)).unwrap().truncated, "{depth}");
+}
+
+#[test]
+fn aliases_of_aliases_are_followed_in_time() {
+    let attributes: String = (1..40_000).map(|name| format!("x{name} = x{}.a\n", name - 1)).collect();
+    let choices: String = (1..20_000).map(|name| format!("x{name} = x{0} or x{0}\n", name - 1)).collect();
+    let one_name = "x = x.a or x.b or x.c\n".repeat(40_000);
+    for code in [attributes, choices.clone(), one_name] {
+        check(Language::Python, &format!("import os\nx0 = x = os\n{code}")).unwrap();
+    }
+    check(Language::JavaScript, &format!("var x0 = process\n{}", choices.replace("or", "||"))).unwrap();
+    for (language, piece) in [(Language::Python, "'a' + "), (Language::JavaScript, "'a' + ")] {
+        let added = format!("f({}'b')", piece.repeat(900));
+        check(language, &added.replace('f', "__import__")).unwrap();
+        check(language, &added.replace('f', "require")).unwrap();
     }
 }
 
@@ -227,55 +188,6 @@ fn names_are_looked_for_in_deep_scopes_for_what_it_costs() {
 fn comments_without_an_end_are_looked_for_once() {
     check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
     check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();
-}
-
-#[test]
-fn a_name_with_more_values_than_are_kept_is_no_constant() {
-    let nine: String = (0..8).map(|name| format!("n = 'm{name}'\n")).chain(["n = 'os'\n".to_owned()]).collect();
-    let either = "n = 'json'\nn = unknown()\n";
-    let dynamic = |language, code: &str| {
-        let report = check(language, code).unwrap();
-        let found = report.findings.iter().any(|found| found.rule.to_string() == "dynamic-import");
-        (found, report.truncated)
-    };
-    for import in ["import importlib\nimportlib.import_module(n)", "__import__(n)", "m = [n]\n__import__(m[0])"] {
-        assert_eq!(dynamic(Language::Python, &format!("{nine}{import}")), (true, true), "{import}");
-        assert_eq!(dynamic(Language::Python, &format!("{either}{import}")), (true, false), "{import}");
-        assert_eq!(dynamic(Language::Python, &format!("n = 'json'\nn = 're'\n{import}")), (false, false), "{import}");
-    }
-    for import in ["require(n)", "import(n)", "require(`${n}`)"] {
-        assert_eq!(dynamic(Language::JavaScript, &format!("let n\n{nine}{import}")), (true, true), "{import}");
-        assert_eq!(dynamic(Language::JavaScript, &format!("var {either}{import}")), (true, false), "{import}");
-        assert_eq!(
-            dynamic(Language::JavaScript, &format!("var n = 'a'\nn = 'b'\n{import}")),
-            (false, false),
-            "{import}"
-        );
-    }
-}
-
-#[test]
-fn what_is_made_of_texts_has_a_bound() {
-    let doubled: String = (1..16).map(|level| format!("x{level} = x{0} + x{0}\n", level - 1)).collect();
-    let python = format!("x0 = 'ab'\n{doubled}l = list(x15)\n");
-    for make in [
-        "f'{x15}'",
-        "x15[1:]",
-        "l + l",
-        "[c for c in x15]",
-        "str(x15)",
-        "''.join([x15])",
-        "'%s' % x15",
-        "('%s' * 500) % l",
-    ] {
-        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
-        assert!(check(Language::Python, &format!("{python}{many}")).unwrap().truncated, "{make}");
-    }
-    let javascript = format!("x0 = 'ab'\n{doubled}l = x15.split('')\n");
-    for make in ["`${x15}`", "x15.slice(1)", "l.concat(l)", "String(x15)", "[x15].join('')", "x15 + 'a'.slice(1)"] {
-        let many: String = (0..4000).map(|name| format!("y{name} = {make}\n")).collect();
-        assert!(check(Language::JavaScript, &format!("{javascript}{many}")).unwrap().truncated, "{make}");
-    }
 }
 
 #[test]

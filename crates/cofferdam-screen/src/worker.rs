@@ -1,0 +1,48 @@
+//! A thread for parsing hostile code: its stack is large enough, and its panics are errors.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use crate::report::ScreenError;
+use crate::text::printable;
+
+/// The stack of every thread.
+const STACK: usize = 64 << 20;
+/// More stack for each byte of code: a syntax tree is dropped recursively, and the tree of `a.a.a` is as deep as the code is
+/// long. The stack is reserved, and takes memory only where it is used.
+const STACK_PER_BYTE: usize = 512;
+
+/// Runs the work on a thread with a stack for this many bytes of code and this much more.
+pub(crate) fn run<T: Send>(
+    bytes: usize,
+    more: usize,
+    work: impl FnOnce() -> Result<T, ScreenError> + Send,
+) -> Result<T, ScreenError> {
+    let size = STACK.saturating_add(bytes.saturating_mul(STACK_PER_BYTE)).saturating_add(more);
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("screen".to_owned()).stack_size(size);
+        let worker = worker
+            .spawn_scoped(scope, || catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(failed(&*panic))))
+            .map_err(|error| ScreenError::Host(error.to_string()))?;
+        worker.join().unwrap_or_else(|panic| Err(failed(&*panic)))
+    })
+}
+
+fn failed(panic: &(dyn Any + Send)) -> ScreenError {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    ScreenError::Parser(printable(text.unwrap_or("without a message"), 200))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let panicked = run(10, 0, || -> Result<(), _> { panic!("of {}", "the parser") });
+        assert_eq!(panicked, Err(ScreenError::Parser("of the parser".to_owned())));
+        assert_eq!(run(10, 0, || Ok(1)), Ok(1));
+    }
+}
