@@ -8,7 +8,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hash::same;
 use crate::{Digest, Error, Key, Record, Result};
 
 /// The version of the format.
@@ -69,7 +68,7 @@ fn finish(mut bytes: Vec<u8>, key: Option<&Key>) -> Sealed {
     // The brace comes back behind the hash.
     bytes.pop();
     if let Some(key) = key {
-        let code = key.code(&bytes).to_string();
+        let code = key.sign(&bytes).to_string();
         bytes.extend_from_slice(MAC);
         bytes.extend_from_slice(code.as_bytes());
         bytes.push(b'"');
@@ -117,7 +116,7 @@ pub(crate) fn check(bytes: &[u8], key: Option<&Key>) -> Result<Checked, Flaw> {
     let coded = split(covered.strip_suffix(b"\""), MAC);
     if let Some(key) = key {
         let (signed, code) = coded.ok_or(Flaw::NoCode)?;
-        if !same(&key.code(signed), &code) {
+        if !key.verify(signed, &code) {
             return Err(Flaw::Forged);
         }
     }
