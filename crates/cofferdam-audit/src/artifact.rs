@@ -16,7 +16,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::failed;
-use crate::redact::{Redacting, Redactor};
+use crate::redact::{RedactionStream, Redactor};
 use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, names, place};
 
 /// Ends the name of an artifact.
@@ -36,7 +36,7 @@ pub struct ArtifactWriter {
     written: u64,
     most: u64,
     redactor: Redactor,
-    redacting: Redacting,
+    redacting: RedactionStream,
     /// What was taken out before it came to the stream.
     redacted: u64,
     section: String,

@@ -80,7 +80,7 @@ pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
     MAX_FILES, Outcome, Program, ProgramKind, Record, Removed, Restored, SegmentStart, Subject, Torn, Usage,
 };
-pub use redact::{Redacting, Redactor};
+pub use redact::{RedactionStream, Redactor};
 pub use report::{Counts, Finding, Report, Verdict, Weight};
 pub use text::Text;
 pub use time::{NotATime, Timestamp};
