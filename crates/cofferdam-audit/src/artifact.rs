@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::failed;
 use crate::redact::{RedactionStream, Redactor};
-use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, names, place};
+use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, files, names};
 
 /// Ends the name of an artifact.
 pub(crate) const ENDING: &str = ".jsonl";
@@ -58,7 +58,7 @@ impl ArtifactWriter {
     ) -> Result<Self> {
         let name = format!("{}{ENDING}", id.as_str());
         let unfinished = format!("{name}{}", names::NEW);
-        let file = place::create(&*directory, &unfinished)?;
+        let file = files::create(&*directory, &unfinished)?;
         let writer = Self {
             directory,
             name,
@@ -181,7 +181,7 @@ impl Write for ArtifactWriter {
 impl Drop for ArtifactWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = place::remove(&*self.directory, &self.unfinished);
+            let _ = files::remove(&*self.directory, &self.unfinished);
         }
     }
 }
@@ -202,10 +202,10 @@ fn chunk_length(kept: &[u8]) -> usize {
 
 /// Removes what writers left that were killed before they finished.
 pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
-    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
-        let Ok(file) = place::open_own(directory, &name) else { continue };
+    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
+        let Ok(file) = files::open_own(directory, &name) else { continue };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => place::remove(directory, &name)?,
+            Ok(()) => files::remove(directory, &name)?,
             Err(Errno::WOULDBLOCK) => {}
             Err(error) => return Err(failed("lock", &name)(error)),
         }
@@ -216,11 +216,11 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
 /// Removes files that are far older than the oldest segment. Their writer was killed before it wrote the line for them.
 pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()> {
     let before = i64::try_from(STRAY.as_micros()).unwrap_or(i64::MAX);
-    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
+    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
         let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let modified = stat.st_mtime.saturating_mul(1_000_000);
         if modified < oldest.as_micros().saturating_sub(before) {
-            place::remove(directory, &name)?;
+            files::remove(directory, &name)?;
         }
     }
     Ok(())

@@ -13,12 +13,8 @@ pub struct Config {
     /// A segment that has so many bytes or more is closed before the next execution begins. The lines of those that run
     /// still come into it, so it becomes longer than that.
     pub segment_bytes: u64,
-    /// A segment that is so old is closed before the next execution begins.
-    pub segment_age: Option<Duration>,
     /// How many closed segments are kept; `None` for all.
     pub keep_segments: Option<u32>,
-    /// How long a segment is kept after it was closed; `None` for ever.
-    pub keep_age: Option<Duration>,
     /// The file of the key that signs each line; `None` for a log that anybody who can write it can also write anew.
     pub key: Option<PathBuf>,
     /// Whether something may run that cannot be logged.
@@ -36,9 +32,7 @@ impl Config {
             directory: directory.into(),
             sync: Sync::Each,
             segment_bytes: 64 << 20,
-            segment_age: None,
             keep_segments: None,
-            keep_age: None,
             key: None,
             mandatory: Mandatory::Yes,
             lock_wait: Duration::from_secs(10),
@@ -54,8 +48,6 @@ pub enum Sync {
     Never,
     /// Before a call returns.
     Each,
-    /// With the first line that is written so long after the last time, and when the log is closed.
-    Interval(Duration),
 }
 
 /// Whether something may run that cannot be logged.

@@ -12,7 +12,7 @@ use rustix::fs::renameat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::failed;
-use crate::{Digest, Error, Result, names, place};
+use crate::{Digest, Error, Result, files, names};
 
 /// The file has always this length, so that it is written over in one piece.
 const LENGTH: usize = 160;
@@ -48,8 +48,8 @@ impl HeadFile {
     /// Opens the head file of a log for its writer. Where there is none, or one that says nothing, a new one is made,
     /// which takes its place with [`Self::name`]. Only under the lock of the log.
     pub fn open(directory: impl AsFd + Copy) -> Result<Opened> {
-        place::remove(directory, names::NEW_HEAD)?;
-        let found = match place::open_own_anywhere(directory, names::HEAD) {
+        files::remove(directory, names::NEW_HEAD)?;
+        let found = match files::open_own_anywhere(directory, names::HEAD) {
             Ok(file) => Some(file),
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
@@ -60,8 +60,8 @@ impl HeadFile {
         {
             return Ok(Opened { file: Self { file, named: true }, head: Some(head), was_there });
         }
-        drop(place::create(directory, names::NEW_HEAD)?);
-        let file = place::open_own_anywhere(directory, names::NEW_HEAD)?;
+        drop(files::create(directory, names::NEW_HEAD)?);
+        let file = files::open_own_anywhere(directory, names::NEW_HEAD)?;
         Ok(Opened { file: Self { file, named: false }, head: None, was_there })
     }
 
@@ -110,7 +110,7 @@ fn read(file: &File) -> Result<Option<Head>> {
 
 /// Reads the head file of a directory, if there is one; `Err(())` in it if it cannot be understood.
 pub(crate) fn of(directory: impl AsFd) -> Result<Option<Result<Head, ()>>> {
-    let file = match place::open_regular(directory, names::HEAD, names::HEAD) {
+    let file = match files::open_regular(directory, names::HEAD, names::HEAD) {
         Ok(file) => file,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_head_comes_back_and_the_longest_fits() {
         let directory = tempfile::tempdir().unwrap();
-        let fd = place::own_directory(directory.path()).unwrap();
+        let fd = files::own_directory(directory.path()).unwrap();
         assert_eq!(of(&fd).unwrap(), None);
         let mut file = HeadFile::open(&fd).unwrap().file;
         for head in [
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_head_that_says_nothing_is_replaced_and_not_before_the_new_one_says_something() {
         let directory = tempfile::tempdir().unwrap();
-        let fd = place::own_directory(directory.path()).unwrap();
+        let fd = files::own_directory(directory.path()).unwrap();
         let path = directory.path().join(names::HEAD);
         for garbage in [String::new(), "garbage".to_owned(), "x".repeat(1000)] {
             std::fs::write(&path, &garbage).unwrap();

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD};
 use sha2::Sha256;
 
 use crate::error::failed;
-use crate::{Digest, Error, Result, place};
+use crate::{Digest, Error, Result, files};
 
 /// The minimum length of a key in bytes, the size of the codes that it makes.
 const MIN_LENGTH: usize = 32;
@@ -28,7 +28,7 @@ impl Key {
     /// a symbolic link.
     pub fn read(path: &Path) -> Result<Self> {
         const SHOWN: &str = "the key file";
-        let file = place::open_regular(CWD, path, SHOWN)?;
+        let file = files::open_regular(CWD, path, SHOWN)?;
         let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(failed("look at", SHOWN))?;
         if stat.st_mode & 0o077 != 0 {
             return Err(Error::Key {

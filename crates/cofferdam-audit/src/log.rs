@@ -9,10 +9,10 @@ use rustix::io::Errno;
 
 use crate::error::failed;
 use crate::synchronise::{Group, Written};
-use crate::writer::{Notice, Room, Writer};
+use crate::writer::{Notice, Writer};
 use crate::{
     ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result, Subject,
-    Text, Timestamp, place,
+    Text, Timestamp, files,
 };
 
 /// The longest pause between two tries for the lock.
@@ -42,13 +42,13 @@ impl Log {
     /// way that no crash of a writer explains.
     pub fn open(config: Config) -> Result<Self> {
         let key = config.key.as_deref().map(Key::read).transpose()?;
-        let directory = Arc::new(place::own_directory(&config.directory)?);
+        let directory = Arc::new(files::own_directory(&config.directory)?);
         let (wait, mandatory) = (config.lock_wait, config.mandatory);
         let group = Arc::new(Group::default());
         let lock = Lock::take(&directory, wait)?;
-        let mut writer = Writer::open(config, key, directory.clone(), group.clone())?;
+        let writer = Writer::open(config, key, directory.clone(), group.clone())?;
         drop(lock);
-        let begun = writer.take_due();
+        let begun = writer.unsynchronised();
         let process = std::process::id();
         let log = Self(Arc::new(Shared { writer: Mutex::new(writer), directory, group, process, wait, mandatory }));
         log.0.synchronise(begun)?;
@@ -65,22 +65,11 @@ impl Log {
         let reserved = self.0.locked(|writer| {
             self.0.group.check()?;
             writer.rotate_if_due()?;
-            let owed = writer.owed.own();
-            writer.owed.set(owed + 1)?;
-            let begun = writer.append(Record::Begin(Box::new(subject.clone())), Room::Needed);
-            if begun.is_err() {
-                writer.owed.set(owed)?;
-            }
-            Ok((begun?.seq, writer.take_due()))
+            writer.reserve_space()?;
+            let begun = writer.append(Record::Begin(Box::new(subject.clone())))?;
+            Ok((begun.seq, writer.unsynchronised()))
         });
-        let begun = reserved.and_then(|(begin, written)| match self.0.synchronise(written) {
-            Ok(()) => Ok(begin),
-            Err(error) => {
-                // Whatever became of the line: nothing is owed for what does not run.
-                let _ = self.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
-                Err(error)
-            }
-        });
+        let begun = reserved.and_then(|(begin, written)| self.0.synchronise(written).map(|()| begin));
         let (begin, problem) = match (begun, self.0.mandatory) {
             (Ok(begin), _) => (Some(begin), None),
             (Err(error), Mandatory::Yes) => return Err(error),
@@ -92,11 +81,6 @@ impl Log {
     /// The last line. Kept where nobody can change it, it shows later that the log has not been cut off before it.
     pub fn head(&self) -> Result<Head> {
         self.0.locked(|writer| writer.head())
-    }
-
-    /// Makes all lines survive a power cut, whatever the policy says.
-    pub fn sync(&self) -> Result<()> {
-        self.0.synchronise(self.0.locked(|writer| Ok(writer.take_written()))?)
     }
 
     /// What happened to the log that somebody should know, since the last call. Never more than 64.
@@ -161,26 +145,16 @@ impl Reservation {
         if !self.open {
             return Err(Error::Invalid { what: "a second end record", reason: "an execution ends once" });
         }
-        let room = if self.begin.is_some() { Room::Reserved } else { Room::Needed };
         let (head, written) = self.log.0.locked(|writer| {
-            let head = writer.append(record, room)?;
-            if self.begin.is_some() {
-                // The line is written: a number that stays too high only reserves too much.
-                let _ = writer.owed.set(writer.owed.own().saturating_sub(1));
+            // The reserve is for executions that the log allowed to begin.
+            if self.begin.is_none() {
+                writer.reserve_space()?;
             }
-            Ok((head, writer.take_due()))
+            Ok((writer.append(record)?, writer.unsynchronised()))
         })?;
         self.open = false;
         self.log.0.synchronise(written)?;
         Ok(head)
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if self.open && self.begin.is_some() {
-            let _ = self.log.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
-        }
     }
 }
 
@@ -211,22 +185,6 @@ impl Shared {
             writer.refresh()?;
             work(&mut writer)
         })
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // A forked child has a copy of this, and none of it is its own.
-        if std::process::id() != self.process {
-            return;
-        }
-        let mut writer = self.lock();
-        if writer.config.sync != crate::Sync::Never {
-            let _ = self.synchronise(writer.take_written());
-        }
-        if let Ok(_lock) = Lock::take(&self.directory, self.wait) {
-            let _ = writer.close();
-        }
     }
 }
 

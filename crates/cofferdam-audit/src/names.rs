@@ -4,8 +4,6 @@
 pub(crate) const HEAD: &str = "head";
 /// A head file that has not been given its name yet.
 pub(crate) const NEW_HEAD: &str = "head.new";
-/// One file for each writer, with the number of end records that it still owes.
-pub(crate) const OWED: &str = "owed";
 /// Code and results, one file an execution.
 pub(crate) const ARTIFACTS: &str = "artifacts";
 /// Ends the name of a file that is not finished.

@@ -9,7 +9,7 @@ use rustix::fd::OwnedFd;
 
 use crate::error::failed;
 use crate::lines::Lines;
-use crate::{Digest, Error, ExecutionId, Record, Result, Text, Timestamp, line, names, place};
+use crate::{Digest, Error, ExecutionId, Record, Result, Text, Timestamp, files, line, names};
 
 /// Which lines are wanted: those that fit everything that is given. Lines that are of no execution fit only a filter
 /// without id and tenant.
@@ -53,7 +53,7 @@ pub struct Entry {
 
 /// Reads a log from its first line on and gives the lines that fit.
 pub fn query(directory: &Path, filter: Filter) -> Result<Query> {
-    Ok(Query { directory: place::any_directory(directory)?, filter, at: None, ended: false })
+    Ok(Query { directory: files::any_directory(directory)?, filter, at: None, ended: false })
 }
 
 /// Lines that fit, in the order in which they were written.
@@ -121,13 +121,13 @@ impl Query {
     }
 
     fn first_after(&self, segment: u32) -> Result<Option<u32>> {
-        let names = place::names(&self.directory)?;
+        let names = files::names(&self.directory)?;
         Ok(names.iter().filter_map(|name| names::segment_number(name)).filter(|number| *number > segment).min())
     }
 
     fn open(&self, segment: u32) -> Result<Place> {
         let name = names::segment(segment);
-        let file = place::open_regular(&self.directory, &name, &name)?;
+        let file = files::open_regular(&self.directory, &name, &name)?;
         Ok(Place { segment, line: 0, lines: Lines::new(file, 0) })
     }
 }

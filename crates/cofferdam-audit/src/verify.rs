@@ -17,7 +17,7 @@ use crate::writer::unfinished_first;
 use crate::{
     Artifact, Digest, Error, ExecutionId, Gap, Head, Key, Record, Removed, Result, SegmentStart, Timestamp, Torn,
 };
-use crate::{artifact, head, names, place};
+use crate::{artifact, files, head, names};
 
 /// The most executions without an end that are remembered by name.
 const MOST_OPEN: usize = 1 << 16;
@@ -45,7 +45,7 @@ pub struct Expect {
 /// # Errors
 /// If something cannot be read. A log that is broken is a report.
 pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
-    let directory = place::any_directory(directory)?;
+    let directory = files::any_directory(directory)?;
     let mut tries = 0;
     loop {
         tries += 1;
@@ -73,7 +73,7 @@ impl Snapshot {
     fn take(directory: &OwnedFd, expect: &Expect) -> Result<Self> {
         const SHOWN: &str = "the log's directory";
         // A descriptor of its own, so that the lock ends with it.
-        let lock = place::reopen(directory)?;
+        let lock = files::reopen(directory)?;
         let begun = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockShared) {
             match error {
@@ -84,7 +84,7 @@ impl Snapshot {
             }
         }
         let mut segments = Vec::new();
-        for number in place::names(&lock)?.iter().filter_map(|name| names::segment_number(name)) {
+        for number in files::names(&lock)?.iter().filter_map(|name| names::segment_number(name)) {
             let name = names::segment(number);
             let stat = statat(&lock, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at", &name))?;
             segments.push((number, u64::try_from(stat.st_size).unwrap_or(0)));
@@ -95,8 +95,8 @@ impl Snapshot {
             true => unfinished_first(&lock, expect.key.as_ref())?,
             false => None,
         };
-        let artifacts = match place::subdirectory(&lock, names::ARTIFACTS)?.filter(|_| expect.artifacts) {
-            Some(artifacts) => place::names(&artifacts)?,
+        let artifacts = match files::subdirectory(&lock, names::ARTIFACTS)?.filter(|_| expect.artifacts) {
+            Some(artifacts) => files::names(&artifacts)?,
             None => Vec::new(),
         };
         let artifacts = artifacts.into_iter().filter(|name| name.ends_with(artifact::ENDING)).collect();
@@ -190,7 +190,7 @@ impl<'a> Walk<'a> {
         self.segment = segment;
         self.number = 0;
         self.report.segments += 1;
-        let file = place::open_regular(self.directory, &self.file, &self.file)?;
+        let file = files::open_regular(self.directory, &self.file, &self.file)?;
         let name = self.file.clone();
         let mut lines = Lines::new(file.take(size), 0);
         while let Some(raw) = lines.next().map_err(failed("read", &name))? {
@@ -408,7 +408,7 @@ impl<'a> Walk<'a> {
 
     /// Tells of artifacts that no line names. Their executions have lines, or had some that are gone.
     fn unnamed_artifacts(&mut self) -> Result<()> {
-        let Some(directory) = place::subdirectory(self.directory, names::ARTIFACTS)? else { return Ok(()) };
+        let Some(directory) = files::subdirectory(self.directory, names::ARTIFACTS)? else { return Ok(()) };
         for name in std::mem::take(&mut self.artifacts).into_iter().filter(|(_, own)| !own).map(|(name, _)| name) {
             let Ok(stat) = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let modified = stat.st_mtime.saturating_mul(1_000_000);
@@ -425,14 +425,14 @@ impl<'a> Walk<'a> {
     }
 
     fn hash_of_artifact(&self, file: &str) -> Result<Option<Digest>> {
-        match place::subdirectory(self.directory, names::ARTIFACTS)? {
+        match files::subdirectory(self.directory, names::ARTIFACTS)? {
             Some(artifacts) => Ok(self.hash_of(&artifacts, file)?.map(|(hash, _)| hash)),
             None => Ok(None),
         }
     }
 
     fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<(Digest, u64)>> {
-        match place::open_regular(directory, name, name) {
+        match files::open_regular(directory, name, name) {
             Ok(file) => Digest::of_reader(file).map(Some).map_err(failed("read", name)),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
             Err(Error::Untrusted { .. }) => Ok(Some((Digest::ZERO, 0))),
@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
         let place = tempfile::tempdir().unwrap();
-        let directory = place::any_directory(place.path()).unwrap();
+        let directory = files::any_directory(place.path()).unwrap();
         std::fs::write(place.path().join(names::segment(3)), "").unwrap();
         let expect = Expect { artifacts: true, ..Expect::default() };
         let snapshot = Snapshot::take(&directory, &expect).unwrap();

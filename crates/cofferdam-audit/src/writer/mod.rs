@@ -1,15 +1,15 @@
-//! What a writer does while it holds the lock of the log.
+//! The operations of a writer that holds the lock of the log.
 //!
 //! ```text
-//! lock -> refresh: is the tail still as it was? -- no --> find it again -> set torn bytes aside, tell of a gap
-//!                           | yes                                 |
-//!                           v                                     v
-//!         make room for this line and for what all writers owe -> append -> head -> unlock -> synchronise
+//! lock -> refresh: is the end unchanged? -- no --> find it again -> set torn bytes aside, record a gap
+//!                           | yes                        |
+//!                           v                            v
+//!           begin only: reserve space -> append -> head file -> unlock -> synchronise
 //! ```
 
 mod recover;
+mod reserve;
 mod retention;
-mod room;
 mod rotate;
 
 pub(crate) use rotate::unfinished_first;
@@ -17,7 +17,6 @@ pub(crate) use rotate::unfinished_first;
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, statat};
@@ -25,12 +24,11 @@ use rustix::io::Errno;
 
 use crate::error::failed;
 use crate::head::{Head, HeadFile, Opened};
-use crate::line::{self, MAX_LINE, Sealed};
-use crate::owed::Owed;
+use crate::line::{self, Sealed};
 use crate::synchronise::{Group, Written};
-use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, names, place, tail};
+use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, files, names, tail};
 
-/// Something that a writer met and that whoever runs it should know. All but the failures stand in the log, too.
+/// An irregularity that a writer found. All but the failures are recorded in the log as well.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
     /// A crash had left an unfinished line.
@@ -81,9 +79,8 @@ struct Tail {
     size: u64,
     seq: u64,
     hash: Digest,
-    begun: Timestamp,
-    /// Lines fit up to here, whatever else fills the disk; 0 if that is not known.
-    room: u64,
+    /// The offset up to which blocks are allocated, or 0 if that is unknown.
+    allocated: u64,
 }
 
 impl Tail {
@@ -92,30 +89,18 @@ impl Tail {
     }
 }
 
-/// Where a line's room comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// It is made now, besides what is owed.
-    Needed,
-    /// It was reserved, or was made by the caller.
-    Reserved,
-}
-
 /// A writer's state. Everything but the opening is done under the lock of the directory.
 pub(crate) struct Writer {
     pub(crate) config: Config,
     pub(crate) key: Option<Key>,
     directory: Arc<OwnedFd>,
     pub(crate) artifacts: Option<Arc<OwnedFd>>,
-    pub(crate) owed: Owed,
     head: HeadFile,
     tail: Option<Tail>,
     /// The last line that is known to have been written.
     expected: Option<Head>,
     /// Whether there was a log, of which nothing says how long it had been.
     unknown_end: bool,
-    synchronised: Instant,
-    pending: bool,
     notices: Vec<Notice>,
     group: Arc<Group>,
 }
@@ -124,23 +109,19 @@ impl Writer {
     /// Under the lock of the directory.
     pub fn open(config: Config, key: Option<Key>, directory: Arc<OwnedFd>, group: Arc<Group>) -> Result<Self> {
         let artifacts = match config.artifact_bytes {
-            Some(_) => Some(Arc::new(place::own_subdirectory(&directory, names::ARTIFACTS)?)),
+            Some(_) => Some(Arc::new(files::own_subdirectory(&directory, names::ARTIFACTS)?)),
             None => None,
         };
-        let owed = Owed::open(&directory)?;
         let Opened { file: head, head: expected, was_there } = HeadFile::open(&*directory)?;
         let mut writer = Self {
             config,
             key,
             directory,
             artifacts,
-            owed,
             head,
             tail: None,
             expected,
             unknown_end: false,
-            synchronised: Instant::now(),
-            pending: false,
             notices: Vec::new(),
             group,
         };
@@ -197,47 +178,21 @@ impl Writer {
         self.find()
     }
 
-    /// Adds a line at the end.
-    pub fn append(&mut self, record: Record, room: Room) -> Result<Head> {
+    /// Appends a line. Without [`Self::reserve_space`] before it, the line may use the reserve.
+    pub fn append(&mut self, record: Record) -> Result<Head> {
         let tail = self.tail()?;
         let sealed = line::seal(tail.seq + 1, tail.hash, record, self.key.as_ref())?;
-        if room == Room::Needed {
-            let owed = self.owed.total()?.0;
-            self.make_room(sealed.bytes.len() as u64 + owed * MAX_LINE as u64)?;
-        }
         self.write(&sealed)
     }
 
-    /// What to synchronise, if the policy says that it is time.
-    pub fn take_due(&mut self) -> Option<Written> {
-        let due = match self.config.sync {
-            Sync::Never => false,
-            Sync::Each => true,
-            Sync::Interval(interval) => self.synchronised.elapsed() >= interval,
-        };
-        if due { self.take_written() } else { None }
+    /// Returns the last line that was written, if the policy is to synchronise it.
+    pub fn unsynchronised(&self) -> Option<Written> {
+        if self.config.sync == Sync::Never { None } else { self.group.latest() }
     }
 
-    /// What to synchronise, if something was written since the last time.
-    pub fn take_written(&mut self) -> Option<Written> {
-        self.synchronised = Instant::now();
-        std::mem::take(&mut self.pending).then(|| self.group.latest()).flatten()
-    }
-
-    /// Forgets what it knows of the end, so that it is looked for again.
+    /// Forgets the end of the log, so that the next operation finds it again.
     pub fn forget(&mut self) {
         self.expected = self.tail.take().map(|tail| tail.head()).or(self.expected);
-    }
-
-    /// Gives back what was taken for this writer alone. Lines that others owe keep their room.
-    pub fn close(&mut self) -> Result<()> {
-        self.refresh()?;
-        if self.owed.total()? == (0, 0)
-            && let Some(tail) = &self.tail
-        {
-            tail.file.set_len(tail.size).map_err(failed("trim", &names::segment(tail.segment)))?;
-        }
-        Ok(())
     }
 
     fn tail(&self) -> Result<&Tail> {
@@ -268,7 +223,7 @@ impl Writer {
 
     /// Numbers of the segments that are there, from the first to the last.
     fn segments(&self) -> Result<Vec<u32>> {
-        let names = place::names(&*self.directory)?;
+        let names = files::names(&*self.directory)?;
         let mut segments: Vec<u32> = names.iter().filter_map(|name| names::segment_number(name)).collect();
         segments.sort_unstable();
         Ok(segments)
@@ -278,7 +233,7 @@ impl Writer {
     fn find(&mut self) -> Result<()> {
         match self.segments()?.last() {
             Some(last) => {
-                let file = place::open_own(&*self.directory, &names::segment(*last))?;
+                let file = files::open_own(&*self.directory, &names::segment(*last))?;
                 self.load(*last, Arc::new(file))
             }
             None => {
@@ -292,13 +247,13 @@ impl Writer {
     /// Takes a segment's end as the log's, and puts it in order.
     fn load(&mut self, segment: u32, file: Arc<File>) -> Result<()> {
         let name = names::segment(segment);
-        let stat = place::stat(&*file, &name)?;
+        let stat = files::stat(&*file, &name)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let begun = self.begun(segment, &file)?;
+        self.check_start(segment, &file)?;
         let ending = tail::read(&file, size, &name, self.key.as_ref())?;
         let (seq, hash) = (ending.last.line.seq, ending.last.hash);
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        self.tail = Some(Tail { segment, file, device, inode, size: ending.end, seq, hash, begun, room: 0 });
+        self.tail = Some(Tail { segment, file, device, inode, size: ending.end, seq, hash, allocated: 0 });
         // A line that tells of torn bytes is not one that was there.
         let found = if ending.torn.is_empty() { self.head()? } else { self.recover(&ending.torn)? };
         self.tell_of_gap(found)
@@ -308,7 +263,7 @@ impl Writer {
     fn tell_of_unknown_end(&mut self, found: Head) -> Result<()> {
         let found = found.seq;
         let gap = Gap { written: found, written_hash: Digest::ZERO, found, time: Timestamp::now() };
-        self.append(Record::Gap(gap), Room::Needed)?;
+        self.append(Record::Gap(gap))?;
         self.notice(Notice::UnknownEnd { found });
         Ok(())
     }
@@ -319,10 +274,8 @@ impl Writer {
         let other = found.seq == expected.seq && found.hash != expected.hash;
         if found.seq < expected.seq || other {
             let (written, found) = (expected.seq, found.seq);
-            self.append(
-                Record::Gap(Gap { written, written_hash: expected.hash, found, time: Timestamp::now() }),
-                Room::Needed,
-            )?;
+            let gap = Gap { written, written_hash: expected.hash, found, time: Timestamp::now() };
+            self.append(Record::Gap(gap))?;
             self.notice(Notice::Gap { written, found });
         }
         self.expected = None;
@@ -331,24 +284,20 @@ impl Writer {
 
     /// Writes a line whole or not at all.
     fn write(&mut self, sealed: &Sealed) -> Result<Head> {
-        room::within_file_limit(self.tail()?.size + sealed.bytes.len() as u64)?;
+        reserve::within_file_limit(self.tail()?.size + sealed.bytes.len() as u64)?;
         let Some(tail) = &mut self.tail else { return self.head() };
         let name = names::segment(tail.segment);
         if let Err(error) = (&*tail.file).write_all(&sealed.bytes) {
             // Half a line must not stay. If it cannot be taken back, the next writer finds it torn.
-            let taken_back = tail.file.set_len(tail.size);
-            tail.room = 0;
-            if taken_back.is_err() {
-                self.forget();
-            } else if let Ok((owed, _)) = self.owed.total() {
-                let _ = self.make_room(owed * MAX_LINE as u64);
+            match tail.file.set_len(tail.size) {
+                Ok(()) => self.restore_reserve(),
+                Err(_) => self.forget(),
             }
             return Err(failed("append to", &name)(error));
         }
         tail.size += sealed.bytes.len() as u64;
         tail.seq += 1;
         tail.hash = sealed.hash;
-        self.pending = true;
         self.group.wrote(&tail.file);
         let head = tail.head();
         let written = self.head.write(&head);

@@ -7,11 +7,11 @@ use std::io::{Read, Write};
 
 use rustix::fs::renameat;
 
-use super::{Notice, Room, Writer};
+use super::{Notice, Writer};
 use crate::error::failed;
 use crate::head::Head;
 use crate::line;
-use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, names, place};
+use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, files, names};
 
 /// The most of a set-aside file that is read again.
 const MOST: u64 = 4 << 20;
@@ -34,13 +34,12 @@ impl Writer {
                 (tail.seq, tail.hash) = (checked.line.seq, checked.hash);
                 self.group.wrote(&tail.file);
             }
-            self.pending = true;
             return self.head();
         }
         let pending = pending_name(segment, offset);
         match self.put_aside(&pending, torn) {
             Err(Error::NoSpace { .. }) => {
-                // Of what was taken ahead for lines that are owed, the file gets a little.
+                // The reserve gives way to the file.
                 let trimmed = self.tail()?.file.set_len(offset + torn.len() as u64);
                 trimmed.map_err(failed("trim", &names::segment(segment)))?;
                 self.put_aside(&pending, torn)?;
@@ -49,16 +48,17 @@ impl Writer {
         }
         let tail = self.tail()?;
         tail.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
+        self.restore_reserve();
         self.tell_of_torn(segment, offset, torn)?;
         Ok(found)
     }
 
     /// Goes on where a writer ended while it set something aside, and removes what others left half made.
     pub(super) fn finish_recoveries(&mut self) -> Result<()> {
-        for name in place::names(&*self.directory)? {
+        for name in files::names(&*self.directory)? {
             let Some((segment, offset)) = pending_place(&name) else { continue };
             let mut bytes = Vec::new();
-            let file = place::open_regular(&*self.directory, &name, &name)?;
+            let file = files::open_regular(&*self.directory, &name, &name)?;
             file.take(MOST).read_to_end(&mut bytes).map_err(failed("read", &name))?;
             self.tell_of_torn(segment, offset, &bytes)?;
         }
@@ -67,10 +67,10 @@ impl Writer {
 
     /// Removes segments and artifacts that were never finished.
     pub(super) fn sweep(&mut self) -> Result<()> {
-        for name in place::names(&*self.directory)? {
+        for name in files::names(&*self.directory)? {
             let segment = name.strip_suffix(names::NEW).and_then(names::segment_number);
             if segment.is_some() {
-                place::remove(&*self.directory, &name)?;
+                files::remove(&*self.directory, &name)?;
             }
         }
         match &self.artifacts {
@@ -80,9 +80,9 @@ impl Writer {
     }
 
     fn put_aside(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        place::remove(&*self.directory, name)?;
+        files::remove(&*self.directory, name)?;
         let put = || -> Result<()> {
-            let mut file = place::create(&*self.directory, name)?;
+            let mut file = files::create(&*self.directory, name)?;
             file.write_all(bytes).map_err(failed("write", name))?;
             match self.config.sync {
                 Sync::Never => Ok(()),
@@ -91,7 +91,7 @@ impl Writer {
         };
         let done = put();
         if done.is_err() {
-            let _ = place::remove(&*self.directory, name);
+            let _ = files::remove(&*self.directory, name);
         }
         done
     }
@@ -99,12 +99,8 @@ impl Writer {
     fn tell_of_torn(&mut self, segment: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         let file = names::torn(segment, offset);
         let (length, sha256) = (bytes.len() as u64, Digest::of(bytes));
-        let told = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
-        match self.append(Record::Torn(told.clone()), Room::Needed) {
-            // What is owed has more room than its lines take, and this line is short.
-            Err(Error::NoSpace { .. }) => drop(self.append(Record::Torn(told), Room::Reserved)?),
-            other => drop(other?),
-        }
+        let torn = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
+        self.append(Record::Torn(torn))?;
         let from = &*self.directory;
         renameat(from, pending_name(segment, offset), from, &file).map_err(failed("give its name to", &file))?;
         self.notice(Notice::Torn { file, bytes: length });

@@ -7,20 +7,18 @@ use std::sync::Arc;
 use rustix::fd::AsFd;
 use rustix::fs::{RenameFlags, renameat_with};
 
-use super::{Tail, Writer, room};
+use super::{Tail, Writer, reserve};
 use crate::error::failed;
 use crate::line::{self, MAX_LINE};
 use crate::lines::Lines;
-use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, names, place};
+use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, files, names};
 
 impl Writer {
     /// Closes the segment and begins the next, if it is time. Does nothing half: either the next one is there with its
     /// first line, or everything is as before.
     pub fn rotate_if_due(&mut self) -> Result<()> {
         let tail = self.tail()?;
-        let size = tail.size >= self.config.segment_bytes;
-        let age = self.config.segment_age.is_some_and(|most| Timestamp::now().since(tail.begun) >= most);
-        if !size && !age {
+        if tail.size < self.config.segment_bytes {
             return Ok(());
         }
         if self.config.sync != Sync::Never {
@@ -29,7 +27,7 @@ impl Writer {
         let (number, name) = (tail.segment, names::segment(tail.segment));
         let (file, size) = (tail.file.clone(), tail.size);
         self.begin_segment(number + 1, Some(name.clone()))?;
-        // What was taken ahead is not needed there any more.
+        // Frees the reserve, which the next segment has now.
         self.bear("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
         let removed = self.remove_old();
         self.bear("removing old segments", removed);
@@ -48,7 +46,7 @@ impl Writer {
         let sealed = line::seal(seq + 1, prev, Record::Segment(start), self.key.as_ref())?;
         let name = names::segment(segment);
         let unfinished = format!("{name}{}", names::NEW);
-        place::remove(&*self.directory, &unfinished)?;
+        files::remove(&*self.directory, &unfinished)?;
         let head = Head { seq: seq + 1, segment, hash: sealed.hash };
         let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
             // Where a log was taken away, the old head goes on saying so until a line does.
@@ -59,12 +57,12 @@ impl Writer {
             self.name_segment(&unfinished, &name)?;
             Ok(made)
         });
-        let (file, room) = match made {
+        let (file, allocated) = match made {
             Ok(made) => made,
             Err(error) => {
                 // What the head names already is left to the next writer.
                 if segment > 1 || !self.head.is_named() {
-                    let _ = place::remove(&*self.directory, &unfinished);
+                    let _ = files::remove(&*self.directory, &unfinished);
                 }
                 return Err(error);
             }
@@ -73,12 +71,11 @@ impl Writer {
             let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
             synchronised.map_err(failed("synchronise", "the log's directory"))?;
         }
-        let stat = place::stat(&file, &name)?;
+        let stat = files::stat(&file, &name)?;
         let size = sealed.bytes.len() as u64;
         let (device, inode) = (stat.st_dev, stat.st_ino);
         let file = Arc::new(file);
-        self.tail =
-            Some(Tail { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, begun: time, room });
+        self.tail = Some(Tail { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, allocated });
         if self.expected.is_none() {
             let written = self.head.write(&head);
             self.bear("writing the head file", written);
@@ -107,22 +104,21 @@ impl Writer {
         renameat_with(from, unfinished, to, name, RenameFlags::NOREPLACE).map_err(failed("give its name to", name))
     }
 
-    /// Writes the first line of a new file, with room for all that is owed and one execution more.
+    /// Writes the first line of a new file with space for one execution and the reserve. Returns the offset that the
+    /// allocated blocks end at as well.
     fn prepare(&self, name: &str, first: &[u8]) -> Result<(File, u64)> {
-        let file = place::create(&*self.directory, name)?;
-        let (owed, _) = self.owed.total()?;
-        let size = first.len() as u64;
-        room::take(&file, 0, size, name)?;
-        let room = room::take(&file, size, (owed + 2) * MAX_LINE as u64, name)?;
+        let file = files::create(&*self.directory, name)?;
+        let bytes = (first.len() + MAX_LINE) as u64 + reserve::RESERVE;
+        let allocated = reserve::allocate(&file, 0, bytes, name)?;
         (&file).write_all(first).map_err(failed("write", name))?;
         if self.config.sync != Sync::Never {
             file.sync_all().map_err(failed("synchronise", name))?;
         }
-        Ok((file, room))
+        Ok((file, allocated))
     }
 
-    /// When a segment was begun; refuses one whose key is not the writer's.
-    pub(super) fn begun(&self, segment: u32, file: &File) -> Result<Timestamp> {
+    /// Checks the first line of a segment: its number, and that it has the writer's key.
+    pub(super) fn check_start(&self, segment: u32, file: &File) -> Result<()> {
         let name = names::segment(segment);
         let start = first_line(file, &name, self.key.as_ref())?.0;
         let own = self.key.as_ref().map(Key::id);
@@ -134,7 +130,7 @@ impl Writer {
         };
         match reason {
             Some(reason) => Err(Error::Key { reason }),
-            None if start.segment == segment => Ok(start.time),
+            None if start.segment == segment => Ok(()),
             None => {
                 let reason = format!("its first line says that it is segment {}", start.segment);
                 Err(Error::Damaged { file: name, offset: 0, reason })
@@ -146,7 +142,7 @@ impl Writer {
 /// The first line of a log whose segment has no name yet, if there is a whole one.
 pub(crate) fn unfinished_first(directory: impl AsFd, key: Option<&Key>) -> Result<Option<Head>> {
     let name = format!("{}{}", names::segment(1), names::NEW);
-    let file = match place::open_regular(directory, &name, &name) {
+    let file = match files::open_regular(directory, &name, &name) {
         Ok(file) => file,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -182,7 +178,6 @@ pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
-    use std::time::Duration;
 
     use super::*;
     use crate::Config;
@@ -191,8 +186,8 @@ mod tests {
     /// A writer with two segments, whose file cannot be synchronised from now on.
     fn writer(place: &std::path::Path) -> (Writer, std::io::PipeReader) {
         let path = place.join("audit");
-        let directory = Arc::new(place::own_directory(&path).unwrap());
-        let config = Config { sync: Sync::Each, segment_age: Some(Duration::ZERO), ..Config::new(&path) };
+        let directory = Arc::new(files::own_directory(&path).unwrap());
+        let config = Config { sync: Sync::Each, segment_bytes: 0, ..Config::new(&path) };
         let mut writer = Writer::open(config, None, directory, Arc::new(Group::default())).unwrap();
         writer.rotate_if_due().unwrap();
         // A pipe takes what is written to it, and cannot be synchronised.

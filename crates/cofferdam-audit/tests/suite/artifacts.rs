@@ -150,12 +150,8 @@ fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
 
     let directory = tempfile::tempdir().unwrap();
     let audit = directory.path().join("audit");
-    let config = Config {
-        segment_age: Some(std::time::Duration::ZERO),
-        keep_segments: Some(0),
-        artifact_bytes: Some(1000),
-        ..config(directory.path())
-    };
+    let config =
+        Config { segment_bytes: 0, keep_segments: Some(0), artifact_bytes: Some(1000), ..config(directory.path()) };
     let log = Log::open(config).unwrap();
     store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
     let kept = fs::read(audit.join("artifacts/a.jsonl")).unwrap();

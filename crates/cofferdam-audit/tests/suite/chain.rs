@@ -19,9 +19,10 @@ fn log(keyed: bool) -> &'static Files {
         let directory = tempfile::tempdir().unwrap();
         let key = keyed.then(|| key_file(directory.path()));
         for segment in 0..3 {
-            // Nothing is older than no time at all: each segment is closed when the next execution begins.
-            let age = (segment > 0).then_some(std::time::Duration::ZERO);
-            let config = Config { key: key.clone(), segment_age: age, ..config(directory.path()) };
+            // With 0 bytes, a segment is closed when the next execution begins.
+            let config = config(directory.path());
+            let segment_bytes = if segment > 0 { 0 } else { config.segment_bytes };
+            let config = Config { key: key.clone(), segment_bytes, ..config };
             let log = Log::open(config).unwrap();
             execute(&log, &format!("first-{segment}"));
             drop(log);

@@ -11,5 +11,4 @@ mod made;
 mod many;
 mod rotation;
 mod search;
-mod speed;
 mod trust;

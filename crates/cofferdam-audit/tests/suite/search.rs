@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::time::Duration;
 
 use cofferdam_audit::*;
 
@@ -12,7 +11,7 @@ use crate::made::*;
 fn lines_are_found_by_id_tenant_and_time() {
     let directory = tempfile::tempdir().unwrap();
     let audit = directory.path().join("audit");
-    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    let log = Log::open(Config { segment_bytes: 0, ..config(directory.path()) }).unwrap();
     for (name, tenant, start) in [("a", "x", 10), ("b", "y\n", 20), ("c", "x", 30)] {
         let subject = Subject { tenant: Some(tenant.into()), start: Timestamp::from_micros(start), ..subject(name) };
         log.reserve(subject).unwrap().commit(outcome()).unwrap();
@@ -50,7 +49,7 @@ fn a_log_is_followed_over_its_segments() {
     OpenOptions::new().append(true).open(segment).unwrap().write_all(b"{\"v\":1").unwrap();
     assert_eq!(more(), Vec::<u64>::new());
     drop(log);
-    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    let log = Log::open(Config { segment_bytes: 0, ..config(directory.path()) }).unwrap();
     assert_eq!(more(), [4]);
     execute(&log, "b");
     execute(&log, "c");
@@ -73,7 +72,7 @@ fn a_line_that_was_changed_is_an_error_and_the_next_is_not() {
 #[test]
 fn a_segment_that_cannot_be_opened_is_told_once() {
     let directory = tempfile::tempdir().unwrap();
-    let log = Log::open(Config { segment_age: Some(Duration::ZERO), ..config(directory.path()) }).unwrap();
+    let log = Log::open(Config { segment_bytes: 0, ..config(directory.path()) }).unwrap();
     execute(&log, "a");
     execute(&log, "b");
     drop(log);
