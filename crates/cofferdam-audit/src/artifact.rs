@@ -1,4 +1,4 @@
-//! Code and results, where policy wants them kept: one file an execution, bounded, with secrets taken out.
+//! Artifacts: code and results of an execution in one bounded file, with secrets redacted.
 //!
 //! A file is JSON lines. Each has `section`, and either `text`, or `base64` where the bytes are not UTF-8, or `dropped`,
 //! the number of bytes that did not fit.
@@ -21,10 +21,10 @@ use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, files, names};
 
 /// Ends the name of an artifact.
 pub(crate) const ENDING: &str = ".jsonl";
-/// The most bytes of a section in one line.
+/// The maximum number of bytes of a section in one line.
 const CHUNK: usize = 16 * 1024;
 /// A file that no line of the log names is only removed when it is so much older than the oldest segment.
-const STRAY: Duration = Duration::from_secs(86_400);
+const STRAY_AGE: Duration = Duration::from_secs(86_400);
 
 /// A file that is being written. Dropped before it is finished, it is removed.
 pub struct ArtifactWriter {
@@ -34,10 +34,10 @@ pub struct ArtifactWriter {
     file: File,
     hasher: Sha256,
     written: u64,
-    most: u64,
+    max_bytes: u64,
     redactor: Redactor,
     redacting: RedactionStream,
-    /// What was taken out before it came to the stream.
+    /// The number of redactions before the stream.
     redacted: u64,
     section: String,
     kept: Vec<u8>,
@@ -48,11 +48,11 @@ pub struct ArtifactWriter {
 }
 
 impl ArtifactWriter {
-    /// Under the lock of the log, so that nobody takes the new file for one that was left behind.
+    /// Creates the file. Needs the lock of the log, so that no other writer removes it as a leftover.
     pub(crate) fn create(
         directory: Arc<OwnedFd>,
         id: &ExecutionId,
-        most: u64,
+        max_bytes: u64,
         redactor: &Redactor,
         synchronise: bool,
     ) -> Result<Self> {
@@ -66,7 +66,7 @@ impl ArtifactWriter {
             file,
             hasher: Sha256::new(),
             written: 0,
-            most,
+            max_bytes,
             redactor: redactor.clone(),
             redacting: redactor.start(),
             redacted: 0,
@@ -147,7 +147,7 @@ impl ArtifactWriter {
                 Err(_) => json!({ "section": self.section, "base64": BASE64_STANDARD.encode(&chunk) }),
             };
             // What comes after dropped bytes is dropped, too, or it would look as if it followed.
-            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.most;
+            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.max_bytes;
             if fits {
                 self.write_line(&line)?;
             } else {
@@ -190,13 +190,13 @@ fn line_length(line: &serde_json::Value) -> u64 {
     line.to_string().len() as u64 + 1
 }
 
-/// How many bytes the next line takes: not a part of a character, where that can be helped.
+/// Returns the number of bytes for the next line. Avoids splitting a character.
 fn chunk_length(kept: &[u8]) -> usize {
-    let most = kept.len().min(CHUNK);
-    match std::str::from_utf8(&kept[..most]) {
+    let max_bytes = kept.len().min(CHUNK);
+    match std::str::from_utf8(&kept[..max_bytes]) {
         // Only a character at the end is cut.
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
-        _ => most,
+        _ => max_bytes,
     }
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
 
 /// Removes files that are far older than the oldest segment. Their writer was killed before it wrote the line for them.
 pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()> {
-    let before = i64::try_from(STRAY.as_micros()).unwrap_or(i64::MAX);
+    let before = i64::try_from(STRAY_AGE.as_micros()).unwrap_or(i64::MAX);
     for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
         let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let modified = stat.st_mtime.saturating_mul(1_000_000);

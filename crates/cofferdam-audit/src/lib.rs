@@ -45,7 +45,6 @@
 #![forbid(unsafe_code)]
 
 mod artifact;
-mod at;
 mod config;
 mod error;
 mod files;
@@ -53,15 +52,14 @@ mod hash;
 mod head;
 mod key;
 mod line;
-mod lines;
 mod log;
 mod names;
 mod query;
 mod record;
 mod redact;
 mod report;
+mod segment;
 mod synchronise;
-mod tail;
 mod text;
 mod time;
 mod verify;

@@ -370,7 +370,7 @@ fn refused(operation: &'static str, problem: cofferdam_audit::Error) -> Error {
 }
 
 fn unwritable(operation: &'static str, problem: &cofferdam_audit::Error) -> Error {
-    let retry = if problem.may_pass() { Retry::MayHelp } else { Retry::Never };
+    let retry = if problem.is_transient() { Retry::MayHelp } else { Retry::Never };
     Error::new(ErrorKind::Unavailable, operation, format!("the audit log cannot be written: {problem}"))
         .with_fault(Fault::Host)
         .with_retry(retry)

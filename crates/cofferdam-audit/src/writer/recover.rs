@@ -1,7 +1,7 @@
-//! What a crash in the middle of a write leaves, and how the log goes on behind it.
+//! Recovery after a crash within a write.
 //!
-//! Bytes without a line break at the end of a segment are put into a file of their own first, then cut off, then a line
-//! tells of them, then their file gets its final name. Whatever step a crash comes after, the next writer goes on there.
+//! Bytes without a line break at the end of a segment are copied to a file, then cut off, then recorded by a line, then
+//! their file gets its final name. After a crash at any step, the next writer continues there.
 
 use std::io::{Read, Write};
 
@@ -13,26 +13,26 @@ use crate::head::Head;
 use crate::line;
 use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, files, names};
 
-/// The most of a set-aside file that is read again.
-const MOST: u64 = 4 << 20;
+/// The maximum number of bytes that are read from a set-aside file.
+const MAX_SET_ASIDE: u64 = 4 << 20;
 
 impl Writer {
-    /// Sets aside what stands behind the last whole line of the tail. Gives the last line that was there before.
+    /// Sets aside the bytes behind the last whole line. Returns the last line that was there before.
     pub(super) fn recover(&mut self, torn: &[u8]) -> Result<Head> {
-        let tail = self.tail()?;
-        let found = tail.head();
-        let (segment, offset) = (tail.segment, tail.size);
-        // A line that lacks nothing but its line break gets that.
+        let end = self.end()?;
+        let found = end.head();
+        let (segment, offset) = (end.segment, end.size);
+        // A line may lack only its line break.
         if let Ok(checked) = line::check(torn, self.key.as_ref())
-            && checked.line.prev == tail.hash
-            && checked.line.seq == tail.seq + 1
+            && checked.line.prev == end.hash
+            && checked.line.seq == end.seq + 1
         {
             let name = names::segment(segment);
-            (&*tail.file).write_all(b"\n").map_err(failed("append to", &name))?;
-            if let Some(tail) = &mut self.tail {
-                tail.size += torn.len() as u64 + 1;
-                (tail.seq, tail.hash) = (checked.line.seq, checked.hash);
-                self.group.wrote(&tail.file);
+            (&*end.file).write_all(b"\n").map_err(failed("append to", &name))?;
+            if let Some(end) = &mut self.end {
+                end.size += torn.len() as u64 + 1;
+                (end.seq, end.hash) = (checked.line.seq, checked.hash);
+                self.group.wrote(&end.file);
             }
             return self.head();
         }
@@ -40,32 +40,32 @@ impl Writer {
         match self.put_aside(&pending, torn) {
             Err(Error::NoSpace { .. }) => {
                 // The reserve gives way to the file.
-                let trimmed = self.tail()?.file.set_len(offset + torn.len() as u64);
+                let trimmed = self.end()?.file.set_len(offset + torn.len() as u64);
                 trimmed.map_err(failed("trim", &names::segment(segment)))?;
                 self.put_aside(&pending, torn)?;
             }
             other => other?,
         }
-        let tail = self.tail()?;
-        tail.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
+        let end = self.end()?;
+        end.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
         self.restore_reserve();
-        self.tell_of_torn(segment, offset, torn)?;
+        self.record_torn(segment, offset, torn)?;
         Ok(found)
     }
 
-    /// Goes on where a writer ended while it set something aside, and removes what others left half made.
+    /// Completes recoveries that were interrupted by another crash.
     pub(super) fn finish_recoveries(&mut self) -> Result<()> {
         for name in files::names(&*self.directory)? {
-            let Some((segment, offset)) = pending_place(&name) else { continue };
+            let Some((segment, offset)) = pending_position(&name) else { continue };
             let mut bytes = Vec::new();
             let file = files::open_regular(&*self.directory, &name, &name)?;
-            file.take(MOST).read_to_end(&mut bytes).map_err(failed("read", &name))?;
-            self.tell_of_torn(segment, offset, &bytes)?;
+            file.take(MAX_SET_ASIDE).read_to_end(&mut bytes).map_err(failed("read", &name))?;
+            self.record_torn(segment, offset, &bytes)?;
         }
         Ok(())
     }
 
-    /// Removes segments and artifacts that were never finished.
+    /// Removes unfinished segments and artifacts.
     pub(super) fn sweep(&mut self) -> Result<()> {
         for name in files::names(&*self.directory)? {
             let segment = name.strip_suffix(names::NEW).and_then(names::segment_number);
@@ -96,7 +96,7 @@ impl Writer {
         done
     }
 
-    fn tell_of_torn(&mut self, segment: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn record_torn(&mut self, segment: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         let file = names::torn(segment, offset);
         let (length, sha256) = (bytes.len() as u64, Digest::of(bytes));
         let torn = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
@@ -112,6 +112,6 @@ fn pending_name(segment: u32, offset: u64) -> String {
     names::torn(segment, offset).replace(".torn", names::PENDING)
 }
 
-fn pending_place(name: &str) -> Option<(u32, u64)> {
-    names::torn_place(&format!("{}.torn", name.strip_suffix(names::PENDING)?))
+fn pending_position(name: &str) -> Option<(u32, u64)> {
+    names::torn_position(&format!("{}.torn", name.strip_suffix(names::PENDING)?))
 }

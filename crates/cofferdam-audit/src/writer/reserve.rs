@@ -19,22 +19,22 @@ const AHEAD: u64 = 64 * 1024;
 impl Writer {
     /// Makes sure that the segment has space for a line, and for the reserve behind it.
     pub(crate) fn reserve_space(&mut self) -> Result<()> {
-        let Some(tail) = &mut self.tail else { return Ok(()) };
+        let Some(end) = &mut self.end else { return Ok(()) };
         let needed = MAX_LINE as u64 + RESERVE;
         // Allocated blocks do not lift a limit on file sizes.
-        within_file_limit(tail.size + needed)?;
-        if tail.allocated < tail.size + needed {
-            tail.allocated = allocate(&tail.file, tail.size, needed + AHEAD, &names::segment(tail.segment))?;
+        within_file_limit(end.size + needed)?;
+        if end.allocated < end.size + needed {
+            end.allocated = allocate(&end.file, end.size, needed + AHEAD, &names::segment(end.segment))?;
         }
         Ok(())
     }
 
     /// Allocates as much of the reserve as fits, after the segment was cut and lost it.
     pub(super) fn restore_reserve(&mut self) {
-        let Some(tail) = &mut self.tail else { return };
-        let (name, mut bytes) = (names::segment(tail.segment), RESERVE);
-        tail.allocated = 0;
-        while bytes >= MAX_LINE as u64 && allocate(&tail.file, tail.size, bytes, &name).is_err() {
+        let Some(end) = &mut self.end else { return };
+        let (name, mut bytes) = (names::segment(end.segment), RESERVE);
+        end.allocated = 0;
+        while bytes >= MAX_LINE as u64 && allocate(&end.file, end.size, bytes, &name).is_err() {
             bytes /= 2;
         }
     }

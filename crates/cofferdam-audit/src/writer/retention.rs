@@ -7,7 +7,7 @@ use std::fs::File;
 use super::Writer;
 use super::rotate::first_line;
 use crate::error::failed;
-use crate::lines::Lines;
+use crate::segment::Lines;
 use crate::{Artifact, Digest, ExecutionId, Record, Removed, Result, Sync, Timestamp, artifact, files, line, names};
 
 impl Writer {
@@ -16,14 +16,14 @@ impl Writer {
         let Some((through, last_hash)) = self.through()? else { return Ok(()) };
         self.append(Record::Removed(Removed { through, last_hash, time: Timestamp::now() }))?;
         if self.config.sync != Sync::Never {
-            let tail = self.tail()?;
-            self.group.note(tail.file.sync_data()).map_err(failed("synchronise", &names::segment(tail.segment)))?;
+            let end = self.end()?;
+            self.group.note(end.file.sync_data()).map_err(failed("synchronise", &names::segment(end.segment)))?;
         }
         for segment in self.segments()?.into_iter().filter(|segment| *segment <= through) {
             self.remove_segment(segment)?;
         }
         for name in files::names(&*self.directory)? {
-            if names::torn_place(&name).is_some_and(|(segment, _)| segment <= through) {
+            if names::torn_position(&name).is_some_and(|(segment, _)| segment <= through) {
                 files::remove(&*self.directory, &name)?;
             }
         }
@@ -42,7 +42,7 @@ impl Writer {
         Ok(Some((segment, self.start(segment + 1)?.1)))
     }
 
-    /// When a segment was begun, and the hash of the line before it.
+    /// Returns the start of a segment, and the hash of the line before it.
     fn start(&self, segment: u32) -> Result<(Timestamp, Digest)> {
         let name = names::segment(segment);
         let file = files::open_regular(&*self.directory, &name, &name)?;
@@ -50,8 +50,8 @@ impl Writer {
         Ok((start.time, prev))
     }
 
-    /// The segment goes first: an artifact without a line is a stray, a line without its artifact would look like theft. Who
-    /// reads the segment meanwhile knows by its name whether what is missing was removed with it.
+    /// Removes a segment, then its artifacts. In the other order, a line without its artifact would look like theft. A
+    /// reader that misses an artifact checks whether its segment still has its name.
     fn remove_segment(&self, segment: u32) -> Result<()> {
         let name = names::segment(segment);
         let file = files::open_regular(&*self.directory, &name, &name)?;
@@ -64,9 +64,9 @@ impl Writer {
     }
 }
 
-/// Names of the artifacts that a segment names; none but those that this crate gives.
+/// Returns the artifacts that a segment names. Ignores names that this crate does not give.
 fn stored(file: &File, name: &str) -> Result<Vec<String>> {
-    let mut lines = Lines::new(crate::at::ReadAt::new(file, 0), 0);
+    let mut lines = Lines::new(crate::segment::ReadAt::new(file, 0), 0);
     let mut found = Vec::new();
     while let Some(raw) = lines.next().map_err(failed("read", name))? {
         let Ok(checked) = line::check(raw.bytes, None) else { continue };

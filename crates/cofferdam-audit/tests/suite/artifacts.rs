@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn open(directory: &Path, bytes: u64) -> Log {
     Log::open(Config { artifact_bytes: Some(bytes), ..config(directory) }).unwrap()

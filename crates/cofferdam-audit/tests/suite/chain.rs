@@ -8,7 +8,7 @@ use cofferdam_audit::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::made::*;
+use crate::support::*;
 
 type Files = Vec<(String, Vec<u8>)>;
 
@@ -171,16 +171,16 @@ fn a_missing_segment_is_found_and_named() {
 }
 
 #[test]
-fn breaches_are_told_by_line() {
+fn breaches_are_reported_by_line() {
     let mut files = log(false).clone();
     let mut all = lines(&files[0].1);
     all[2][100] ^= 1;
     all.remove(3);
     files[0].1 = all.concat();
     let report = verdict(&files, &Expect::default());
-    let told: Vec<_> = report.findings.iter().map(|found| (found.line, found.reason.as_str())).collect();
+    let reported: Vec<_> = report.findings.iter().map(|found| (found.line, found.reason.as_str())).collect();
     assert_eq!(
-        told,
+        reported,
         [
             (3, "its hash is not that of its bytes: it was changed"),
             (4, "1 lines are missing before it, by its number 5"),

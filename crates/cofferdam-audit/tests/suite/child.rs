@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 const ORDER: &str = "COFFERDAM_AUDIT_TEST";
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn segment(directory: &Path) -> PathBuf {
     directory.join("audit/audit-00000001.jsonl")

@@ -8,7 +8,7 @@ use cofferdam_audit::*;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::child;
-use crate::made::*;
+use crate::support::*;
 
 /// Starts a child in a mount namespace of its own, with a small file system at its working directory. It goes away with
 /// the child. `None` where nobody may do that.
@@ -36,7 +36,7 @@ fn in_a_namespace(order: &str, options: &str) -> Option<String> {
 }
 
 #[test]
-fn a_full_disk_refuses_what_would_begin_and_takes_what_has_begun() {
+fn a_full_disk_refuses_new_executions_and_takes_outcomes() {
     if let Some(output) = in_a_namespace("full", "size=4m,mode=700") {
         assert!(output.contains("a full disk was met"), "{output}");
     }
@@ -97,7 +97,7 @@ pub fn in_a_small_file_system(directory: &Path) {
             Err(error) => break error,
         }
     };
-    assert!(matches!(refused, Error::NoSpace { .. }) && refused.may_pass(), "{refused}");
+    assert!(matches!(refused, Error::NoSpace { .. }) && refused.is_transient(), "{refused}");
     assert!(running.len() < 200, "{}", running.len());
     let other = Log::open(Config { mandatory: Mandatory::No, ..config(directory) }).unwrap();
     let mut tolerated = other.reserve(subject("tolerated")).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn segments(directory: &std::path::Path) -> Vec<String> {
     listing(&directory.join("audit")).into_iter().filter(|name| name.ends_with(".jsonl")).collect()

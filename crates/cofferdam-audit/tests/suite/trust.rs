@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
