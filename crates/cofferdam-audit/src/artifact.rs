@@ -4,7 +4,7 @@
 //! the number of bytes that did not fit.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,17 +163,6 @@ impl ArtifactWriter {
         self.file.write_all(&bytes).map_err(failed("write", &self.name))?;
         self.hasher.update(&bytes);
         self.written += bytes.len() as u64;
-        Ok(())
-    }
-}
-
-impl Write for ArtifactWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.add(bytes).map_err(io::Error::other)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

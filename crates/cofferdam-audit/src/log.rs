@@ -179,12 +179,10 @@ impl Shared {
         if std::process::id() != self.process {
             return Err(Error::Forked);
         }
-        self.group.announce(|| {
-            let mut writer = self.lock();
-            let _lock = Lock::take(&self.directory, self.wait)?;
-            writer.refresh()?;
-            work(&mut writer)
-        })
+        let mut writer = self.lock();
+        let _lock = Lock::take(&self.directory, self.wait)?;
+        writer.refresh()?;
+        work(&mut writer)
     }
 }
 

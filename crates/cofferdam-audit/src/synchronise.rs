@@ -4,15 +4,10 @@
 //! a lost page only once.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use crate::error::failed;
 use crate::{Error, Result};
-
-/// The maximum time to wait for lines of other threads. Short compared with a flush of the disk.
-const BATCH_TIMEOUT: Duration = Duration::from_micros(500);
 
 /// A line that was written.
 #[derive(Clone)]
@@ -24,26 +19,8 @@ pub(crate) struct Written {
 /// The lines of one writer.
 #[derive(Default)]
 pub(crate) struct Group {
-    /// The number of threads that are about to write.
-    announced: AtomicUsize,
     latest: Mutex<Option<Written>>,
     state: Mutex<State>,
-}
-
-/// Counts a thread for as long as it lives.
-struct Announcement<'a>(&'a AtomicUsize);
-
-impl<'a> Announcement<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Announcement<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 #[derive(Default)]
@@ -54,21 +31,6 @@ struct State {
 }
 
 impl Group {
-    /// Runs an operation that may write a line. A synchronisation in the meantime waits for it.
-    pub fn announce<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _announcement = Announcement::new(&self.announced);
-        work()
-    }
-
-    /// Waits for threads that are about to write. The file system blocks their writes during a flush, so they would need
-    /// another one.
-    fn wait_for_batch(&self) {
-        let begun = Instant::now();
-        while self.announced.load(Ordering::Relaxed) > 0 && begun.elapsed() < BATCH_TIMEOUT {
-            std::thread::sleep(BATCH_TIMEOUT / 10);
-        }
-    }
-
     /// Counts a line. A file that lines went to before this one is on the disk already.
     pub fn wrote(&self, file: &Arc<File>) {
         let mut latest = lock(&self.latest);
@@ -88,7 +50,6 @@ impl Group {
         if state.done >= written.number {
             return Ok(());
         }
-        self.wait_for_batch();
         let latest = self.latest().unwrap_or_else(|| written.clone());
         let synchronised = latest.file.sync_data();
         match &synchronised {

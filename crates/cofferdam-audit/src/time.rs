@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
@@ -31,11 +31,6 @@ impl Timestamp {
     /// Returns the microseconds since 1970.
     pub fn as_micros(self) -> i64 {
         self.0
-    }
-
-    /// Returns the time elapsed since `earlier`, or zero if `earlier` is later.
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(u64::try_from(self.0 - earlier.0).unwrap_or(0))
     }
 }
 

@@ -363,7 +363,7 @@ impl<'a> Walk<'a> {
         self.loss(what);
         // Only names that this crate gives are looked at.
         match self.hash_of(self.directory, &names::torn(torn.segment, torn.offset))? {
-            Some((hash, _)) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
+            Some(hash) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
             None => {
                 self.retained()?;
                 self.note("what was set aside is gone");
@@ -424,16 +424,16 @@ impl<'a> Walk<'a> {
 
     fn hash_of_artifact(&self, file: &str) -> Result<Option<Digest>> {
         match files::subdirectory(self.directory, names::ARTIFACTS)? {
-            Some(artifacts) => Ok(self.hash_of(&artifacts, file)?.map(|(hash, _)| hash)),
+            Some(artifacts) => self.hash_of(&artifacts, file),
             None => Ok(None),
         }
     }
 
-    fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<(Digest, u64)>> {
+    fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<Digest>> {
         match files::open_regular(directory, name, name) {
             Ok(file) => Digest::of_reader(file).map(Some).map_err(failed("read", name)),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
-            Err(Error::Untrusted { .. }) => Ok(Some((Digest::ZERO, 0))),
+            Err(Error::Untrusted { .. }) => Ok(Some(Digest::ZERO)),
             Err(error) => Err(error),
         }
     }
