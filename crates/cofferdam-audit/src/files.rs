@@ -130,7 +130,7 @@ fn mine(fd: impl AsFd, name: &str) -> Result<()> {
     let stat = stat(fd, name)?;
     let untrusted = |reason| Err(Error::Untrusted { name: name.to_owned(), reason });
     if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return untrusted("it belongs to somebody else; give the log a directory of its own");
+        return untrusted("it belongs to another user; give the log a directory of its own");
     }
     if stat.st_mode & 0o022 != 0 {
         return untrusted("others can write to it; take that right away (chmod go-w), and verify the log");

@@ -36,7 +36,7 @@ impl Key {
             });
         }
         if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(Error::Key { reason: "its file belongs to somebody else; make one of your own" });
+            return Err(Error::Key { reason: "its file belongs to another user; create an own one" });
         }
         trust::check(path, Secrecy::Secret)?;
         let mut bytes = Vec::new();

@@ -50,9 +50,7 @@ pub enum Notice {
         found: u64,
     },
     /// The file that says how long the log had been said nothing.
-    #[error(
-        "the log's head was missing or could not be read: whether lines after number {found} are missing, nobody knows"
-    )]
+    #[error("the head file was missing or unreadable: lines after number {found} may be missing")]
     UnknownEnd {
         /// The last line that was there.
         found: u64,

@@ -54,7 +54,7 @@ fn lines(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
-/// Makes the chain anew from the first line on, as somebody without the key can.
+/// Makes the chain anew from the first line on, as an attacker without the key can.
 fn forge(files: &mut Files, change: impl Fn(String) -> String) {
     let mut prev = Digest::ZERO.to_string();
     for at in segments(files) {

@@ -45,7 +45,7 @@ fn carries_out_an_order() {
         ["beyond"] => crate::full::beyond_the_reserve(&directory),
         ["file-limit"] => crate::full::under_a_limit_on_files(&directory),
         ["read-only"] => crate::full::in_a_read_only_file_system(&directory),
-        // Somebody asked for ignored tests, and there is no order.
+        // Run as an ignored test, without an order.
         _ => println!("no order"),
     }
 }

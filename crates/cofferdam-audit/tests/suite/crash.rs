@@ -171,7 +171,7 @@ fn a_writer_killed_while_it_began_the_log_is_finished_for() {
             fs::write(path.join(name), bytes).unwrap();
             fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o600)).unwrap();
         }
-        // A directory without a log is not one of a whole log, whoever made it so.
+        // A directory without a segment is broken.
         let report = check(directory.path());
         assert_eq!(report.verdict, verdict, "{number}: {report}");
         assert!(verdict != Verdict::Broken || report.breaches == 2, "{number}: {report}");

@@ -11,7 +11,7 @@ use crate::child;
 use crate::support::*;
 
 /// Starts a child in a mount namespace of its own, with a small file system at its working directory. It goes away with
-/// the child. `None` where nobody may do that.
+/// the child. Returns `None` if the host does not allow it.
 fn in_a_namespace(order: &str, options: &str) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(r#"mount -t tmpfs -o {options} none . && cd "$PWD" && exec "$@""#);

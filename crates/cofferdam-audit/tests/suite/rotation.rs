@@ -90,7 +90,7 @@ fn what_retention_removed_is_told_and_nothing_else_may_be_missing() {
     let report = verify(&path, &Expect { artifacts: true, ..Expect::default() }).unwrap();
     assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
 
-    // Somebody removes one more.
+    // One more is removed.
     fs::remove_file(path.join("audit-00000005.jsonl")).unwrap();
     let report = check(directory.path());
     assert!(report.to_string().contains("what is missing before it is not what retention removed"), "{report}");
