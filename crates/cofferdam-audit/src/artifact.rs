@@ -1,10 +1,10 @@
-//! Code and results, where policy wants them kept: one file an execution, bounded, with secrets taken out.
+//! Artifacts: code and results of an execution in one bounded file, with secrets redacted.
 //!
 //! A file is JSON lines. Each has `section`, and either `text`, or `base64` where the bytes are not UTF-8, or `dropped`,
 //! the number of bytes that did not fit.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::failed;
-use crate::redact::{Redacting, Redactor};
-use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, names, place};
+use crate::redact::{RedactionStream, Redactor};
+use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, files, names};
 
 /// Ends the name of an artifact.
 pub(crate) const ENDING: &str = ".jsonl";
-/// The most bytes of a section in one line.
+/// The maximum number of bytes of a section in one line.
 const CHUNK: usize = 16 * 1024;
 /// A file that no line of the log names is only removed when it is so much older than the oldest segment.
-const STRAY: Duration = Duration::from_secs(86_400);
+const STRAY_AGE: Duration = Duration::from_secs(86_400);
 
 /// A file that is being written. Dropped before it is finished, it is removed.
 pub struct ArtifactWriter {
@@ -34,10 +34,10 @@ pub struct ArtifactWriter {
     file: File,
     hasher: Sha256,
     written: u64,
-    most: u64,
+    max_bytes: u64,
     redactor: Redactor,
-    redacting: Redacting,
-    /// What was taken out before it came to the stream.
+    redacting: RedactionStream,
+    /// The number of redactions before the stream.
     redacted: u64,
     section: String,
     kept: Vec<u8>,
@@ -48,17 +48,17 @@ pub struct ArtifactWriter {
 }
 
 impl ArtifactWriter {
-    /// Under the lock of the log, so that nobody takes the new file for one that was left behind.
+    /// Creates the file. Needs the lock of the log, so that no other writer removes it as a leftover.
     pub(crate) fn create(
         directory: Arc<OwnedFd>,
         id: &ExecutionId,
-        most: u64,
+        max_bytes: u64,
         redactor: &Redactor,
         synchronise: bool,
     ) -> Result<Self> {
         let name = format!("{}{ENDING}", id.as_str());
         let unfinished = format!("{name}{}", names::NEW);
-        let file = place::create(&*directory, &unfinished)?;
+        let file = files::create(&*directory, &unfinished)?;
         let writer = Self {
             directory,
             name,
@@ -66,7 +66,7 @@ impl ArtifactWriter {
             file,
             hasher: Sha256::new(),
             written: 0,
-            most,
+            max_bytes,
             redactor: redactor.clone(),
             redacting: redactor.start(),
             redacted: 0,
@@ -147,7 +147,7 @@ impl ArtifactWriter {
                 Err(_) => json!({ "section": self.section, "base64": BASE64_STANDARD.encode(&chunk) }),
             };
             // What comes after dropped bytes is dropped, too, or it would look as if it followed.
-            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.most;
+            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.max_bytes;
             if fits {
                 self.write_line(&line)?;
             } else {
@@ -167,21 +167,10 @@ impl ArtifactWriter {
     }
 }
 
-impl Write for ArtifactWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.add(bytes).map_err(io::Error::other)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl Drop for ArtifactWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = place::remove(&*self.directory, &self.unfinished);
+            let _ = files::remove(&*self.directory, &self.unfinished);
         }
     }
 }
@@ -190,22 +179,22 @@ fn line_length(line: &serde_json::Value) -> u64 {
     line.to_string().len() as u64 + 1
 }
 
-/// How many bytes the next line takes: not a part of a character, where that can be helped.
+/// Returns the number of bytes for the next line. Avoids splitting a character.
 fn chunk_length(kept: &[u8]) -> usize {
-    let most = kept.len().min(CHUNK);
-    match std::str::from_utf8(&kept[..most]) {
+    let max_bytes = kept.len().min(CHUNK);
+    match std::str::from_utf8(&kept[..max_bytes]) {
         // Only a character at the end is cut.
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
-        _ => most,
+        _ => max_bytes,
     }
 }
 
 /// Removes what writers left that were killed before they finished.
 pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
-    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
-        let Ok(file) = place::open_own(directory, &name) else { continue };
+    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
+        let Ok(file) = files::open_own(directory, &name) else { continue };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => place::remove(directory, &name)?,
+            Ok(()) => files::remove(directory, &name)?,
             Err(Errno::WOULDBLOCK) => {}
             Err(error) => return Err(failed("lock", &name)(error)),
         }
@@ -215,12 +204,12 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
 
 /// Removes files that are far older than the oldest segment. Their writer was killed before it wrote the line for them.
 pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()> {
-    let before = i64::try_from(STRAY.as_micros()).unwrap_or(i64::MAX);
-    for name in place::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
+    let before = i64::try_from(STRAY_AGE.as_micros()).unwrap_or(i64::MAX);
+    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
         let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let modified = stat.st_mtime.saturating_mul(1_000_000);
         if modified < oldest.as_micros().saturating_sub(before) {
-            place::remove(directory, &name)?;
+            files::remove(directory, &name)?;
         }
     }
     Ok(())

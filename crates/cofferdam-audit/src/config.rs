@@ -1,44 +1,38 @@
-//! How a log is kept.
+//! Configuration of a log.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a log is kept. All writers of one directory should use the same settings.
+/// Configuration of a log. All writers of one directory should use the same.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The log's own directory, on a local file system. Made with mode 0700 if it is missing; its parent must be there.
+    /// The log's own directory, on a local file system. A missing one is created with mode 0700; its parent must exist.
     pub directory: PathBuf,
-    /// When lines are made to survive a power cut.
+    /// The synchronisation of lines with the disk.
     pub sync: Sync,
-    /// A segment that has so many bytes or more is closed before the next execution begins. The lines of those that run
-    /// still come into it, so it becomes longer than that.
+    /// The size in bytes from which a segment is closed before the next execution begins. With 0, each execution begins a
+    /// segment.
     pub segment_bytes: u64,
-    /// A segment that is so old is closed before the next execution begins.
-    pub segment_age: Option<Duration>,
-    /// How many closed segments are kept; `None` for all.
+    /// The maximum number of closed segments; `None` keeps all.
     pub keep_segments: Option<u32>,
-    /// How long a segment is kept after it was closed; `None` for ever.
-    pub keep_age: Option<Duration>,
-    /// The file of the key that signs each line; `None` for a log that anybody who can write it can also write anew.
+    /// The file of the key that signs each line. Without a key, a user who can write to the log can also forge it.
     pub key: Option<PathBuf>,
-    /// Whether something may run that cannot be logged.
+    /// Whether an execution that cannot be logged is refused.
     pub mandatory: Mandatory,
-    /// How long to wait for other writers at most.
+    /// The maximum time to wait for other writers.
     pub lock_wait: Duration,
-    /// Whether code and results are kept, too, and up to how many bytes an execution.
+    /// The maximum size in bytes of an artifact; `None` stores no artifacts.
     pub artifact_bytes: Option<u64>,
 }
 
 impl Config {
-    /// Mandatory, every line synchronised, segments of 64 MiB of which none is removed, no key, no artifacts.
+    /// Returns the default configuration: mandatory, every line synchronised, segments of 64 MiB of which none is removed, no key, no artifacts.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
             sync: Sync::Each,
             segment_bytes: 64 << 20,
-            segment_age: None,
             keep_segments: None,
-            keep_age: None,
             key: None,
             mandatory: Mandatory::Yes,
             lock_wait: Duration::from_secs(10),
@@ -47,22 +41,20 @@ impl Config {
     }
 }
 
-/// When lines are made to survive a power cut. A killed process loses no line that was reported as written in any case.
+/// Synchronisation of lines with the disk. With either policy, a killed process loses no line that was reported as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sync {
-    /// When the kernel sees fit, by default within half a minute.
+    /// Leaves it to the kernel, by default within half a minute.
     Never,
-    /// Before a call returns.
+    /// Synchronises each line before the call returns.
     Each,
-    /// With the first line that is written so long after the last time, and when the log is closed.
-    Interval(Duration),
 }
 
-/// Whether something may run that cannot be logged.
+/// Handling of executions that cannot be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mandatory {
-    /// No: [`crate::Log::reserve`] fails.
+    /// Refuses them: [`crate::Log::reserve`] fails.
     Yes,
-    /// Yes: [`crate::Log::reserve`] succeeds and says what is wrong.
+    /// Allows them: [`crate::Log::reserve`] succeeds, and [`crate::Reservation::problem`] has the error.
     No,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, with what to do about it.
+//! Errors with their remedies.
 
 use std::io;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the log could not be opened, written or read.
+/// An error of opening, writing or reading a log.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The disk or the quota is full, or a limit on file sizes is reached.
     #[error("no space to {doing} {name}; free some, raise the quota, or let retention keep less")]
     NoSpace {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file, by its name in the directory.
         name: String,
@@ -22,7 +22,7 @@ pub enum Error {
     /// The file system is mounted read-only, or became so after an error.
     #[error("cannot {doing} {name}: the file system is read-only; mount it writable, or choose another directory")]
     ReadOnly {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file, by its name in the directory.
         name: String,
@@ -30,28 +30,28 @@ pub enum Error {
     /// Another refusal of the operating system.
     #[error("cannot {doing} {name}: {source}; look at the directory, its owner and the disk below it")]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The file, by its name in the directory.
         name: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A file or directory that others can change, or that something leads to which they can change.
     #[error("not trusted: {0}; {remedy}", remedy = .0.remedy())]
     Reachable(#[from] cofferdam_linux::trust::Distrust),
-    /// A file or directory that somebody else could change, or that is not what it should be.
+    /// A file or directory that another user could change, or of a wrong type.
     #[error("{name} is not trusted: {reason}")]
     Untrusted {
         /// The file, by its name in the directory.
         name: String,
-        /// What is wrong with it, and the remedy.
+        /// The reason, and the remedy.
         reason: &'static str,
     },
     /// Another process holds the lock for too long.
     #[error("the log was locked for {waited:?}; look for a stopped process that has the log's directory open")]
     Busy {
-        /// How long it was waited.
+        /// The time that the caller waited.
         waited: Duration,
     },
     /// The end of the log is not what a crash leaves, so nothing is appended to it.
@@ -59,23 +59,23 @@ pub enum Error {
     Damaged {
         /// The segment.
         file: String,
-        /// Where the damage begins.
+        /// The offset of the damage.
         offset: u64,
-        /// What is wrong there.
+        /// The reason.
         reason: String,
     },
     /// The key does not fit, or cannot be used.
     #[error("the key cannot be used: {reason}")]
     Key {
-        /// Why, and the remedy.
+        /// The reason, and the remedy.
         reason: &'static str,
     },
     /// A value that the log does not take.
     #[error("{what} is refused: {reason}")]
     Invalid {
-        /// Which value.
+        /// The value.
         what: &'static str,
-        /// Why, and what would do.
+        /// The reason, and the remedy.
         reason: &'static str,
     },
     /// The process was forked after it opened the log: parent and child would share one lock.
@@ -84,13 +84,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether waiting and trying again can help without anybody doing something.
-    pub fn may_pass(&self) -> bool {
+    /// Returns whether a retry can succeed without intervention.
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoSpace { .. } | Self::Busy { .. })
     }
 }
 
-/// Makes an [`Error`] of what the operating system said about a file.
+/// Converts an error of the operating system about a file.
 pub(crate) fn failed<E: Into<io::Error>>(doing: &'static str, name: &str) -> impl FnOnce(E) -> Error {
     let name = crate::Text::<256>::new(name).to_string();
     move |error| {

@@ -1,7 +1,7 @@
-//! The last line of the log, and the file that says which it is.
+//! The last line of the log, and the head file that names it.
 //!
-//! The file gets its name with what it says, on the disk, before the log's first segment gets its own, and is written
-//! over in one piece from then on. So no crash leaves a segment without a head that can be read.
+//! The head file of a new log is synchronised and renamed before the first segment, and overwritten in one piece from
+//! then on. So no crash leaves a segment without a readable head file.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,12 +12,12 @@ use rustix::fs::renameat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::failed;
-use crate::{Digest, Error, Result, names, place};
+use crate::{Digest, Error, Result, files, names};
 
 /// The file has always this length, so that it is written over in one piece.
 const LENGTH: usize = 160;
 
-/// A line, by its place in the chain. Kept where nobody can change it, it shows whether a log still has that line.
+/// A line, by its position in the chain. Stored out of reach of the log's user, it proves whether a log still has the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// The line's number.
@@ -31,25 +31,25 @@ pub struct Head {
 /// The head file of a log, as its writer has it.
 pub(crate) struct HeadFile {
     file: File,
-    /// Whether it has its name: a new one says something first.
+    /// Set if it has its final name.
     named: bool,
 }
 
-/// What a writer found.
+/// An opened head file.
 pub(crate) struct Opened {
     pub file: HeadFile,
-    /// What it says.
+    /// The content.
     pub head: Option<Head>,
-    /// Whether there was a file of this name, whatever it said.
+    /// Set if the file existed, also an unreadable one.
     pub was_there: bool,
 }
 
 impl HeadFile {
-    /// Opens the head file of a log for its writer. Where there is none, or one that says nothing, a new one is made,
-    /// which takes its place with [`Self::name`]. Only under the lock of the log.
+    /// Opens the head file of a log for its writer. Creates a new one if it is missing or unreadable, which replaces it
+    /// with [`Self::name`]. Needs the lock of the log.
     pub fn open(directory: impl AsFd + Copy) -> Result<Opened> {
-        place::remove(directory, names::NEW_HEAD)?;
-        let found = match place::open_own_anywhere(directory, names::HEAD) {
+        files::remove(directory, names::NEW_HEAD)?;
+        let found = match files::open_own_anywhere(directory, names::HEAD) {
             Ok(file) => Some(file),
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
@@ -60,17 +60,17 @@ impl HeadFile {
         {
             return Ok(Opened { file: Self { file, named: true }, head: Some(head), was_there });
         }
-        drop(place::create(directory, names::NEW_HEAD)?);
-        let file = place::open_own_anywhere(directory, names::NEW_HEAD)?;
+        drop(files::create(directory, names::NEW_HEAD)?);
+        let file = files::open_own_anywhere(directory, names::NEW_HEAD)?;
         Ok(Opened { file: Self { file, named: false }, head: None, was_there })
     }
 
-    /// Whether others see it.
+    /// Returns whether it has its final name.
     pub fn is_named(&self) -> bool {
         self.named
     }
 
-    /// Writes the head over the one before.
+    /// Overwrites the head.
     pub fn write(&self, head: &Head) -> Result<()> {
         let mut text = serde_json::to_string(head).unwrap_or_default();
         while text.len() < LENGTH - 1 {
@@ -80,8 +80,8 @@ impl HeadFile {
         self.file.write_all_at(text.as_bytes(), 0).map_err(failed("write", names::HEAD))
     }
 
-    /// Gives a new one its name, once what it says is on the disk: also where lines are never synchronised, because a
-    /// head that says nothing is taken for a log whose end somebody cut off.
+    /// Synchronises a new head file and gives it its final name, also with [`crate::Sync::Never`]: an empty head file
+    /// would look like a log whose end was cut off.
     pub fn name(&mut self, directory: impl AsFd + Copy) -> Result<()> {
         if self.named {
             return Ok(());
@@ -94,7 +94,7 @@ impl HeadFile {
     }
 }
 
-/// Reads a head file; `None` if it is empty or says nothing that can be read.
+/// Reads a head file; `None` if it is unreadable.
 fn read(file: &File) -> Result<Option<Head>> {
     let mut bytes = [0; LENGTH + 1];
     let mut length = 0;
@@ -108,9 +108,9 @@ fn read(file: &File) -> Result<Option<Head>> {
     Ok(serde_json::from_slice(&bytes[..length]).ok())
 }
 
-/// Reads the head file of a directory, if there is one; `Err(())` in it if it cannot be understood.
+/// Reads the head file of a directory, if it exists; `Err(())` if it is unreadable.
 pub(crate) fn of(directory: impl AsFd) -> Result<Option<Result<Head, ()>>> {
-    let file = match place::open_regular(directory, names::HEAD, names::HEAD) {
+    let file = match files::open_regular(directory, names::HEAD, names::HEAD) {
         Ok(file) => file,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_head_comes_back_and_the_longest_fits() {
         let directory = tempfile::tempdir().unwrap();
-        let fd = place::own_directory(directory.path()).unwrap();
+        let fd = files::own_directory(directory.path()).unwrap();
         assert_eq!(of(&fd).unwrap(), None);
         let mut file = HeadFile::open(&fd).unwrap().file;
         for head in [
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_head_that_says_nothing_is_replaced_and_not_before_the_new_one_says_something() {
         let directory = tempfile::tempdir().unwrap();
-        let fd = place::own_directory(directory.path()).unwrap();
+        let fd = files::own_directory(directory.path()).unwrap();
         let path = directory.path().join(names::HEAD);
         for garbage in [String::new(), "garbage".to_owned(), "x".repeat(1000)] {
             std::fs::write(&path, &garbage).unwrap();

@@ -1,33 +1,34 @@
-//! The key of a log, by which only those who have it can make lines.
+//! The key that signs the lines of a log with HMAC-SHA-256.
 
 use std::fmt;
 use std::io::Read;
 use std::path::Path;
 
 use cofferdam_linux::trust::{self, Secrecy};
+use hmac::{Hmac, Mac};
 use rustix::fs::{AtFlags, CWD};
+use sha2::Sha256;
 
 use crate::error::failed;
-use crate::hash::{Digest, hmac};
-use crate::place;
-use crate::{Error, Result};
+use crate::{Digest, Error, Result, files};
 
-/// The shortest key: as long as what it makes.
-const SHORTEST: usize = 32;
-/// The longest key file.
-const LONGEST: u64 = 4096;
+/// The minimum length of a key in bytes, the size of the codes that it makes.
+const MIN_LENGTH: usize = 32;
+/// The maximum size of a key file in bytes.
+const MAX_FILE_SIZE: u64 = 4096;
 
-/// A secret by which lines are signed and checked. It shows in no message.
+/// A secret that signs and verifies lines. No message or debug output contains it.
 pub struct Key(Vec<u8>);
 
 impl Key {
-    /// Reads a key: the bytes of a file, without one line break at its end if it is longer than the shortest key.
+    /// Reads a key from a file of 32 to 4096 bytes, as written by `head -c 32 /dev/urandom`. Drops a line break at the
+    /// end of a longer file.
     ///
-    /// The file must be regular, belong to root or to who runs this, and be readable by nobody else (mode 0600 or less);
-    /// a symbolic link is refused. 32 to 4096 bytes, as `head -c 32 /dev/urandom` gives them.
+    /// Fails unless the file is regular, belongs to root or the current user and has mode 0600 or less. Does not follow
+    /// a symbolic link.
     pub fn read(path: &Path) -> Result<Self> {
         const SHOWN: &str = "the key file";
-        let file = place::open_regular(CWD, path, SHOWN)?;
+        let file = files::open_regular(CWD, path, SHOWN)?;
         let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(failed("look at", SHOWN))?;
         if stat.st_mode & 0o077 != 0 {
             return Err(Error::Key {
@@ -35,37 +36,48 @@ impl Key {
             });
         }
         if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(Error::Key { reason: "its file belongs to somebody else; make one of your own" });
+            return Err(Error::Key { reason: "its file belongs to another user; create an own one" });
         }
         trust::check(path, Secrecy::Secret)?;
         let mut bytes = Vec::new();
-        file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(failed("read", SHOWN))?;
-        if bytes.len() as u64 > LONGEST {
+        file.take(MAX_FILE_SIZE + 1).read_to_end(&mut bytes).map_err(failed("read", SHOWN))?;
+        if bytes.len() as u64 > MAX_FILE_SIZE {
             return Err(Error::Key { reason: "its file is longer than 4096 bytes; 32 random bytes are enough" });
         }
         // Of 32 random bytes the last may look like a line break.
-        if bytes.len() > SHORTEST && bytes.last() == Some(&b'\n') {
+        if bytes.len() > MIN_LENGTH && bytes.last() == Some(&b'\n') {
             bytes.pop();
         }
         Self::new(bytes)
     }
 
-    /// A key of at least 32 bytes.
+    /// Creates a key from at least 32 bytes.
     pub fn new(bytes: Vec<u8>) -> Result<Self> {
-        if bytes.len() < SHORTEST {
+        if bytes.len() < MIN_LENGTH {
             return Err(Error::Key { reason: "it is shorter than 32 bytes; make it with head -c 32 /dev/urandom" });
         }
         Ok(Self(bytes))
     }
 
-    /// What tells this key from others and does not give it away.
+    /// Returns a public identifier of the key.
     pub fn id(&self) -> Digest {
-        hmac(&self.0, &[b"cofferdam audit: name of the key"])
+        // Lines begin with `{`, so this text is the code of no line.
+        self.sign(b"cofferdam audit: name of the key")
     }
 
-    /// The code of a line's bytes. The bytes begin with `{`, those of [`Key::id`] do not.
-    pub(crate) fn code(&self, line: &[u8]) -> Digest {
-        hmac(&self.0, &[line])
+    /// Returns the code of a line's bytes.
+    pub(crate) fn sign(&self, line: &[u8]) -> Digest {
+        Digest::from_bytes(self.mac(line).finalize().into_bytes().into())
+    }
+
+    /// Compares a code with that of a line's bytes, in constant time.
+    pub(crate) fn verify(&self, line: &[u8], code: &Digest) -> bool {
+        self.mac(line).verify_slice(code.as_bytes()).is_ok()
+    }
+
+    fn mac(&self, line: &[u8]) -> Hmac<Sha256> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts keys of any length");
+        mac.chain_update(line)
     }
 }
 
@@ -81,6 +93,18 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    /// Codes computed with Python's `hmac`; the second is case 6 of RFC 4231. Existing logs depend on them.
+    #[test]
+    fn codes_are_hmac_sha256() {
+        let short = Key::new(vec![7; 32]).unwrap();
+        assert_eq!(short.id().to_string(), "cb98d48354272655c658fe0e29e4f42d26a35bbefd6317fc89e09d5c044e46b1");
+        let long = Key::new(vec![0xaa; 131]).unwrap();
+        let line = b"Test Using Larger Than Block-Size Key - Hash Key First";
+        let code = "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54".parse().unwrap();
+        assert_eq!(long.sign(line), code);
+        assert!(long.verify(line, &code) && !long.verify(line, &Digest::ZERO) && !short.verify(line, &code));
+    }
 
     #[test]
     fn only_private_files_are_keys() {

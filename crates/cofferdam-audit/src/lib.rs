@@ -45,24 +45,21 @@
 #![forbid(unsafe_code)]
 
 mod artifact;
-mod at;
 mod config;
 mod error;
+mod files;
 mod hash;
 mod head;
 mod key;
 mod line;
-mod lines;
 mod log;
 mod names;
-mod owed;
-mod place;
 mod query;
 mod record;
 mod redact;
 mod report;
+mod segment;
 mod synchronise;
-mod tail;
 mod text;
 mod time;
 mod verify;
@@ -80,7 +77,7 @@ pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
     MAX_FILES, Outcome, Program, ProgramKind, Record, Removed, Restored, SegmentStart, Subject, Torn, Usage,
 };
-pub use redact::{Redacting, Redactor};
+pub use redact::{RedactionStream, Redactor};
 pub use report::{Counts, Finding, Report, Verdict, Weight};
 pub use text::Text;
 pub use time::{NotATime, Timestamp};

@@ -1,4 +1,4 @@
-//! One line: how it is written, and what can be said about bytes that claim to be one.
+//! The format of a line, and the check of one.
 //!
 //! ```text
 //! {"v":1,"seq":7,"prev":"…","kind":"end", …                   ,"mac":"…","hash":"…"}
@@ -8,12 +8,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hash::same;
 use crate::{Digest, Error, Key, Record, Result};
 
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;
-/// The longest line, its line break included.
+/// The maximum length of a line with its line break.
 pub(crate) const MAX_LINE: usize = 16 * 1024;
 
 const HASH: &[u8] = br#","hash":""#;
@@ -30,7 +29,7 @@ pub(crate) struct Line {
     pub seq: u64,
     /// The hash of the line before.
     pub prev: Digest,
-    /// What it says.
+    /// The record.
     #[serde(flatten)]
     pub record: Record,
 }
@@ -69,7 +68,7 @@ fn finish(mut bytes: Vec<u8>, key: Option<&Key>) -> Sealed {
     // The brace comes back behind the hash.
     bytes.pop();
     if let Some(key) = key {
-        let code = key.code(&bytes).to_string();
+        let code = key.sign(&bytes).to_string();
         bytes.extend_from_slice(MAC);
         bytes.extend_from_slice(code.as_bytes());
         bytes.push(b'"');
@@ -82,7 +81,7 @@ fn finish(mut bytes: Vec<u8>, key: Option<&Key>) -> Sealed {
     Sealed { bytes, hash }
 }
 
-/// Why bytes are no line of a log.
+/// The reason why bytes are no line of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Flaw {
     #[error("it does not end with a hash, so it is no line of a log")]
@@ -102,9 +101,9 @@ pub(crate) enum Flaw {
 pub(crate) struct Checked {
     /// Its hash.
     pub hash: Digest,
-    /// Whether it carries a code made with a key.
+    /// Set if the line has a code made with a key.
     pub has_code: bool,
-    /// What it says.
+    /// The record.
     pub line: Line,
 }
 
@@ -117,7 +116,7 @@ pub(crate) fn check(bytes: &[u8], key: Option<&Key>) -> Result<Checked, Flaw> {
     let coded = split(covered.strip_suffix(b"\""), MAC);
     if let Some(key) = key {
         let (signed, code) = coded.ok_or(Flaw::NoCode)?;
-        if !same(&key.code(signed), &code) {
+        if !key.verify(signed, &code) {
             return Err(Flaw::Forged);
         }
     }
@@ -125,12 +124,12 @@ pub(crate) fn check(bytes: &[u8], key: Option<&Key>) -> Result<Checked, Flaw> {
     Ok(Checked { hash, has_code: coded.is_some(), line })
 }
 
-/// The hash that a line claims, whether or not it is its own.
+/// Returns the hash at the end of a line without checking it.
 pub(crate) fn claimed(bytes: &[u8]) -> Option<Digest> {
     split(bytes.strip_suffix(END), HASH).map(|(_, hash)| hash)
 }
 
-/// What stands before `mark` and 64 digits, and the digits, if the bytes end so.
+/// Splits bytes that end with `mark` and 64 digits. Returns the bytes before `mark`, and the digits.
 fn split<'a>(bytes: Option<&'a [u8]>, mark: &[u8]) -> Option<(&'a [u8], Digest)> {
     let (rest, digits) = bytes.and_then(|bytes| bytes.split_at_checked(bytes.len().checked_sub(DIGITS)?))?;
     let digest = std::str::from_utf8(digits).ok()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The log as its writers see it.
+//! The writing side of the log.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use rustix::io::Errno;
 
 use crate::error::failed;
 use crate::synchronise::{Group, Written};
-use crate::writer::{Notice, Room, Writer};
+use crate::writer::{Notice, Writer};
 use crate::{
     ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result, Subject,
-    Text, Timestamp, place,
+    Text, Timestamp, files,
 };
 
-/// The longest pause between two tries for the lock.
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// The maximum pause between two attempts to lock the log.
+const MAX_PAUSE: Duration = Duration::from_millis(2);
 
 /// A log that is open for writing. Clones are the same writer; threads and processes may write at once.
 ///
@@ -37,50 +37,39 @@ struct Shared {
 impl Log {
     /// Opens a log, and begins it if its directory is missing or empty.
     ///
-    /// What a crash left is put in order, and told by [`Log::notices`] and in the log. Fails if the directory or a file
-    /// belongs to somebody else or can be written by others, if the log has another key, or if its end is damaged in a
-    /// way that no crash of a writer explains.
+    /// Repairs what a crash left, and reports it by [`Log::notices`] and in the log. Fails if the directory or a file
+    /// belongs to another user or others can write to it, if the log has another key, or if its end is damaged in a way
+    /// that no crash of a writer explains.
     pub fn open(config: Config) -> Result<Self> {
         let key = config.key.as_deref().map(Key::read).transpose()?;
-        let directory = Arc::new(place::own_directory(&config.directory)?);
+        let directory = Arc::new(files::own_directory(&config.directory)?);
         let (wait, mandatory) = (config.lock_wait, config.mandatory);
         let group = Arc::new(Group::default());
         let lock = Lock::take(&directory, wait)?;
-        let mut writer = Writer::open(config, key, directory.clone(), group.clone())?;
+        let writer = Writer::open(config, key, directory.clone(), group.clone())?;
         drop(lock);
-        let begun = writer.take_due();
+        let begun = writer.unsynchronised();
         let process = std::process::id();
         let log = Self(Arc::new(Shared { writer: Mutex::new(writer), directory, group, process, wait, mandatory }));
         log.0.synchronise(begun)?;
         Ok(log)
     }
 
-    /// Says that something is about to run, and makes sure that there will be room to say how it ended.
+    /// Records that an execution is about to begin, and makes sure that the reserve for its outcome is free.
     ///
     /// # Behavior
-    /// - The begin record is in the log when this returns, and on the disk if the policy says so.
-    /// - A full disk, a used-up quota, a read-only file system and an error of the disk are errors, after which nothing
-    ///   may be started. Under [`Mandatory::No`] they are told by [`Reservation::problem`] instead.
+    /// - The begin record is in the log when this returns, and on the disk with [`crate::Sync::Each`].
+    /// - A full disk or quota, a read-only file system and an I/O error are errors, after which nothing may be started.
+    ///   With [`Mandatory::No`], [`Reservation::problem`] returns them instead.
     pub fn reserve(&self, subject: Subject) -> Result<Reservation> {
         let reserved = self.0.locked(|writer| {
             self.0.group.check()?;
             writer.rotate_if_due()?;
-            let owed = writer.owed.own();
-            writer.owed.set(owed + 1)?;
-            let begun = writer.append(Record::Begin(Box::new(subject.clone())), Room::Needed);
-            if begun.is_err() {
-                writer.owed.set(owed)?;
-            }
-            Ok((begun?.seq, writer.take_due()))
+            writer.reserve_space()?;
+            let begun = writer.append(Record::Begin(Box::new(subject.clone())))?;
+            Ok((begun.seq, writer.unsynchronised()))
         });
-        let begun = reserved.and_then(|(begin, written)| match self.0.synchronise(written) {
-            Ok(()) => Ok(begin),
-            Err(error) => {
-                // Whatever became of the line: nothing is owed for what does not run.
-                let _ = self.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
-                Err(error)
-            }
-        });
+        let begun = reserved.and_then(|(begin, written)| self.0.synchronise(written).map(|()| begin));
         let (begin, problem) = match (begun, self.0.mandatory) {
             (Ok(begin), _) => (Some(begin), None),
             (Err(error), Mandatory::Yes) => return Err(error),
@@ -89,23 +78,18 @@ impl Log {
         Ok(Reservation { log: self.clone(), subject, begin, problem, open: true })
     }
 
-    /// The last line. Kept where nobody can change it, it shows later that the log has not been cut off before it.
+    /// Returns the last line. Stored out of reach of the log's user, it proves later that the log was not cut off before it.
     pub fn head(&self) -> Result<Head> {
         self.0.locked(|writer| writer.head())
     }
 
-    /// Makes all lines survive a power cut, whatever the policy says.
-    pub fn sync(&self) -> Result<()> {
-        self.0.synchronise(self.0.locked(|writer| Ok(writer.take_written()))?)
-    }
-
-    /// What happened to the log that somebody should know, since the last call. Never more than 64.
+    /// Returns irregularities that were found since the last call, at most 64.
     pub fn notices(&self) -> Vec<Notice> {
         self.0.lock().take_notices()
     }
 }
 
-/// An execution that the log waits for. Dropped without a record of its end, it stays open: `verify` counts it.
+/// An execution that began. `verify` reports it as open if it is dropped without a record of its end.
 pub struct Reservation {
     log: Log,
     subject: Subject,
@@ -139,17 +123,17 @@ impl Reservation {
         })
     }
 
-    /// Writes how it ended.
+    /// Records the outcome.
     ///
     /// # Behavior
-    /// - There is room for the line, whatever else fills the disk in the meantime.
-    /// - May be tried again after an error, unless the line was written and only making it survive a power cut failed.
+    /// - On a full disk the line uses the reserve, which holds 64 lines of the maximum length over all executions.
+    /// - Can be retried after an error, unless the line was written and only its synchronisation failed.
     pub fn commit(&mut self, outcome: Outcome) -> Result<Head> {
         let end = End { begin: self.begin, subject: self.subject.clone(), outcome };
         self.finish(Record::End(Box::new(end)))
     }
 
-    /// Writes that it was never started.
+    /// Records that the execution was never started.
     pub fn cancel(mut self, reason: &str) -> Result<()> {
         let Some(begin) = self.begin else { return Ok(()) };
         let (id, tenant) = (self.subject.id.clone(), self.subject.tenant.clone());
@@ -161,14 +145,12 @@ impl Reservation {
         if !self.open {
             return Err(Error::Invalid { what: "a second end record", reason: "an execution ends once" });
         }
-        let room = if self.begin.is_some() { Room::Reserved } else { Room::Needed };
         let (head, written) = self.log.0.locked(|writer| {
-            let head = writer.append(record, room)?;
-            if self.begin.is_some() {
-                // The line is written: a number that stays too high only reserves too much.
-                let _ = writer.owed.set(writer.owed.own().saturating_sub(1));
+            // The reserve is for executions that the log allowed to begin.
+            if self.begin.is_none() {
+                writer.reserve_space()?;
             }
-            Ok((head, writer.take_due()))
+            Ok((writer.append(record)?, writer.unsynchronised()))
         })?;
         self.open = false;
         self.log.0.synchronise(written)?;
@@ -176,16 +158,8 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if self.open && self.begin.is_some() {
-            let _ = self.log.0.locked(|writer| writer.owed.set(writer.owed.own().saturating_sub(1)));
-        }
-    }
-}
-
 impl Shared {
-    /// The writer's state, also after another thread panicked while it had it.
+    /// Locks the writer, also after another thread panicked with it.
     fn lock(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(|poisoned: PoisonError<_>| {
             self.writer.clear_poison();
@@ -195,42 +169,24 @@ impl Shared {
         })
     }
 
-    /// Outside of the lock, so that writers who wait for the disk wait together.
+    /// Synchronises a line outside of the lock, so that threads share one call.
     fn synchronise(&self, written: Option<Written>) -> Result<()> {
         written.map_or(Ok(()), |written| self.group.synchronise(&written))
     }
 
-    /// Does something under the lock of the log, with the end of the log known.
+    /// Runs an operation under the lock of the log, with the end of the log known.
     fn locked<T>(&self, work: impl FnOnce(&mut Writer) -> Result<T>) -> Result<T> {
         if std::process::id() != self.process {
             return Err(Error::Forked);
         }
-        self.group.coming(|| {
-            let mut writer = self.lock();
-            let _lock = Lock::take(&self.directory, self.wait)?;
-            writer.refresh()?;
-            work(&mut writer)
-        })
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // A forked child has a copy of this, and none of it is its own.
-        if std::process::id() != self.process {
-            return;
-        }
         let mut writer = self.lock();
-        if writer.config.sync != crate::Sync::Never {
-            let _ = self.synchronise(writer.take_written());
-        }
-        if let Ok(_lock) = Lock::take(&self.directory, self.wait) {
-            let _ = writer.close();
-        }
+        let _lock = Lock::take(&self.directory, self.wait)?;
+        writer.refresh()?;
+        work(&mut writer)
     }
 }
 
-/// The lock of a log: on its directory, which is never replaced.
+/// The lock of a log, on its directory.
 struct Lock(Arc<OwnedFd>);
 
 impl Lock {
@@ -242,7 +198,7 @@ impl Lock {
                 Ok(()) => return Ok(Self(directory.clone())),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < wait => {
                     std::thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
                 Err(Errno::WOULDBLOCK) => return Err(Error::Busy { waited: begun.elapsed() }),
                 Err(Errno::INTR) => {}

@@ -1,33 +1,33 @@
-//! Finds lines of a log, and follows it as it grows. Whether the lines are in their places is for `verify` to say.
+//! Queries for lines of a log. Their position in the chain is checked by `verify`, not here.
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{ErrorKind, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use rustix::fd::OwnedFd;
 
 use crate::error::failed;
-use crate::lines::Lines;
-use crate::{Digest, Error, ExecutionId, Record, Result, Text, Timestamp, line, names, place};
+use crate::segment::Lines;
+use crate::{Digest, Error, ExecutionId, Record, Result, Text, Timestamp, files, line, names};
 
-/// Which lines are wanted: those that fit everything that is given. Lines that are of no execution fit only a filter
-/// without id and tenant.
+/// The conditions of a query, all of which a line must meet. Lines without an execution match only a filter without id
+/// and tenant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Of this execution.
+    /// The execution.
     pub id: Option<ExecutionId>,
-    /// Of this tenant.
+    /// The tenant.
     pub tenant: Option<Text<128>>,
-    /// Not before; an execution counts by its start.
+    /// The earliest time. The time of an execution is its start.
     pub from: Option<Timestamp>,
-    /// Before.
+    /// The first time that is too late.
     pub until: Option<Timestamp>,
 }
 
 impl Filter {
-    /// Whether a line is wanted.
-    pub fn fits(&self, record: &Record) -> bool {
+    /// Returns whether a line meets all conditions.
+    pub fn matches(&self, record: &Record) -> bool {
         let id = self.id.as_ref().is_none_or(|id| record.id() == Some(id));
         let tenant = self.tenant.as_ref().is_none_or(|tenant| record.tenant() == Some(tenant.as_str()));
         let from = self.from.is_none_or(|from| record.time().is_some_and(|time| time >= from));
@@ -36,55 +36,54 @@ impl Filter {
     }
 }
 
-/// A line and its place.
+/// A line and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The segment.
+    /// The number of the segment.
     pub segment: u32,
-    /// The line in the segment, from 1.
+    /// The number of the line in the segment, from 1.
     pub line: u64,
-    /// The line's number in the log.
+    /// The number of the line in the log.
     pub seq: u64,
-    /// Its hash.
+    /// The hash of the line.
     pub hash: Digest,
-    /// What it says.
+    /// The content of the line.
     pub record: Record,
 }
 
-/// Reads a log from its first line on and gives the lines that fit.
+/// Reads the segments that a log has now, and returns the lines that match.
 pub fn query(directory: &Path, filter: Filter) -> Result<Query> {
-    Ok(Query { directory: place::any_directory(directory)?, filter, at: None, ended: false })
+    let directory = files::any_directory(directory)?;
+    let mut segments = names::segments(&directory)?;
+    segments.reverse();
+    Ok(Query { directory, filter, segments, reading: None })
 }
 
-/// Lines that fit, in the order in which they were written.
+/// An iterator over the lines that match, in the order in which they were written.
 ///
-/// `None` means that there is no more at present: asked again later, it goes on with what was added. A line that is not
-/// as it was written is an error, after which it goes on with the next one. After any other error there is nothing more:
-/// a segment that cannot be read now would be the same error for ever.
+/// A damaged line is an error, after which the next lines follow. Any other error is the last item.
 pub struct Query {
     directory: OwnedFd,
     filter: Filter,
-    at: Option<Place>,
-    /// After an error that is not one of a line's.
-    ended: bool,
+    /// The segments that were not opened yet, the last first.
+    segments: Vec<u32>,
+    reading: Option<Reader>,
 }
 
-struct Place {
+struct Reader {
     segment: u32,
     line: u64,
     lines: Lines<File>,
 }
 
 impl Query {
-    /// The last so many that fit.
-    pub fn tail(mut self, count: usize) -> Result<Vec<Entry>> {
+    /// Returns the last `count` lines that match.
+    pub fn tail(self, count: usize) -> Result<Vec<Entry>> {
         let mut last = VecDeque::new();
-        while let Some(entry) = self.advance()? {
-            if last.len() == count {
+        for entry in self {
+            last.push_back(entry?);
+            if last.len() > count {
                 last.pop_front();
-            }
-            if count > 0 {
-                last.push_back(entry);
             }
         }
         Ok(last.into())
@@ -92,71 +91,42 @@ impl Query {
 
     fn advance(&mut self) -> Result<Option<Entry>> {
         loop {
-            let Some(at) = &mut self.at else {
-                match self.first_after(0)? {
-                    Some(first) => self.at = Some(self.open(first)?),
-                    None => return Ok(None),
+            if let Some(reader) = &mut self.reading {
+                match reader.read()? {
+                    Some(entry) if self.filter.matches(&entry.record) => return Ok(Some(entry)),
+                    Some(_) => continue,
+                    None => self.reading = None,
                 }
-                continue;
-            };
-            let name = names::segment(at.segment);
-            match at.read(&name)? {
-                Some(entry) if self.filter.fits(&entry.record) => return Ok(Some(entry)),
-                Some(_) => continue,
-                None => {}
             }
-            // It was closed before the next one was begun, and what was added before that may not be read yet.
-            let segment = at.segment;
-            let Some(next) = self.first_after(segment)? else { return Ok(None) };
-            if let Some(at) = &mut self.at
-                && let Some(entry) = at.read(&name)?
-            {
-                if self.filter.fits(&entry.record) {
-                    return Ok(Some(entry));
+            let Some(segment) = self.segments.pop() else { return Ok(None) };
+            let name = names::segment(segment);
+            match files::open_regular(&self.directory, &name, &name) {
+                Ok(file) => self.reading = Some(Reader { segment, line: 0, lines: Lines::new(file, 0) }),
+                // Retention removed it.
+                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    self.segments.clear();
+                    return Err(error);
                 }
-                continue;
             }
-            self.at = Some(self.open(next)?);
         }
-    }
-
-    fn first_after(&self, segment: u32) -> Result<Option<u32>> {
-        let names = place::names(&self.directory)?;
-        Ok(names.iter().filter_map(|name| names::segment_number(name)).filter(|number| *number > segment).min())
-    }
-
-    fn open(&self, segment: u32) -> Result<Place> {
-        let name = names::segment(segment);
-        let file = place::open_regular(&self.directory, &name, &name)?;
-        Ok(Place { segment, line: 0, lines: Lines::new(file, 0) })
     }
 }
 
-impl Place {
-    fn read(&mut self, name: &str) -> Result<Option<Entry>> {
-        let Some(raw) = self.lines.next().map_err(failed("read", name))? else { return Ok(None) };
-        if !raw.ended {
-            // It is being written, or a crash left it. Read it again later, from its beginning.
-            let offset = raw.offset;
-            return self.lines.go_to(offset).map(|()| None).map_err(failed("read", name));
-        }
+impl Reader {
+    fn read(&mut self) -> Result<Option<Entry>> {
+        let file = names::segment(self.segment);
+        let raw = self.lines.next().map_err(failed("read", &file))?;
+        // A writer has not completed the last line, or was killed within it.
+        let Some(raw) = raw.filter(|raw| raw.ended) else { return Ok(None) };
         self.line += 1;
-        let (segment, line) = (self.segment, self.line);
-        let damaged = |reason: String| Error::Damaged { file: name.to_owned(), offset: raw.offset, reason };
-        if raw.is_too_long() {
-            return Err(damaged("a line is longer than a line can be".to_owned()));
-        }
-        let checked = line::check(raw.bytes, None).map_err(|flaw| damaged(flaw.to_string()))?;
-        Ok(Some(Entry { segment, line, seq: checked.line.seq, hash: checked.hash, record: checked.line.record }))
-    }
-}
-
-impl Lines<File> {
-    fn go_to(&mut self, offset: u64) -> std::io::Result<()> {
-        let mut file = self.file().try_clone()?;
-        file.seek(SeekFrom::Start(offset))?;
-        *self = Self::new(file, offset);
-        Ok(())
+        let checked = match raw.is_too_long() {
+            true => Err("a line is longer than a line can be".to_owned()),
+            false => line::check(raw.bytes, None).map_err(|flaw| flaw.to_string()),
+        };
+        let checked = checked.map_err(|reason| Error::Damaged { file, offset: raw.offset, reason })?;
+        let line::Line { seq, record, .. } = checked.line;
+        Ok(Some(Entry { segment: self.segment, line: self.line, seq, hash: checked.hash, record }))
     }
 }
 
@@ -164,16 +134,11 @@ impl Iterator for Query {
     type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Result<Entry>> {
-        if self.ended {
-            return None;
+        let found = self.advance();
+        if matches!(&found, Err(error) if !matches!(error, Error::Damaged { .. })) {
+            self.segments.clear();
+            self.reading = None;
         }
-        let found = match self.advance() {
-            // Retention removed the segment that was to come: go on with what is there now.
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => self.advance(),
-            other => other,
-        };
-        // Lines alone are told to be damaged, and such a line is behind.
-        self.ended = matches!(&found, Err(error) if !matches!(error, Error::Damaged { .. }));
         found.transpose()
     }
 }

@@ -1,4 +1,4 @@
-//! What the lines say. There is no field for the text of code, of a command or of an environment: only hashes of them.
+//! The records in the lines. They contain hashes of code and commands, and no text of them or of an environment.
 
 use serde::{Deserialize, Serialize};
 
@@ -46,42 +46,42 @@ impl TryFrom<String> for ExecutionId {
     }
 }
 
-/// What is run, for whom and where: known before it begins.
+/// An execution, as known before it begins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
     /// The execution.
     pub id: ExecutionId,
-    /// For whom.
+    /// The tenant.
     pub tenant: Option<Text<128>>,
-    /// When it began.
+    /// The time of the start.
     pub start: Timestamp,
     /// The backend, such as `process`.
     pub backend: Text<64>,
     /// The backend's level of isolation, such as `2`.
     pub level: Text<32>,
-    /// What interprets the code, such as `python`.
+    /// The interpreter of the code, such as `python`.
     pub runtime: Option<Text<64>>,
     /// The runtime's version.
     pub version: Option<Text<64>>,
-    /// What was run, by its hash.
+    /// The program, by its hash.
     pub program: Program,
-    /// What it might use.
+    /// The limits.
     pub limits: Limits,
 }
 
-/// What was run, by its hash.
+/// A program, by its hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     /// Code, a command or a snapshot.
     pub of: ProgramKind,
     /// Of code: SHA-256 of its bytes. Of a command: of each argument's length (8 bytes, least first) and bytes. Of a
-    /// snapshot: as whoever gives it defines.
+    /// snapshot: as the caller defines.
     pub sha256: Digest,
     /// Bytes of the code, of all arguments, or of the snapshot where they are known, else 0.
     pub bytes: u64,
 }
 
-/// What the hash of a [`Program`] is of.
+/// The kinds of a [`Program`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProgramKind {
@@ -89,7 +89,7 @@ pub enum ProgramKind {
     Code,
     /// A command's arguments, its name included.
     Command,
-    /// The state that a sandbox went on from.
+    /// The state that a sandbox was restored from.
     Snapshot,
 }
 
@@ -113,7 +113,7 @@ impl Program {
     }
 }
 
-/// What an execution might use; what is missing was not bounded.
+/// Limits of an execution. A missing one was not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -131,42 +131,42 @@ pub struct Limits {
     pub output_bytes: Option<u64>,
 }
 
-/// What came of an execution: known when it has ended.
+/// The outcome of an execution that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// The end of the process.
     pub exit: Exit,
     /// Real time from start to end, in microseconds.
     pub duration_us: u64,
-    /// What it used.
+    /// The resources that it used.
     pub usage: Usage,
-    /// SHA-256 of the posture, as whoever gives it defines.
+    /// SHA-256 of the posture, as the caller defines.
     pub posture: Option<Digest>,
-    /// Files that it touched; missing where nobody looked.
+    /// The files that it touched; missing if they were not compared.
     pub files: Option<Listed<FileTouched, MAX_FILES>>,
-    /// What it was denied.
+    /// The denied operations.
     pub denials: Listed<Denial, MAX_DENIALS>,
     /// Code and result, where they are kept.
     pub artifact: Option<Artifact>,
     /// The sandbox, by the name that its backend gave it; missing where there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Text<128>>,
-    /// What the sandbox went on from, where it was made from another's state.
+    /// The origin of the sandbox, if it was created from another's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<Restored>,
 }
 
-/// What a sandbox went on from.
+/// The origin of a restored sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
     /// The sandbox whose state it was, where that is known.
     pub from: Option<Text<128>>,
-    /// Whether programs that ran in that sandbox go on in this one. Nobody has screened them here, and they have no line of
+    /// Set if programs that ran in that sandbox continue in this one. They were not screened here, and have no line of
     /// their own.
     pub programs: bool,
 }
 
-/// How an execution ended.
+/// The end of an execution.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exit {
@@ -178,7 +178,7 @@ pub struct Exit {
     pub killed_by: Option<Text<32>>,
     /// Real time ran out.
     pub timed_out: bool,
-    /// Somebody ended it.
+    /// The caller cancelled it.
     pub cancelled: bool,
     /// Output was dropped.
     pub truncated: bool,
@@ -186,24 +186,24 @@ pub struct Exit {
     pub failed: Option<Text<256>>,
 }
 
-/// What an execution used.
+/// The resources that an execution used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Processor time, in microseconds; missing where nobody measured it.
+    /// Processor time, in microseconds; missing if it was not measured.
     pub cpu_us: Option<u64>,
-    /// The most memory at once, in bytes; missing where the backend cannot tell.
+    /// The most memory at once, in bytes; missing if the backend cannot measure it.
     pub peak_memory_bytes: Option<u64>,
-    /// Bytes of output, those that were dropped included; missing where nobody counted them.
+    /// Bytes of output, those that were dropped included; missing if they were not counted.
     pub output_bytes: Option<u64>,
 }
 
-/// The first so many of something, and how many there were.
+/// The first items of a list, and the number of all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed<T, const MAX: usize> {
-    /// How many there were.
+    /// The number of all items.
     count: u64,
-    /// The first of them.
+    /// The first items.
     first: Vec<T>,
 }
 
@@ -224,7 +224,7 @@ impl<T, const MAX: usize> FromIterator<T> for Listed<T, MAX> {
 }
 
 impl<T, const MAX: usize> Listed<T, MAX> {
-    /// Adds one; beyond the bound it is only counted.
+    /// Adds an item. Beyond the maximum it is only counted.
     pub fn push(&mut self, item: T) {
         self.count += 1;
         if self.first.len() < MAX {
@@ -232,22 +232,22 @@ impl<T, const MAX: usize> Listed<T, MAX> {
         }
     }
 
-    /// Counts some that nobody named.
+    /// Counts more items without naming them.
     pub fn add_unnamed(&mut self, more: u64) {
         self.count = self.count.saturating_add(more);
     }
 
-    /// How many there were.
+    /// Returns the number of all items.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Those that are named.
+    /// Returns the named items.
     pub fn named(&self) -> &[T] {
         &self.first
     }
 
-    /// Names only half as many. Whether anything was left to do.
+    /// Drops half of the named items. Returns false if there are none.
     pub(crate) fn halve(&mut self) -> bool {
         let some = !self.first.is_empty();
         self.first.truncate(self.first.len() / 2);
@@ -260,34 +260,34 @@ impl<T, const MAX: usize> Listed<T, MAX> {
 pub struct FileTouched {
     /// Its name in the workspace.
     pub name: Text<256>,
-    /// What was done.
+    /// The change.
     pub change: Change,
     /// Its size now, in bytes.
     pub bytes: u64,
-    /// SHA-256 of its contents now, where somebody looked.
+    /// SHA-256 of its contents now, if it was computed.
     pub sha256: Option<Digest>,
 }
 
-/// What was done to a file.
+/// A change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
-    /// It was not there before.
+    /// A new file.
     Created,
-    /// It was there.
+    /// A changed file.
     Changed,
-    /// It is gone.
+    /// A removed file.
     Removed,
 }
 
-/// Something that a wall refused.
+/// An operation that an isolation boundary refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denial {
-    /// Which wall or rule, such as `network`.
+    /// The boundary or rule, such as `network`.
     pub by: Text<64>,
-    /// What was tried, such as a host's name. Must hold no secret.
+    /// The refused operation or its object, such as a host name. Must contain no secret.
     pub what: Text<128>,
-    /// How often.
+    /// The number of times.
     pub times: u64,
 }
 
@@ -295,7 +295,7 @@ pub struct Denial {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Artifact {
-    /// It is in the log's `artifacts` directory.
+    /// A file in the log's `artifacts` directory.
     Stored {
         /// The file's name there.
         file: String,
@@ -308,9 +308,9 @@ pub enum Artifact {
         /// Bytes that did not fit were dropped.
         truncated: bool,
     },
-    /// It was wanted, but could not be stored.
+    /// An artifact that could not be stored.
     Lost {
-        /// Why.
+        /// The reason.
         reason: Text<256>,
     },
 }
@@ -321,11 +321,11 @@ pub enum Artifact {
 pub enum Record {
     /// The first line of a segment.
     Segment(SegmentStart),
-    /// Something is about to run.
+    /// The begin of an execution.
     Begin(Box<Subject>),
-    /// It has ended.
+    /// The end of an execution.
     End(Box<End>),
-    /// What had begun was never started.
+    /// An execution that was never started after its begin record.
     Cancelled(Cancelled),
     /// A line that a crash left unfinished was set aside.
     Torn(Torn),
@@ -343,23 +343,23 @@ pub enum Record {
 pub struct SegmentStart {
     /// Its number, from 1.
     pub segment: u32,
-    /// When it was begun.
+    /// The time of its creation.
     pub time: Timestamp,
     /// The file name of the segment before. Its last line's hash is this line's `prev`.
     pub after: Option<String>,
-    /// What tells the key of the log from other keys; missing if it has none.
+    /// The identifier of the log's key; missing without a key.
     pub key: Option<Digest>,
 }
 
-/// An execution that has ended. All that its begin record says stands here again.
+/// An execution that has ended. Repeats the content of its begin record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// The number of its begin record's line; missing if that could not be written.
     pub begin: Option<u64>,
-    /// What was run.
+    /// The execution.
     #[serde(flatten)]
     pub subject: Subject,
-    /// What came of it.
+    /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -371,11 +371,11 @@ pub struct Cancelled {
     pub begin: u64,
     /// The execution.
     pub id: ExecutionId,
-    /// For whom.
+    /// The tenant.
     pub tenant: Option<Text<128>>,
-    /// When it was given up.
+    /// The time of the cancellation.
     pub time: Timestamp,
-    /// Why.
+    /// The reason.
     pub reason: Text<256>,
 }
 
@@ -386,13 +386,13 @@ pub struct Torn {
     pub file: String,
     /// The segment that held them.
     pub segment: u32,
-    /// Where they began.
+    /// Their offset.
     pub offset: u64,
-    /// How many they are.
+    /// Their number.
     pub bytes: u64,
     /// SHA-256 of them.
     pub sha256: Digest,
-    /// When they were set aside.
+    /// The time of their removal.
     pub time: Timestamp,
 }
 
@@ -405,7 +405,7 @@ pub struct Gap {
     pub written_hash: Digest,
     /// The number of the last line that was still there.
     pub found: u64,
-    /// When that was noticed.
+    /// The time of the discovery.
     pub time: Timestamp,
 }
 
@@ -416,12 +416,12 @@ pub struct Removed {
     pub through: u32,
     /// The hash of the last line removed.
     pub last_hash: Digest,
-    /// When.
+    /// The time of the removal.
     pub time: Timestamp,
 }
 
 impl Record {
-    /// The execution, if the line is of one.
+    /// Returns the execution, if the line has one.
     pub fn id(&self) -> Option<&ExecutionId> {
         match self {
             Self::Begin(subject) => Some(&subject.id),
@@ -431,7 +431,7 @@ impl Record {
         }
     }
 
-    /// The tenant, if the line is of an execution that had one.
+    /// Returns the tenant, if the line has one.
     pub fn tenant(&self) -> Option<&str> {
         let tenant = match self {
             Self::Begin(subject) => &subject.tenant,
@@ -442,7 +442,7 @@ impl Record {
         tenant.as_ref().map(Text::as_str)
     }
 
-    /// When what the line says happened; for an execution, its start.
+    /// Returns the time of the event; for an execution, its start.
     pub fn time(&self) -> Option<Timestamp> {
         match self {
             Self::Segment(line) => Some(line.time),

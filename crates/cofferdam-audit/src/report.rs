@@ -1,4 +1,4 @@
-//! What `verify` found, for programs and for people.
+//! The report of `verify`.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::{Head, Timestamp};
 
-/// The most findings of each kind that are listed; the others are counted.
-const MOST: u64 = 100;
+/// The maximum number of listed findings of each severity; the others are counted.
+const MAX_FINDINGS: u64 = 100;
 
-/// What a log is worth.
+/// The verdict on a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -21,32 +21,32 @@ pub enum Verdict {
     Broken,
 }
 
-/// How much a finding weighs.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// Worth knowing.
+    /// Information.
     Note,
-    /// Something was lost, by all appearances without anybody meaning it.
+    /// A loss, as after a crash.
     Loss,
-    /// Something is not as it was written.
+    /// A deviation from what was written.
     Breach,
 }
 
-/// Something that was found.
+/// A finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it weighs.
+    /// The severity.
     pub weight: Weight,
     /// The file in the log's directory.
     pub file: String,
     /// The line in the file, from 1; 0 if it is of the file as a whole.
     pub line: u64,
-    /// What is so.
+    /// The description.
     pub reason: String,
 }
 
-/// How many executions the lines tell of.
+/// The numbers of executions in the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Counts {
     /// Begin records.
@@ -55,14 +55,14 @@ pub struct Counts {
     pub ended: u64,
     /// Executions that were never started.
     pub cancelled: u64,
-    /// Those that began and have no end: they run, or whoever ran them was killed.
+    /// Executions without an end: they run, or their supervisor was killed.
     pub open: u64,
 }
 
-/// What `verify` found.
+/// The report of `verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// What the log is worth.
+    /// The verdict.
     pub verdict: Verdict,
     /// Segments that are there.
     pub segments: u64,
@@ -70,25 +70,25 @@ pub struct Report {
     pub lines: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// When the first segment that is there was begun.
+    /// The creation time of the first segment.
     pub since: Option<Timestamp>,
     /// The last line.
     pub head: Option<Head>,
-    /// Whether lines are signed with a key.
+    /// Set if lines are signed with a key.
     pub keyed: bool,
-    /// Whether the key was given, so that the signatures were checked.
+    /// Set if the signatures were checked with a key.
     pub key_checked: bool,
     /// Executions.
     pub executions: Counts,
     /// Names of some that have no end, at most 100.
     pub open: Vec<String>,
-    /// What was found, at most 100 of each weight.
+    /// The findings, at most 100 of each severity.
     pub findings: Vec<Finding>,
-    /// How many notes there are.
+    /// The number of notes.
     pub notes: u64,
-    /// How many losses there are.
+    /// The number of losses.
     pub losses: u64,
-    /// How many breaches there are.
+    /// The number of breaches.
     pub breaches: u64,
 }
 
@@ -120,12 +120,12 @@ impl Report {
         };
         *count += 1;
         self.verdict = self.verdict.max(verdict);
-        if *count <= MOST {
+        if *count <= MAX_FINDINGS {
             self.findings.push(Finding { weight, file: file.to_owned(), line, reason: reason.into() });
         }
     }
 
-    /// The exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is incomplete.
+    /// Returns the exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is incomplete.
     pub fn exit_status(&self) -> u8 {
         match self.verdict {
             Verdict::Whole => 0,
@@ -134,13 +134,13 @@ impl Report {
         }
     }
 
-    /// The report as one line of JSON.
+    /// Returns the report as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Several lines for people, safe for a terminal.
+/// Formats the report as text that is safe for a terminal.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = match self.verdict {

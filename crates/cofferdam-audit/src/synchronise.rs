@@ -1,18 +1,13 @@
-//! Makes lines survive a power cut, many with one call.
+//! Synchronisation of lines with the disk, many with one call.
 //!
-//! One thread at a time waits for the disk; what others wrote before it began is done with it. A failure is final: the
-//! kernel tells of a lost page once, and afterwards takes it for written.
+//! One thread at a time waits for the disk, also for the lines of others. A failure is final, because the kernel reports
+//! a lost page only once.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use crate::error::failed;
 use crate::{Error, Result};
-
-/// The longest wait for others to come along. Short against what a disk takes.
-const PATIENCE: Duration = Duration::from_micros(500);
 
 /// A line that was written.
 #[derive(Clone)]
@@ -24,26 +19,8 @@ pub(crate) struct Written {
 /// The lines of one writer.
 #[derive(Default)]
 pub(crate) struct Group {
-    /// Threads that are about to write.
-    coming: AtomicUsize,
     latest: Mutex<Option<Written>>,
     state: Mutex<State>,
-}
-
-/// Counts a thread for as long as it lives.
-struct Coming<'a>(&'a AtomicUsize);
-
-impl<'a> Coming<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Coming<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 #[derive(Default)]
@@ -54,21 +31,6 @@ struct State {
 }
 
 impl Group {
-    /// Does something that may write a line. Who synchronises in the meantime lets it come along.
-    pub fn coming<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _coming = Coming::new(&self.coming);
-        work()
-    }
-
-    /// While the disk writes a line, the file system lets nobody write the next one; who is ready now would have to wait
-    /// for the next turn.
-    fn let_come(&self) {
-        let begun = Instant::now();
-        while self.coming.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE {
-            std::thread::sleep(PATIENCE / 10);
-        }
-    }
-
     /// Counts a line. A file that lines went to before this one is on the disk already.
     pub fn wrote(&self, file: &Arc<File>) {
         let mut latest = lock(&self.latest);
@@ -84,11 +46,10 @@ impl Group {
     /// Returns when this line is on the disk.
     pub fn synchronise(&self, written: &Written) -> Result<()> {
         let mut state = lock(&self.state);
-        fit(&state)?;
+        check_usable(&state)?;
         if state.done >= written.number {
             return Ok(());
         }
-        self.let_come();
         let latest = self.latest().unwrap_or_else(|| written.clone());
         let synchronised = latest.file.sync_data();
         match &synchronised {
@@ -108,11 +69,11 @@ impl Group {
 
     /// Refuses once something could not be synchronised.
     pub fn check(&self) -> Result<()> {
-        fit(&lock(&self.state))
+        check_usable(&lock(&self.state))
     }
 }
 
-fn fit(state: &State) -> Result<()> {
+fn check_usable(state: &State) -> Result<()> {
     if state.failed {
         let reason = "lines that it took may not be on the disk; look at the disk, then open the log again";
         return Err(Error::Invalid { what: "the log", reason });

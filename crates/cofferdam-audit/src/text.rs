@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What stands at the end of a text that was cut.
+/// The mark at the end of a truncated text.
 const CUT: char = '…';
 
 /// A text of at most `MAX` bytes in which everything but letters, digits and printable ASCII is escaped.
@@ -18,7 +18,7 @@ const CUT: char = '…';
 pub struct Text<const MAX: usize>(String);
 
 impl<const MAX: usize> Text<MAX> {
-    /// Escapes and cuts.
+    /// Escapes and truncates a text.
     pub fn new(raw: impl AsRef<[u8]>) -> Self {
         let mut made = String::new();
         // Where the text can be cut so that the mark still fits.
@@ -41,12 +41,12 @@ impl<const MAX: usize> Text<MAX> {
         Self(made)
     }
 
-    /// The escaped text.
+    /// Returns the escaped text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether something was cut off.
+    /// Returns whether the text was truncated.
     pub fn is_cut(&self) -> bool {
         self.0.ends_with(CUT)
     }

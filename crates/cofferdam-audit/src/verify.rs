@@ -1,4 +1,4 @@
-//! Says whether a log is as it was written. Reads it once, from the first line to the last, in bounded memory.
+//! Verification of a log, in one pass and bounded memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{ErrorKind, Read};
@@ -11,53 +11,52 @@ use rustix::io::Errno;
 
 use crate::error::failed;
 use crate::line::{self, Checked, VERSION};
-use crate::lines::{Lines, RawLine};
 use crate::report::{Report, Weight};
+use crate::segment::{Lines, RawLine};
 use crate::writer::unfinished_first;
 use crate::{
     Artifact, Digest, Error, ExecutionId, Gap, Head, Key, Record, Removed, Result, SegmentStart, Timestamp, Torn,
 };
-use crate::{artifact, head, names, place};
+use crate::{artifact, files, head, names};
 
-/// The most executions without an end that are remembered by name.
-const MOST_OPEN: usize = 1 << 16;
-/// The most of them that are listed.
-const MOST_LISTED: usize = 100;
-/// How long a writer may keep the lock.
+/// The maximum number of executions without an end that are tracked by name.
+const MAX_OPEN: usize = 1 << 16;
+/// The maximum number of them that are listed.
+const MAX_LISTED: usize = 100;
+/// The maximum time to wait for a writer.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
-/// How often it begins again when retention removes what it was about to read.
-const TRIES: usize = 4;
+/// The maximum number of attempts when retention removes files meanwhile.
+const MAX_ATTEMPTS: usize = 16;
 
-/// What somebody knows of a log from elsewhere.
+/// Expectations of a log that its user holds elsewhere.
 #[derive(Debug, Default)]
 pub struct Expect {
     /// The hash of a line that was once the last. A log that does not have it was cut off, or written anew.
     pub head: Option<Digest>,
     /// The key by which lines are signed.
     pub key: Option<Key>,
-    /// Whether artifacts are read and compared with their hashes, too, and those found that no line names.
+    /// Also compares artifacts with their hashes, and reports those that no line names.
     pub artifacts: bool,
 }
 
-/// Reads the whole log and says what is not as it was written. Writers may go on in the meantime; what they add later is
-/// not looked at.
+/// Verifies the whole log. Writers may continue meanwhile; lines that they add later are not read.
 ///
 /// # Errors
-/// If something cannot be read. A log that is broken is a report.
+/// Returns an error if a file cannot be read. A broken log is no error, but a verdict of the report.
 pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
-    let directory = place::any_directory(directory)?;
-    let mut tries = 0;
+    let directory = files::any_directory(directory)?;
+    let mut attempts = 0;
     loop {
-        tries += 1;
+        attempts += 1;
         let snapshot = Snapshot::take(&directory, expect)?;
         match Walk::new(&directory, expect, &snapshot).all(&snapshot) {
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound && tries < TRIES => {}
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound && attempts < MAX_ATTEMPTS => {}
             other => return other,
         }
     }
 }
 
-/// What was there at one moment.
+/// The files of a log at one moment.
 struct Snapshot {
     /// Segments in their order, with their sizes.
     segments: Vec<(u32, u64)>,
@@ -73,7 +72,7 @@ impl Snapshot {
     fn take(directory: &OwnedFd, expect: &Expect) -> Result<Self> {
         const SHOWN: &str = "the log's directory";
         // A descriptor of its own, so that the lock ends with it.
-        let lock = place::reopen(directory)?;
+        let lock = files::reopen(directory)?;
         let begun = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockShared) {
             match error {
@@ -84,33 +83,32 @@ impl Snapshot {
             }
         }
         let mut segments = Vec::new();
-        for number in place::names(&lock)?.iter().filter_map(|name| names::segment_number(name)) {
+        for number in names::segments(&lock)? {
             let name = names::segment(number);
             let stat = statat(&lock, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at", &name))?;
             segments.push((number, u64::try_from(stat.st_size).unwrap_or(0)));
         }
-        segments.sort_unstable();
         let head = head::of(&lock)?;
         let unfinished = match segments.is_empty() {
             true => unfinished_first(&lock, expect.key.as_ref())?,
             false => None,
         };
-        let artifacts = match place::subdirectory(&lock, names::ARTIFACTS)?.filter(|_| expect.artifacts) {
-            Some(artifacts) => place::names(&artifacts)?,
+        let artifacts = match files::subdirectory(&lock, names::ARTIFACTS)?.filter(|_| expect.artifacts) {
+            Some(artifacts) => files::names(&artifacts)?,
             None => Vec::new(),
         };
         let artifacts = artifacts.into_iter().filter(|name| name.ends_with(artifact::ENDING)).collect();
         Ok(Self { segments, head, unfinished, artifacts })
     }
 
-    /// Whether a writer was killed while it began the log: its first line is there, the head names it, and nothing was
-    /// reported as written.
+    /// Returns whether a writer was killed while it began the log: the head file names the first line, whose segment has
+    /// its temporary name.
     fn is_beginning(&self) -> bool {
         self.segments.is_empty() && self.unfinished.is_some() && self.head == self.unfinished.map(Ok)
     }
 }
 
-/// What is known between two lines.
+/// The state between two lines.
 struct Walk<'a> {
     directory: &'a OwnedFd,
     expect: &'a Expect,
@@ -131,11 +129,11 @@ struct Walk<'a> {
     /// Artifacts that no line has accounted for so far, and whether their execution goes on, or went when its writer was
     /// killed.
     artifacts: BTreeMap<String, bool>,
-    /// Whether lines are known to be missing.
+    /// Set if lines are known to be missing.
     gaps: bool,
     head: Option<Head>,
     expected_found: bool,
-    /// Whether the lines of this segment carry codes.
+    /// Set if the lines of this segment have codes.
     signed: bool,
     /// The number of the first line that is there.
     first: u64,
@@ -190,7 +188,7 @@ impl<'a> Walk<'a> {
         self.segment = segment;
         self.number = 0;
         self.report.segments += 1;
-        let file = place::open_regular(self.directory, &self.file, &self.file)?;
+        let file = files::open_regular(self.directory, &self.file, &self.file)?;
         let name = self.file.clone();
         let mut lines = Lines::new(file.take(size), 0);
         while let Some(raw) = lines.next().map_err(failed("read", &name))? {
@@ -285,7 +283,7 @@ impl<'a> Walk<'a> {
             Record::Begin(subject) => {
                 self.report.executions.begun += 1;
                 self.own_artifact(&subject.id, true);
-                if self.open.len() < MOST_OPEN {
+                if self.open.len() < MAX_OPEN {
                     self.open.insert(subject.id, seq);
                 } else {
                     self.report.executions.open += 1;
@@ -365,7 +363,7 @@ impl<'a> Walk<'a> {
         self.loss(what);
         // Only names that this crate gives are looked at.
         match self.hash_of(self.directory, &names::torn(torn.segment, torn.offset))? {
-            Some((hash, _)) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
+            Some(hash) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
             None => {
                 self.retained()?;
                 self.note("what was set aside is gone");
@@ -397,7 +395,7 @@ impl<'a> Walk<'a> {
         statat(self.directory, &segment, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(failed("look at", &segment))
     }
 
-    /// Says whether the execution that an artifact has its name from may have come to make it without a line.
+    /// Notes whether the execution of an artifact is running, and so may have stored it without a line.
     fn own_artifact(&mut self, id: &ExecutionId, running: bool) {
         if !self.artifacts.is_empty()
             && let Some(own) = self.artifacts.get_mut(&artifact_name(id))
@@ -406,9 +404,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Tells of artifacts that no line names. Their executions have lines, or had some that are gone.
+    /// Reports artifacts that no line names.
     fn unnamed_artifacts(&mut self) -> Result<()> {
-        let Some(directory) = place::subdirectory(self.directory, names::ARTIFACTS)? else { return Ok(()) };
+        let Some(directory) = files::subdirectory(self.directory, names::ARTIFACTS)? else { return Ok(()) };
         for name in std::mem::take(&mut self.artifacts).into_iter().filter(|(_, own)| !own).map(|(name, _)| name) {
             let Ok(stat) = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let modified = stat.st_mtime.saturating_mul(1_000_000);
@@ -425,17 +423,17 @@ impl<'a> Walk<'a> {
     }
 
     fn hash_of_artifact(&self, file: &str) -> Result<Option<Digest>> {
-        match place::subdirectory(self.directory, names::ARTIFACTS)? {
-            Some(artifacts) => Ok(self.hash_of(&artifacts, file)?.map(|(hash, _)| hash)),
+        match files::subdirectory(self.directory, names::ARTIFACTS)? {
+            Some(artifacts) => self.hash_of(&artifacts, file),
             None => Ok(None),
         }
     }
 
-    fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<(Digest, u64)>> {
-        match place::open_regular(directory, name, name) {
+    fn hash_of(&self, directory: &OwnedFd, name: &str) -> Result<Option<Digest>> {
+        match files::open_regular(directory, name, name) {
             Ok(file) => Digest::of_reader(file).map(Some).map_err(failed("read", name)),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
-            Err(Error::Untrusted { .. }) => Ok(Some((Digest::ZERO, 0))),
+            Err(Error::Untrusted { .. }) => Ok(Some(Digest::ZERO)),
             Err(error) => Err(error),
         }
     }
@@ -473,7 +471,7 @@ impl<'a> Walk<'a> {
         self.report.executions.open += self.open.len() as u64;
         let mut open: Vec<_> = self.open.iter().map(|(id, seq)| (*seq, id.as_str().to_owned())).collect();
         open.sort_unstable();
-        self.report.open = open.into_iter().take(MOST_LISTED).map(|(_, id)| id).collect();
+        self.report.open = open.into_iter().take(MAX_LISTED).map(|(_, id)| id).collect();
     }
 
     /// A log that does not begin with segment 1 must say itself that retention removed what was before.
@@ -527,7 +525,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
         let place = tempfile::tempdir().unwrap();
-        let directory = place::any_directory(place.path()).unwrap();
+        let directory = files::any_directory(place.path()).unwrap();
         std::fs::write(place.path().join(names::segment(3)), "").unwrap();
         let expect = Expect { artifacts: true, ..Expect::default() };
         let snapshot = Snapshot::take(&directory, &expect).unwrap();

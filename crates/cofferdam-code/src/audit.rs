@@ -81,23 +81,30 @@ pub struct Audit {
     missing: Arc<Missing>,
 }
 
-/// What is done about lines that cannot be written.
+/// The handling of records that cannot be written.
 struct Missing {
     mandatory: bool,
     warn: Warn,
-    told: AtomicBool,
+    warned: AtomicBool,
 }
 
 impl Missing {
-    /// An error where the log is mandatory; else it is told once, and the call goes on.
+    /// Returns the error if the log is mandatory. Else warns once.
     fn allow(&self, error: Error) -> Result<()> {
         if self.mandatory {
             return Err(error);
         }
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
             self.warn.tell(&format!("code runs that is not logged: {}", error.message()));
         }
         Ok(())
+    }
+
+    /// Warns about an outcome that was not written, where no caller can receive the error.
+    fn report(&self, error: Error) {
+        // Only returns the error if the log is mandatory.
+        let Err(error) = self.allow(error) else { return };
+        self.warn.tell(&format!("an outcome is missing in the audit log: {}", error.message()));
     }
 }
 
@@ -110,7 +117,7 @@ impl std::fmt::Debug for Audit {
 impl Audit {
     /// Opens the log; `None` where it cannot be opened and is not mandatory.
     pub fn open(config: &AuditConfig, warn: Warn) -> Result<Option<Self>> {
-        let missing = Missing { mandatory: config.mandatory, warn, told: AtomicBool::new(false) };
+        let missing = Missing { mandatory: config.mandatory, warn, warned: AtomicBool::new(false) };
         match Log::open(config.log()) {
             Ok(log) => Ok(Some(Self { log, missing: Arc::new(missing) })),
             Err(problem) => missing.allow(refused("open the audit log", problem)).map(|()| None),
@@ -161,13 +168,13 @@ impl Audit {
     }
 }
 
-/// What must not stand in an artifact. Values that are too short to be looked for are refused, and not left in.
+/// Returns the redactor of a request. Refuses secrets that are too short to be redacted.
 fn redactor(request: &CodeRequest) -> Result<Redactor> {
     if request.secrets.is_empty() {
         return Ok(Redactor::none());
     }
     Redactor::new(request.secrets.iter().map(|(name, secret)| (name, secret.reveal().as_bytes())))
-        .map_err(|problem| Error::invalid("execute", format!("a secret cannot be taken out of artifacts: {problem}")))
+        .map_err(|problem| Error::invalid("execute", format!("a secret cannot be redacted in artifacts: {problem}")))
 }
 
 struct Open {
@@ -259,8 +266,11 @@ impl Entry {
     pub async fn failed(mut self, kind: ErrorKind) {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { failed: Some(Text::new(kind.as_str())), ..Exit::default() });
-        // What it was is told by the error that the caller gets.
-        let _ = write(Arc::clone(&open.missing), move || commit(open, outcome, None)).await;
+        let missing = Arc::clone(&open.missing);
+        // The caller returns the error of the sandbox.
+        if let Err(error) = write(Arc::clone(&missing), move || commit(open, outcome, None)).await {
+            missing.report(error);
+        }
     }
 }
 
@@ -268,8 +278,11 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { cancelled: true, ..Exit::default() });
+        let missing = Arc::clone(&open.missing);
         let work = Surely(Some(move || {
-            let _ = commit(open, outcome, None);
+            if let Err(problem) = commit(open, outcome, None) {
+                missing.report(refused("audit", problem));
+            }
         }));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             drop(runtime.spawn_blocking(move || work.work()));
@@ -282,7 +295,7 @@ fn commit(mut open: Open, mut outcome: Outcome, result: Option<&CodeResult>) -> 
     open.reservation.commit(outcome).map(drop)
 }
 
-/// Keeps code and result. What cannot be kept is lost, and the log says so.
+/// Stores code and result. The log records an artifact that cannot be stored as lost.
 fn store(open: &Open, result: Option<&CodeResult>) -> Option<Artifact> {
     let lost = |problem: cofferdam_audit::Error| Artifact::Lost { reason: Text::new(problem.to_string()) };
     let mut writer = match open.reservation.artifact(&open.redactor) {
@@ -370,7 +383,7 @@ fn refused(operation: &'static str, problem: cofferdam_audit::Error) -> Error {
 }
 
 fn unwritable(operation: &'static str, problem: &cofferdam_audit::Error) -> Error {
-    let retry = if problem.may_pass() { Retry::MayHelp } else { Retry::Never };
+    let retry = if problem.is_transient() { Retry::MayHelp } else { Retry::Never };
     Error::new(ErrorKind::Unavailable, operation, format!("the audit log cannot be written: {problem}"))
         .with_fault(Fault::Host)
         .with_retry(retry)

@@ -1,15 +1,15 @@
-//! What a writer does while it holds the lock of the log.
+//! The operations of a writer that holds the lock of the log.
 //!
 //! ```text
-//! lock -> refresh: is the tail still as it was? -- no --> find it again -> set torn bytes aside, tell of a gap
-//!                           | yes                                 |
-//!                           v                                     v
-//!         make room for this line and for what all writers owe -> append -> head -> unlock -> synchronise
+//! lock -> refresh: is the end unchanged? -- no --> find it again -> set torn bytes aside, record a gap
+//!                           | yes                        |
+//!                           v                            v
+//!           begin only: reserve space -> append -> head file -> unlock -> synchronise
 //! ```
 
 mod recover;
+mod reserve;
 mod retention;
-mod room;
 mod rotate;
 
 pub(crate) use rotate::unfinished_first;
@@ -17,7 +17,6 @@ pub(crate) use rotate::unfinished_first;
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, statat};
@@ -25,12 +24,11 @@ use rustix::io::Errno;
 
 use crate::error::failed;
 use crate::head::{Head, HeadFile, Opened};
-use crate::line::{self, MAX_LINE, Sealed};
-use crate::owed::Owed;
+use crate::line::{self, Sealed};
 use crate::synchronise::{Group, Written};
-use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, names, place, tail};
+use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, files, names, segment};
 
-/// Something that a writer met and that whoever runs it should know. All but the failures stand in the log, too.
+/// An irregularity that a writer found. All but the failures are recorded in the log as well.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
     /// A crash had left an unfinished line.
@@ -52,9 +50,7 @@ pub enum Notice {
         found: u64,
     },
     /// The file that says how long the log had been said nothing.
-    #[error(
-        "the log's head was missing or could not be read: whether lines after number {found} are missing, nobody knows"
-    )]
+    #[error("the head file was missing or unreadable: lines after number {found} may be missing")]
     UnknownEnd {
         /// The last line that was there.
         found: u64,
@@ -69,11 +65,11 @@ pub enum Notice {
     },
 }
 
-/// More notices than anybody reads.
-const MOST_NOTICES: usize = 64;
+/// The maximum number of notices that are kept.
+const MAX_NOTICES: usize = 64;
 
 /// The end of the log, as this writer saw it last.
-struct Tail {
+struct LogEnd {
     segment: u32,
     file: Arc<File>,
     device: u64,
@@ -81,70 +77,53 @@ struct Tail {
     size: u64,
     seq: u64,
     hash: Digest,
-    begun: Timestamp,
-    /// Lines fit up to here, whatever else fills the disk; 0 if that is not known.
-    room: u64,
+    /// The offset up to which blocks are allocated, or 0 if that is unknown.
+    allocated: u64,
 }
 
-impl Tail {
+impl LogEnd {
     fn head(&self) -> Head {
         Head { seq: self.seq, segment: self.segment, hash: self.hash }
     }
 }
 
-/// Where a line's room comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// It is made now, besides what is owed.
-    Needed,
-    /// It was reserved, or was made by the caller.
-    Reserved,
-}
-
-/// A writer's state. Everything but the opening is done under the lock of the directory.
+/// The state of a writer. All operations need the lock of the directory.
 pub(crate) struct Writer {
     pub(crate) config: Config,
     pub(crate) key: Option<Key>,
     directory: Arc<OwnedFd>,
     pub(crate) artifacts: Option<Arc<OwnedFd>>,
-    pub(crate) owed: Owed,
     head: HeadFile,
-    tail: Option<Tail>,
+    end: Option<LogEnd>,
     /// The last line that is known to have been written.
     expected: Option<Head>,
-    /// Whether there was a log, of which nothing says how long it had been.
+    /// Whether a log was there without a readable head file.
     unknown_end: bool,
-    synchronised: Instant,
-    pending: bool,
     notices: Vec<Notice>,
     group: Arc<Group>,
 }
 
 impl Writer {
-    /// Under the lock of the directory.
+    /// Opens a log, or begins one in an empty directory.
     pub fn open(config: Config, key: Option<Key>, directory: Arc<OwnedFd>, group: Arc<Group>) -> Result<Self> {
         let artifacts = match config.artifact_bytes {
-            Some(_) => Some(Arc::new(place::own_subdirectory(&directory, names::ARTIFACTS)?)),
+            Some(_) => Some(Arc::new(files::own_subdirectory(&directory, names::ARTIFACTS)?)),
             None => None,
         };
-        let owed = Owed::open(&directory)?;
         let Opened { file: head, head: expected, was_there } = HeadFile::open(&*directory)?;
         let mut writer = Self {
             config,
             key,
             directory,
             artifacts,
-            owed,
             head,
-            tail: None,
+            end: None,
             expected,
             unknown_end: false,
-            synchronised: Instant::now(),
-            pending: false,
             notices: Vec::new(),
             group,
         };
-        // A writer that was killed before it gave the head its name has not begun a log, either.
+        // A writer that was killed before it named the head file has not begun a log.
         writer.unknown_end = expected.is_none() && (was_there || !writer.segments()?.is_empty());
         writer.begin()?;
         Ok(writer)
@@ -156,36 +135,36 @@ impl Writer {
         self.refresh()?;
         if self.unknown_end {
             let found = self.head()?;
-            self.tell_of_unknown_end(found)?;
+            self.record_unknown_end(found)?;
         }
         self.finish_recoveries()?;
         self.head.write(&self.head()?)?;
-        // Not before it is told that there was none.
+        // Only after the log records that there was none.
         self.head.name(&*self.directory)?;
         self.unknown_end = false;
         Ok(())
     }
 
-    /// The last line.
+    /// Returns the last line.
     pub fn head(&self) -> Result<Head> {
-        Ok(self.tail()?.head())
+        Ok(self.end()?.head())
     }
 
-    /// What was met since the last time that somebody asked.
+    /// Returns the notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Makes sure that the tail is the end of the log.
+    /// Finds the end of the log again if another writer moved it.
     pub fn refresh(&mut self) -> Result<()> {
-        let Some(known) = self.tail.take() else { return self.find() };
+        let Some(known) = self.end.take() else { return self.find() };
         if self.stat(&names::segment(known.segment + 1))?.is_none()
             && let Some(stat) = self.stat(&names::segment(known.segment))?
             && (stat.st_dev, stat.st_ino) == (known.device, known.inode)
         {
             let size = u64::try_from(stat.st_size).unwrap_or(0);
             if size == known.size {
-                self.tail = Some(known);
+                self.end = Some(known);
                 return Ok(());
             }
             if size > known.size {
@@ -197,62 +176,36 @@ impl Writer {
         self.find()
     }
 
-    /// Adds a line at the end.
-    pub fn append(&mut self, record: Record, room: Room) -> Result<Head> {
-        let tail = self.tail()?;
-        let sealed = line::seal(tail.seq + 1, tail.hash, record, self.key.as_ref())?;
-        if room == Room::Needed {
-            let owed = self.owed.total()?.0;
-            self.make_room(sealed.bytes.len() as u64 + owed * MAX_LINE as u64)?;
-        }
+    /// Appends a line. Without [`Self::reserve_space`] before it, the line may use the reserve.
+    pub fn append(&mut self, record: Record) -> Result<Head> {
+        let end = self.end()?;
+        let sealed = line::seal(end.seq + 1, end.hash, record, self.key.as_ref())?;
         self.write(&sealed)
     }
 
-    /// What to synchronise, if the policy says that it is time.
-    pub fn take_due(&mut self) -> Option<Written> {
-        let due = match self.config.sync {
-            Sync::Never => false,
-            Sync::Each => true,
-            Sync::Interval(interval) => self.synchronised.elapsed() >= interval,
-        };
-        if due { self.take_written() } else { None }
+    /// Returns the last line that was written, if the policy is to synchronise it.
+    pub fn unsynchronised(&self) -> Option<Written> {
+        if self.config.sync == Sync::Never { None } else { self.group.latest() }
     }
 
-    /// What to synchronise, if something was written since the last time.
-    pub fn take_written(&mut self) -> Option<Written> {
-        self.synchronised = Instant::now();
-        std::mem::take(&mut self.pending).then(|| self.group.latest()).flatten()
-    }
-
-    /// Forgets what it knows of the end, so that it is looked for again.
+    /// Forgets the end of the log, so that the next operation finds it again.
     pub fn forget(&mut self) {
-        self.expected = self.tail.take().map(|tail| tail.head()).or(self.expected);
+        self.expected = self.end.take().map(|end| end.head()).or(self.expected);
     }
 
-    /// Gives back what was taken for this writer alone. Lines that others owe keep their room.
-    pub fn close(&mut self) -> Result<()> {
-        self.refresh()?;
-        if self.owed.total()? == (0, 0)
-            && let Some(tail) = &self.tail
-        {
-            tail.file.set_len(tail.size).map_err(failed("trim", &names::segment(tail.segment)))?;
-        }
-        Ok(())
-    }
-
-    fn tail(&self) -> Result<&Tail> {
+    fn end(&self) -> Result<&LogEnd> {
         let lost = "its end is not known any more; try again";
-        self.tail.as_ref().ok_or(Error::Invalid { what: "the log", reason: lost })
+        self.end.as_ref().ok_or(Error::Invalid { what: "the log", reason: lost })
     }
 
     fn notice(&mut self, notice: Notice) {
-        if self.notices.len() < MOST_NOTICES {
+        if self.notices.len() < MAX_NOTICES {
             self.notices.push(notice);
         }
     }
 
-    /// Tells of something that failed and does not keep a line from being written.
-    fn bear(&mut self, doing: &'static str, result: Result<()>) {
+    /// Turns an error that does not affect the lines into a notice.
+    fn tolerate(&mut self, doing: &'static str, result: Result<()>) {
         if let Err(error) = result {
             self.notice(Notice::Failed { doing, reason: error.to_string() });
         }
@@ -266,63 +219,58 @@ impl Writer {
         }
     }
 
-    /// Numbers of the segments that are there, from the first to the last.
+    /// Returns the numbers of the segments, sorted.
     fn segments(&self) -> Result<Vec<u32>> {
-        let names = place::names(&*self.directory)?;
-        let mut segments: Vec<u32> = names.iter().filter_map(|name| names::segment_number(name)).collect();
-        segments.sort_unstable();
-        Ok(segments)
+        names::segments(&*self.directory)
     }
 
-    /// Looks for the end of the log, and begins one if there is none.
+    /// Finds the end of the log, and begins one if there is no segment.
     fn find(&mut self) -> Result<()> {
         match self.segments()?.last() {
             Some(last) => {
-                let file = place::open_own(&*self.directory, &names::segment(*last))?;
+                let file = files::open_own(&*self.directory, &names::segment(*last))?;
                 self.load(*last, Arc::new(file))
             }
             None => {
                 self.begin_segment(1, None)?;
                 let found = self.head()?;
-                self.tell_of_gap(found)
+                self.record_gap(found)
             }
         }
     }
 
-    /// Takes a segment's end as the log's, and puts it in order.
+    /// Takes the end of a segment as that of the log, and repairs it.
     fn load(&mut self, segment: u32, file: Arc<File>) -> Result<()> {
         let name = names::segment(segment);
-        let stat = place::stat(&*file, &name)?;
+        let stat = files::stat(&*file, &name)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let begun = self.begun(segment, &file)?;
-        let ending = tail::read(&file, size, &name, self.key.as_ref())?;
-        let (seq, hash) = (ending.last.line.seq, ending.last.hash);
+        self.check_start(segment, &file)?;
+        let found = segment::read_end(&file, size, &name, self.key.as_ref())?;
+        let (seq, hash) = (found.last.line.seq, found.last.hash);
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        self.tail = Some(Tail { segment, file, device, inode, size: ending.end, seq, hash, begun, room: 0 });
-        // A line that tells of torn bytes is not one that was there.
-        let found = if ending.torn.is_empty() { self.head()? } else { self.recover(&ending.torn)? };
-        self.tell_of_gap(found)
+        self.end = Some(LogEnd { segment, file, device, inode, size: found.offset, seq, hash, allocated: 0 });
+        // The line that records torn bytes was not there before.
+        let found = if found.torn.is_empty() { self.head()? } else { self.recover(&found.torn)? };
+        self.record_gap(found)
     }
 
-    /// Tells that nothing says how long the log had been.
-    fn tell_of_unknown_end(&mut self, found: Head) -> Result<()> {
+    /// Records that the length of the log is unknown.
+    fn record_unknown_end(&mut self, found: Head) -> Result<()> {
         let found = found.seq;
         let gap = Gap { written: found, written_hash: Digest::ZERO, found, time: Timestamp::now() };
-        self.append(Record::Gap(gap), Room::Needed)?;
+        self.append(Record::Gap(gap))?;
         self.notice(Notice::UnknownEnd { found });
         Ok(())
     }
 
-    /// Tells of lines that are missing, if the last one that was there is not the last that had been written.
-    fn tell_of_gap(&mut self, found: Head) -> Result<()> {
+    /// Records lines that are missing, if the last line found is not the last one written.
+    fn record_gap(&mut self, found: Head) -> Result<()> {
         let Some(expected) = self.expected else { return Ok(()) };
         let other = found.seq == expected.seq && found.hash != expected.hash;
         if found.seq < expected.seq || other {
             let (written, found) = (expected.seq, found.seq);
-            self.append(
-                Record::Gap(Gap { written, written_hash: expected.hash, found, time: Timestamp::now() }),
-                Room::Needed,
-            )?;
+            let gap = Gap { written, written_hash: expected.hash, found, time: Timestamp::now() };
+            self.append(Record::Gap(gap))?;
             self.notice(Notice::Gap { written, found });
         }
         self.expected = None;
@@ -331,28 +279,24 @@ impl Writer {
 
     /// Writes a line whole or not at all.
     fn write(&mut self, sealed: &Sealed) -> Result<Head> {
-        room::within_file_limit(self.tail()?.size + sealed.bytes.len() as u64)?;
-        let Some(tail) = &mut self.tail else { return self.head() };
-        let name = names::segment(tail.segment);
-        if let Err(error) = (&*tail.file).write_all(&sealed.bytes) {
+        reserve::within_file_limit(self.end()?.size + sealed.bytes.len() as u64)?;
+        let Some(end) = &mut self.end else { return self.head() };
+        let name = names::segment(end.segment);
+        if let Err(error) = (&*end.file).write_all(&sealed.bytes) {
             // Half a line must not stay. If it cannot be taken back, the next writer finds it torn.
-            let taken_back = tail.file.set_len(tail.size);
-            tail.room = 0;
-            if taken_back.is_err() {
-                self.forget();
-            } else if let Ok((owed, _)) = self.owed.total() {
-                let _ = self.make_room(owed * MAX_LINE as u64);
+            match end.file.set_len(end.size) {
+                Ok(()) => self.restore_reserve(),
+                Err(_) => self.forget(),
             }
             return Err(failed("append to", &name)(error));
         }
-        tail.size += sealed.bytes.len() as u64;
-        tail.seq += 1;
-        tail.hash = sealed.hash;
-        self.pending = true;
-        self.group.wrote(&tail.file);
-        let head = tail.head();
+        end.size += sealed.bytes.len() as u64;
+        end.seq += 1;
+        end.hash = sealed.hash;
+        self.group.wrote(&end.file);
+        let head = end.head();
         let written = self.head.write(&head);
-        self.bear("writing the head file", written);
+        self.tolerate("writing the head file", written);
         Ok(head)
     }
 }

@@ -1,76 +1,76 @@
-//! What a crash in the middle of a write leaves, and how the log goes on behind it.
+//! Recovery after a crash within a write.
 //!
-//! Bytes without a line break at the end of a segment are put into a file of their own first, then cut off, then a line
-//! tells of them, then their file gets its final name. Whatever step a crash comes after, the next writer goes on there.
+//! Bytes without a line break at the end of a segment are copied to a file, then cut off, then recorded by a line, then
+//! their file gets its final name. After a crash at any step, the next writer continues there.
 
 use std::io::{Read, Write};
 
 use rustix::fs::renameat;
 
-use super::{Notice, Room, Writer};
+use super::{Notice, Writer};
 use crate::error::failed;
 use crate::head::Head;
 use crate::line;
-use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, names, place};
+use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, files, names};
 
-/// The most of a set-aside file that is read again.
-const MOST: u64 = 4 << 20;
+/// The maximum number of bytes that are read from a set-aside file.
+const MAX_SET_ASIDE: u64 = 4 << 20;
 
 impl Writer {
-    /// Sets aside what stands behind the last whole line of the tail. Gives the last line that was there before.
+    /// Sets aside the bytes behind the last whole line. Returns the last line that was there before.
     pub(super) fn recover(&mut self, torn: &[u8]) -> Result<Head> {
-        let tail = self.tail()?;
-        let found = tail.head();
-        let (segment, offset) = (tail.segment, tail.size);
-        // A line that lacks nothing but its line break gets that.
+        let end = self.end()?;
+        let found = end.head();
+        let (segment, offset) = (end.segment, end.size);
+        // A line may lack only its line break.
         if let Ok(checked) = line::check(torn, self.key.as_ref())
-            && checked.line.prev == tail.hash
-            && checked.line.seq == tail.seq + 1
+            && checked.line.prev == end.hash
+            && checked.line.seq == end.seq + 1
         {
             let name = names::segment(segment);
-            (&*tail.file).write_all(b"\n").map_err(failed("append to", &name))?;
-            if let Some(tail) = &mut self.tail {
-                tail.size += torn.len() as u64 + 1;
-                (tail.seq, tail.hash) = (checked.line.seq, checked.hash);
-                self.group.wrote(&tail.file);
+            (&*end.file).write_all(b"\n").map_err(failed("append to", &name))?;
+            if let Some(end) = &mut self.end {
+                end.size += torn.len() as u64 + 1;
+                (end.seq, end.hash) = (checked.line.seq, checked.hash);
+                self.group.wrote(&end.file);
             }
-            self.pending = true;
             return self.head();
         }
         let pending = pending_name(segment, offset);
         match self.put_aside(&pending, torn) {
             Err(Error::NoSpace { .. }) => {
-                // Of what was taken ahead for lines that are owed, the file gets a little.
-                let trimmed = self.tail()?.file.set_len(offset + torn.len() as u64);
+                // The reserve gives way to the file.
+                let trimmed = self.end()?.file.set_len(offset + torn.len() as u64);
                 trimmed.map_err(failed("trim", &names::segment(segment)))?;
                 self.put_aside(&pending, torn)?;
             }
             other => other?,
         }
-        let tail = self.tail()?;
-        tail.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
-        self.tell_of_torn(segment, offset, torn)?;
+        let end = self.end()?;
+        end.file.set_len(offset).map_err(failed("cut off the torn end of", &names::segment(segment)))?;
+        self.restore_reserve();
+        self.record_torn(segment, offset, torn)?;
         Ok(found)
     }
 
-    /// Goes on where a writer ended while it set something aside, and removes what others left half made.
+    /// Completes recoveries that were interrupted by another crash.
     pub(super) fn finish_recoveries(&mut self) -> Result<()> {
-        for name in place::names(&*self.directory)? {
-            let Some((segment, offset)) = pending_place(&name) else { continue };
+        for name in files::names(&*self.directory)? {
+            let Some((segment, offset)) = pending_position(&name) else { continue };
             let mut bytes = Vec::new();
-            let file = place::open_regular(&*self.directory, &name, &name)?;
-            file.take(MOST).read_to_end(&mut bytes).map_err(failed("read", &name))?;
-            self.tell_of_torn(segment, offset, &bytes)?;
+            let file = files::open_regular(&*self.directory, &name, &name)?;
+            file.take(MAX_SET_ASIDE).read_to_end(&mut bytes).map_err(failed("read", &name))?;
+            self.record_torn(segment, offset, &bytes)?;
         }
         Ok(())
     }
 
-    /// Removes segments and artifacts that were never finished.
+    /// Removes unfinished segments and artifacts.
     pub(super) fn sweep(&mut self) -> Result<()> {
-        for name in place::names(&*self.directory)? {
+        for name in files::names(&*self.directory)? {
             let segment = name.strip_suffix(names::NEW).and_then(names::segment_number);
             if segment.is_some() {
-                place::remove(&*self.directory, &name)?;
+                files::remove(&*self.directory, &name)?;
             }
         }
         match &self.artifacts {
@@ -80,9 +80,9 @@ impl Writer {
     }
 
     fn put_aside(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        place::remove(&*self.directory, name)?;
+        files::remove(&*self.directory, name)?;
         let put = || -> Result<()> {
-            let mut file = place::create(&*self.directory, name)?;
+            let mut file = files::create(&*self.directory, name)?;
             file.write_all(bytes).map_err(failed("write", name))?;
             match self.config.sync {
                 Sync::Never => Ok(()),
@@ -91,20 +91,16 @@ impl Writer {
         };
         let done = put();
         if done.is_err() {
-            let _ = place::remove(&*self.directory, name);
+            let _ = files::remove(&*self.directory, name);
         }
         done
     }
 
-    fn tell_of_torn(&mut self, segment: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn record_torn(&mut self, segment: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         let file = names::torn(segment, offset);
         let (length, sha256) = (bytes.len() as u64, Digest::of(bytes));
-        let told = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
-        match self.append(Record::Torn(told.clone()), Room::Needed) {
-            // What is owed has more room than its lines take, and this line is short.
-            Err(Error::NoSpace { .. }) => drop(self.append(Record::Torn(told), Room::Reserved)?),
-            other => drop(other?),
-        }
+        let torn = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
+        self.append(Record::Torn(torn))?;
         let from = &*self.directory;
         renameat(from, pending_name(segment, offset), from, &file).map_err(failed("give its name to", &file))?;
         self.notice(Notice::Torn { file, bytes: length });
@@ -116,6 +112,6 @@ fn pending_name(segment: u32, offset: u64) -> String {
     names::torn(segment, offset).replace(".torn", names::PENDING)
 }
 
-fn pending_place(name: &str) -> Option<(u32, u64)> {
-    names::torn_place(&format!("{}.torn", name.strip_suffix(names::PENDING)?))
+fn pending_position(name: &str) -> Option<(u32, u64)> {
+    names::torn_position(&format!("{}.torn", name.strip_suffix(names::PENDING)?))
 }

@@ -1,4 +1,4 @@
-//! Segments: how one is begun, and when.
+//! Creation of segments.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,51 +7,49 @@ use std::sync::Arc;
 use rustix::fd::AsFd;
 use rustix::fs::{RenameFlags, renameat_with};
 
-use super::{Tail, Writer, room};
+use super::{LogEnd, Writer, reserve};
 use crate::error::failed;
 use crate::line::{self, MAX_LINE};
-use crate::lines::Lines;
-use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, names, place};
+use crate::segment::Lines;
+use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, files, names};
 
 impl Writer {
-    /// Closes the segment and begins the next, if it is time. Does nothing half: either the next one is there with its
-    /// first line, or everything is as before.
+    /// Closes the segment and begins the next one, if it has its bytes. After an error the old segment is still open.
     pub fn rotate_if_due(&mut self) -> Result<()> {
-        let tail = self.tail()?;
-        let size = tail.size >= self.config.segment_bytes;
-        let age = self.config.segment_age.is_some_and(|most| Timestamp::now().since(tail.begun) >= most);
-        if !size && !age {
+        let end = self.end()?;
+        if end.size < self.config.segment_bytes {
             return Ok(());
         }
         if self.config.sync != Sync::Never {
-            self.group.note(tail.file.sync_data()).map_err(failed("synchronise", &names::segment(tail.segment)))?;
+            self.group.note(end.file.sync_data()).map_err(failed("synchronise", &names::segment(end.segment)))?;
         }
-        let (number, name) = (tail.segment, names::segment(tail.segment));
-        let (file, size) = (tail.file.clone(), tail.size);
+        let (number, name) = (end.segment, names::segment(end.segment));
+        let (file, size) = (end.file.clone(), end.size);
         self.begin_segment(number + 1, Some(name.clone()))?;
-        // What was taken ahead is not needed there any more.
-        self.bear("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
+        // Frees the reserve, which the next segment has now.
+        self.tolerate("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
         let removed = self.remove_old();
-        self.bear("removing old segments", removed);
-        // What is borne is not that lines may be lost.
+        self.tolerate("removing old segments", removed);
+        // A failed synchronisation is not tolerated.
         self.group.check()
     }
 
-    /// Makes a segment with its first line under another name, and gives it its own when it is complete.
+    /// Creates a segment with its first line under a temporary name, and renames it when it is complete.
     ///
-    /// The head names the first line of a log before that line's segment has its name. A crash between is finished by
-    /// [`Self::finish_beginning`]; the other way round it could not be told from a log that was cut off after that line.
+    /// The head file of a new log names the first line before the segment has its final name. The next writer completes
+    /// an interrupted start with [`Self::finish_beginning`]. In the other order, a crash would look like a log that was
+    /// cut off after its first line.
     pub(super) fn begin_segment(&mut self, segment: u32, after: Option<String>) -> Result<()> {
-        let (seq, prev) = self.tail.as_ref().map_or((0, Digest::ZERO), |tail| (tail.seq, tail.hash));
+        let (seq, prev) = self.end.as_ref().map_or((0, Digest::ZERO), |end| (end.seq, end.hash));
         let time = Timestamp::now();
         let start = SegmentStart { segment, time, after, key: self.key.as_ref().map(Key::id) };
         let sealed = line::seal(seq + 1, prev, Record::Segment(start), self.key.as_ref())?;
         let name = names::segment(segment);
         let unfinished = format!("{name}{}", names::NEW);
-        place::remove(&*self.directory, &unfinished)?;
+        files::remove(&*self.directory, &unfinished)?;
         let head = Head { seq: seq + 1, segment, hash: sealed.hash };
         let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
-            // Where a log was taken away, the old head goes on saying so until a line does.
+            // Where a log was removed, the old head file shows it until a line records it.
             if !self.head.is_named() && !self.unknown_end {
                 self.head.write(&head)?;
                 self.head.name(&*self.directory)?;
@@ -59,12 +57,12 @@ impl Writer {
             self.name_segment(&unfinished, &name)?;
             Ok(made)
         });
-        let (file, room) = match made {
+        let (file, allocated) = match made {
             Ok(made) => made,
             Err(error) => {
-                // What the head names already is left to the next writer.
+                // The next writer completes a segment that the head file names.
                 if segment > 1 || !self.head.is_named() {
-                    let _ = place::remove(&*self.directory, &unfinished);
+                    let _ = files::remove(&*self.directory, &unfinished);
                 }
                 return Err(error);
             }
@@ -73,20 +71,19 @@ impl Writer {
             let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
             synchronised.map_err(failed("synchronise", "the log's directory"))?;
         }
-        let stat = place::stat(&file, &name)?;
+        let stat = files::stat(&file, &name)?;
         let size = sealed.bytes.len() as u64;
         let (device, inode) = (stat.st_dev, stat.st_ino);
         let file = Arc::new(file);
-        self.tail =
-            Some(Tail { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, begun: time, room });
+        self.end = Some(LogEnd { segment, file, device, inode, size, seq: seq + 1, hash: sealed.hash, allocated });
         if self.expected.is_none() {
             let written = self.head.write(&head);
-            self.bear("writing the head file", written);
+            self.tolerate("writing the head file", written);
         }
         Ok(())
     }
 
-    /// Gives the first segment of a log its name, where a writer was killed after it had given the head its own.
+    /// Names the first segment of a log, if a writer was killed after it had named the head file.
     pub(super) fn finish_beginning(&self) -> Result<()> {
         let Some(expected) = self.expected.filter(|_| self.segments().is_ok_and(|found| found.is_empty())) else {
             return Ok(());
@@ -107,22 +104,21 @@ impl Writer {
         renameat_with(from, unfinished, to, name, RenameFlags::NOREPLACE).map_err(failed("give its name to", name))
     }
 
-    /// Writes the first line of a new file, with room for all that is owed and one execution more.
+    /// Writes the first line of a new file with space for one execution and the reserve. Returns the offset that the
+    /// allocated blocks end at as well.
     fn prepare(&self, name: &str, first: &[u8]) -> Result<(File, u64)> {
-        let file = place::create(&*self.directory, name)?;
-        let (owed, _) = self.owed.total()?;
-        let size = first.len() as u64;
-        room::take(&file, 0, size, name)?;
-        let room = room::take(&file, size, (owed + 2) * MAX_LINE as u64, name)?;
+        let file = files::create(&*self.directory, name)?;
+        let bytes = (first.len() + MAX_LINE) as u64 + reserve::RESERVE;
+        let allocated = reserve::allocate(&file, 0, bytes, name)?;
         (&file).write_all(first).map_err(failed("write", name))?;
         if self.config.sync != Sync::Never {
             file.sync_all().map_err(failed("synchronise", name))?;
         }
-        Ok((file, room))
+        Ok((file, allocated))
     }
 
-    /// When a segment was begun; refuses one whose key is not the writer's.
-    pub(super) fn begun(&self, segment: u32, file: &File) -> Result<Timestamp> {
+    /// Checks the first line of a segment: its number, and that it has the writer's key.
+    pub(super) fn check_start(&self, segment: u32, file: &File) -> Result<()> {
         let name = names::segment(segment);
         let start = first_line(file, &name, self.key.as_ref())?.0;
         let own = self.key.as_ref().map(Key::id);
@@ -134,7 +130,7 @@ impl Writer {
         };
         match reason {
             Some(reason) => Err(Error::Key { reason }),
-            None if start.segment == segment => Ok(start.time),
+            None if start.segment == segment => Ok(()),
             None => {
                 let reason = format!("its first line says that it is segment {}", start.segment);
                 Err(Error::Damaged { file: name, offset: 0, reason })
@@ -143,15 +139,15 @@ impl Writer {
     }
 }
 
-/// The first line of a log whose segment has no name yet, if there is a whole one.
+/// Returns the first line of a log whose first segment has its temporary name, if the line is whole.
 pub(crate) fn unfinished_first(directory: impl AsFd, key: Option<&Key>) -> Result<Option<Head>> {
     let name = format!("{}{}", names::segment(1), names::NEW);
-    let file = match place::open_regular(directory, &name, &name) {
+    let file = match files::open_regular(directory, &name, &name) {
         Ok(file) => file,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut lines = Lines::new(crate::at::ReadAt::new(&file, 0), 0);
+    let mut lines = Lines::new(crate::segment::ReadAt::new(&file, 0), 0);
     let Some(line) = lines.next().map_err(failed("read", &name))?.filter(|line| line.ended && !line.is_too_long())
     else {
         return Ok(None);
@@ -162,13 +158,13 @@ pub(crate) fn unfinished_first(directory: impl AsFd, key: Option<&Key>) -> Resul
     Ok(first.then_some(Head { seq: 1, segment: 1, hash: checked.hash }))
 }
 
-/// What the first line of a segment says, and the hash of the line before it.
+/// Returns the first record of a segment, and the hash of the line before it.
 pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(SegmentStart, Digest)> {
     let damaged = |reason: String| Error::Damaged { file: name.to_owned(), offset: 0, reason };
-    let mut lines = Lines::new(crate::at::ReadAt::new(file, 0), 0);
+    let mut lines = Lines::new(crate::segment::ReadAt::new(file, 0), 0);
     let line = lines.next().map_err(failed("read", name))?.filter(|line| line.ended && !line.is_too_long());
     let line = line.ok_or_else(|| damaged("it has no first line".to_owned()))?;
-    // Who has another key shall be told of that, and not of a forgery.
+    // The error for another key is not that of a forged line.
     let checked = line::check(line.bytes, None).map_err(|flaw| damaged(flaw.to_string()))?;
     let Record::Segment(start) = checked.line.record else {
         return Err(damaged("its first line does not begin a segment".to_owned()));
@@ -182,7 +178,6 @@ pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
-    use std::time::Duration;
 
     use super::*;
     use crate::Config;
@@ -191,13 +186,13 @@ mod tests {
     /// A writer with two segments, whose file cannot be synchronised from now on.
     fn writer(place: &std::path::Path) -> (Writer, std::io::PipeReader) {
         let path = place.join("audit");
-        let directory = Arc::new(place::own_directory(&path).unwrap());
-        let config = Config { sync: Sync::Each, segment_age: Some(Duration::ZERO), ..Config::new(&path) };
+        let directory = Arc::new(files::own_directory(&path).unwrap());
+        let config = Config { sync: Sync::Each, segment_bytes: 0, ..Config::new(&path) };
         let mut writer = Writer::open(config, None, directory, Arc::new(Group::default())).unwrap();
         writer.rotate_if_due().unwrap();
         // A pipe takes what is written to it, and cannot be synchronised.
         let (reader, end) = std::io::pipe().unwrap();
-        writer.tail.as_mut().unwrap().file = Arc::new(File::from(OwnedFd::from(end)));
+        writer.end.as_mut().unwrap().file = Arc::new(File::from(OwnedFd::from(end)));
         writer.group.check().unwrap();
         (writer, reader)
     }
@@ -207,7 +202,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (mut writer, _reader) = writer(place.path());
         assert!(writer.rotate_if_due().is_err());
-        assert_eq!(writer.tail().unwrap().segment, 2);
+        assert_eq!(writer.end().unwrap().segment, 2);
         assert!(writer.group.check().is_err());
     }
 

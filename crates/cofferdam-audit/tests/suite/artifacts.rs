@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn open(directory: &Path, bytes: u64) -> Log {
     Log::open(Config { artifact_bytes: Some(bytes), ..config(directory) }).unwrap()
@@ -97,7 +97,7 @@ fn changed_and_missing_artifacts_are_found() {
     fs::remove_file(audit.join("artifacts/a.jsonl")).unwrap();
     let report = verify(&audit, &expect()).unwrap();
     assert!(report.to_string().contains("its artifact is gone"), "{report}");
-    // Unless somebody asks, they are not read.
+    // They are read only on request.
     assert_eq!(verify(&audit, &Expect::default()).unwrap().verdict, Verdict::Whole);
 }
 
@@ -132,7 +132,7 @@ fn artifacts_that_no_line_names_are_found() {
     assert_eq!(verify(&audit, &Expect::default()).unwrap().verdict, Verdict::Whole);
 }
 
-/// After a loss that the log tells of, and where retention may have removed the line, nobody can know.
+/// After a recorded loss or retention, the line of an artifact may be gone.
 #[test]
 fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
     let directory = tempfile::tempdir().unwrap();
@@ -150,12 +150,8 @@ fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
 
     let directory = tempfile::tempdir().unwrap();
     let audit = directory.path().join("audit");
-    let config = Config {
-        segment_age: Some(std::time::Duration::ZERO),
-        keep_segments: Some(0),
-        artifact_bytes: Some(1000),
-        ..config(directory.path())
-    };
+    let config =
+        Config { segment_bytes: 0, keep_segments: Some(0), artifact_bytes: Some(1000), ..config(directory.path()) };
     let log = Log::open(config).unwrap();
     store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
     let kept = fs::read(audit.join("artifacts/a.jsonl")).unwrap();

@@ -8,7 +8,7 @@ use cofferdam_audit::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::made::*;
+use crate::support::*;
 
 type Files = Vec<(String, Vec<u8>)>;
 
@@ -19,9 +19,10 @@ fn log(keyed: bool) -> &'static Files {
         let directory = tempfile::tempdir().unwrap();
         let key = keyed.then(|| key_file(directory.path()));
         for segment in 0..3 {
-            // Nothing is older than no time at all: each segment is closed when the next execution begins.
-            let age = (segment > 0).then_some(std::time::Duration::ZERO);
-            let config = Config { key: key.clone(), segment_age: age, ..config(directory.path()) };
+            // With 0 bytes, a segment is closed when the next execution begins.
+            let config = config(directory.path());
+            let segment_bytes = if segment > 0 { 0 } else { config.segment_bytes };
+            let config = Config { key: key.clone(), segment_bytes, ..config };
             let log = Log::open(config).unwrap();
             execute(&log, &format!("first-{segment}"));
             drop(log);
@@ -53,7 +54,7 @@ fn lines(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
-/// Makes the chain anew from the first line on, as somebody without the key can.
+/// Makes the chain anew from the first line on, as an attacker without the key can.
 fn forge(files: &mut Files, change: impl Fn(String) -> String) {
     let mut prev = Digest::ZERO.to_string();
     for at in segments(files) {
@@ -170,16 +171,16 @@ fn a_missing_segment_is_found_and_named() {
 }
 
 #[test]
-fn breaches_are_told_by_line() {
+fn breaches_are_reported_by_line() {
     let mut files = log(false).clone();
     let mut all = lines(&files[0].1);
     all[2][100] ^= 1;
     all.remove(3);
     files[0].1 = all.concat();
     let report = verdict(&files, &Expect::default());
-    let told: Vec<_> = report.findings.iter().map(|found| (found.line, found.reason.as_str())).collect();
+    let reported: Vec<_> = report.findings.iter().map(|found| (found.line, found.reason.as_str())).collect();
     assert_eq!(
-        told,
+        reported,
         [
             (3, "its hash is not that of its bytes: it was changed"),
             (4, "1 lines are missing before it, by its number 5"),

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 const ORDER: &str = "COFFERDAM_AUDIT_TEST";
 
@@ -42,9 +42,10 @@ fn carries_out_an_order() {
     match order.split(' ').collect::<Vec<_>>()[..] {
         ["write", name, count] => write(&directory, name, count.parse().unwrap()),
         ["full"] => crate::full::in_a_small_file_system(&directory),
+        ["beyond"] => crate::full::beyond_the_reserve(&directory),
         ["file-limit"] => crate::full::under_a_limit_on_files(&directory),
         ["read-only"] => crate::full::in_a_read_only_file_system(&directory),
-        // Somebody asked for ignored tests, and there is no order.
+        // Run as an ignored test, without an order.
         _ => println!("no order"),
     }
 }

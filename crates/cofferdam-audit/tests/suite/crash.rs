@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cofferdam_audit::*;
 
-use crate::made::*;
+use crate::support::*;
 
 fn segment(directory: &Path) -> PathBuf {
     directory.join("audit/audit-00000001.jsonl")
@@ -171,7 +171,7 @@ fn a_writer_killed_while_it_began_the_log_is_finished_for() {
             fs::write(path.join(name), bytes).unwrap();
             fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o600)).unwrap();
         }
-        // A directory without a log is not one of a whole log, whoever made it so.
+        // A directory without a segment is broken.
         let report = check(directory.path());
         assert_eq!(report.verdict, verdict, "{number}: {report}");
         assert!(verdict != Verdict::Broken || report.breaches == 2, "{number}: {report}");
@@ -181,7 +181,7 @@ fn a_writer_killed_while_it_began_the_log_is_finished_for() {
         let report = check(directory.path());
         assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{number}: {report}");
         drop(log);
-        assert_eq!(listing(&path), ["audit-00000001.jsonl", "head", "owed"], "{number}");
+        assert_eq!(listing(&path), ["audit-00000001.jsonl", "head"], "{number}");
     }
 }
 

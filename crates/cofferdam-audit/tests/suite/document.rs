@@ -38,8 +38,8 @@ fn the_example_is_a_log_and_its_hash_can_be_made_by_hand() {
     assert_eq!((report.verdict, report.executions.ended), (Verdict::Whole, 1), "{report}");
 
     let shell = Command::new("sh").arg("-ec").arg(block("sh")).current_dir(directory.path()).output().unwrap();
-    let said = String::from_utf8(shell.stdout).unwrap();
-    assert!(shell.status.success() && said.starts_with(&report.head.unwrap().hash.to_string()), "{said}");
+    let output = String::from_utf8(shell.stdout).unwrap();
+    assert!(shell.status.success() && output.starts_with(&report.head.unwrap().hash.to_string()), "{output}");
 }
 
 #[test]

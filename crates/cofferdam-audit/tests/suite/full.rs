@@ -8,10 +8,10 @@ use cofferdam_audit::*;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::child;
-use crate::made::*;
+use crate::support::*;
 
 /// Starts a child in a mount namespace of its own, with a small file system at its working directory. It goes away with
-/// the child. `None` where nobody may do that.
+/// the child. Returns `None` if the host does not allow it.
 fn in_a_namespace(order: &str, options: &str) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(r#"mount -t tmpfs -o {options} none . && cd "$PWD" && exec "$@""#);
@@ -29,31 +29,38 @@ fn in_a_namespace(order: &str, options: &str) -> Option<String> {
         return None;
     }
     prefix.extend(["sh", "-c", &script, "sh"]);
-    let said = child::run(child::prefixed(&prefix, order, directory.path()));
+    let output = child::run(child::prefixed(&prefix, order, directory.path()));
     // It was the namespace's, and none of it is here.
     assert_eq!(listing(directory.path()), Vec::<String>::new());
-    Some(said)
+    Some(output)
 }
 
 #[test]
-fn a_full_disk_refuses_what_would_begin_and_takes_what_has_begun() {
-    if let Some(said) = in_a_namespace("full", "size=1m,mode=700") {
-        assert!(said.contains("a full disk was met"), "{said}");
+fn a_full_disk_refuses_new_executions_and_takes_outcomes() {
+    if let Some(output) = in_a_namespace("full", "size=4m,mode=700") {
+        assert!(output.contains("a full disk was met"), "{output}");
+    }
+}
+
+#[test]
+fn an_outcome_beyond_the_reserve_is_an_error_and_can_be_retried() {
+    if let Some(output) = in_a_namespace("beyond", "size=4m,mode=700") {
+        assert!(output.contains("the end of the reserve was met"), "{output}");
     }
 }
 
 #[test]
 fn a_read_only_disk_refuses() {
-    if let Some(said) = in_a_namespace("read-only", "size=1m,mode=700") {
-        assert!(said.contains("a read-only disk was met"), "{said}");
+    if let Some(output) = in_a_namespace("read-only", "size=4m,mode=700") {
+        assert!(output.contains("a read-only disk was met"), "{output}");
     }
 }
 
 #[test]
 fn a_limit_on_file_sizes_refuses_and_kills_nobody() {
     let directory = tempfile::tempdir().unwrap();
-    let said = child::run(child::command("file-limit", directory.path()));
-    assert!(said.contains("a limit was met"), "{said}");
+    let output = child::run(child::command("file-limit", directory.path()));
+    assert!(output.contains("a limit was met"), "{output}");
 }
 
 fn fill(directory: &Path) -> u64 {
@@ -67,73 +74,81 @@ fn fill(directory: &Path) -> u64 {
     file.metadata().unwrap().len()
 }
 
-/// In the child.
+/// An outcome whose line is shortened because it would be too long.
+fn longest_outcome() -> Outcome {
+    let file = FileTouched {
+        name: Text::new("\\".repeat(200)),
+        change: Change::Changed,
+        bytes: u64::MAX,
+        sha256: Some(Digest::ZERO),
+    };
+    Outcome { files: Some((0..200).map(|_| file.clone()).collect()), ..outcome() }
+}
+
+/// Runs in the child. The reserve is 1 MiB of the 4.
 pub fn in_a_small_file_system(directory: &Path) {
     let log = Log::open(config(directory)).unwrap();
     let mut running: Vec<Reservation> = (0..4).map(|n| log.reserve(subject(&format!("run-{n}"))).unwrap()).collect();
-    assert!(fill(directory) > 100_000);
-    // What was taken ahead serves some more, but not for ever.
-    let mut refused = None;
-    for number in 0..100 {
-        match log.reserve(subject(&format!("more-{number}"))) {
+    assert!(fill(directory) > 1 << 20);
+    // The space allocated beyond the reserve serves a few more.
+    let refused = loop {
+        match log.reserve(subject(&format!("more-{}", running.len()))) {
             Ok(reservation) => running.push(reservation),
-            Err(error) => {
-                refused = Some(error);
-                break;
-            }
+            Err(error) => break error,
         }
-    }
-    let refused = refused.unwrap();
-    assert!(matches!(refused, Error::NoSpace { .. }) && refused.may_pass(), "{refused}");
-
-    let other = Log::open(Config { mandatory: Mandatory::No, ..config(directory) });
-    let mut tolerated = match other {
-        Ok(other) => Some(other.reserve(subject("tolerated")).unwrap()),
-        // Its own small file may have found no place.
-        Err(Error::NoSpace { .. }) => None,
-        Err(error) => panic!("{error}"),
     };
-    if let Some(tolerated) = &tolerated {
-        assert!(matches!(tolerated.problem(), Some(Error::NoSpace { .. })));
-    }
+    assert!(matches!(refused, Error::NoSpace { .. }) && refused.is_transient(), "{refused}");
+    assert!(running.len() < 200, "{}", running.len());
+    let other = Log::open(Config { mandatory: Mandatory::No, ..config(directory) }).unwrap();
+    let mut tolerated = other.reserve(subject("tolerated")).unwrap();
+    assert!(matches!(tolerated.problem(), Some(Error::NoSpace { .. })));
+    // An execution without a begin record does not use the reserve.
+    assert!(matches!(tolerated.commit(outcome()), Err(Error::NoSpace { .. })));
 
-    // Another writer is killed in the middle of a line.
+    // Another writer is killed within a line.
     let segment = directory.join("audit/audit-00000001.jsonl");
-    let torn = OpenOptions::new().append(true).open(&segment).unwrap().write_all(b"half a li");
-    assert!(torn.is_ok());
+    OpenOptions::new().append(true).open(&segment).unwrap().write_all(b"half a li").unwrap();
     fill(directory);
 
-    let count = running.len();
+    let count = running.len() as u64;
     for (number, mut reservation) in running.into_iter().enumerate() {
-        // As long as a line can be.
-        let mut outcome = outcome();
-        let files = (0..200)
-            .map(|_| FileTouched {
-                name: Text::new("\\".repeat(200)),
-                change: Change::Changed,
-                bytes: u64::MAX,
-                sha256: Some(Digest::ZERO),
-            })
-            .collect();
-        outcome.files = Some(files);
+        let outcome = if number % 8 == 0 { longest_outcome() } else { outcome() };
         reservation.commit(outcome).unwrap_or_else(|error| panic!("{number}: {error}"));
         fill(directory);
     }
     let report = check(directory);
     assert_eq!(report.verdict, Verdict::Incomplete, "{report}");
-    assert_eq!((report.executions.ended, report.losses), (count as u64, 1), "{report}");
-    assert_eq!(report.executions.open, 0);
+    assert_eq!((report.executions.ended, report.executions.open, report.losses), (count, 0, 1), "{report}");
 
     fs::remove_file(directory.join("filler")).unwrap();
     execute(&log, "again");
-    if let Some(tolerated) = &mut tolerated {
-        tolerated.commit(outcome()).unwrap();
-    }
+    tolerated.commit(outcome()).unwrap();
     assert_eq!(check(directory).losses, 1);
     println!("a full disk was met");
 }
 
-/// In the child.
+/// Runs in the child. More of the longest outcomes than the reserve holds are errors, and can be retried.
+pub fn beyond_the_reserve(directory: &Path) {
+    let log = Log::open(config(directory)).unwrap();
+    let mut running: Vec<Reservation> = (0..130).map(|n| log.reserve(subject(&format!("run-{n}"))).unwrap()).collect();
+    fill(directory);
+    let failed: Vec<usize> = (0..130).filter(|n| running[*n].commit(longest_outcome()).is_err()).collect();
+    // At least 64 fit.
+    assert!(!failed.is_empty() && failed.len() <= 130 - 64, "{failed:?}");
+    let report = check(directory);
+    let open = failed.len() as u64;
+    assert_eq!((report.verdict, report.executions.open), (Verdict::Whole, open), "{report}");
+    assert!(matches!(running[failed[0]].commit(longest_outcome()), Err(Error::NoSpace { .. })));
+    fs::remove_file(directory.join("filler")).unwrap();
+    for number in failed {
+        running[number].commit(longest_outcome()).unwrap();
+    }
+    let report = check(directory);
+    assert_eq!((report.verdict, report.executions.open), (Verdict::Whole, 0), "{report}");
+    println!("the end of the reserve was met");
+}
+
+/// Runs in the child.
 pub fn in_a_read_only_file_system(directory: &Path) {
     execute(&Log::open(config(directory)).unwrap(), "a");
     let mount = std::process::Command::new("mount").args(["-o", "remount,ro,bind", "."]).status().unwrap();
@@ -144,12 +159,12 @@ pub fn in_a_read_only_file_system(directory: &Path) {
     println!("a read-only disk was met");
 }
 
-/// In the child.
+/// Runs in the child.
 pub fn under_a_limit_on_files(directory: &Path) {
     let log = Log::open(config(directory)).unwrap();
     execute(&log, "a");
     setrlimit(Resource::Fsize, Rlimit { current: Some(20_000), maximum: None }).unwrap();
-    // A line and the room for its end do not fit any more.
+    // A line and the reserve do not fit.
     let mut met = None;
     for number in 0..100 {
         let Err(error) = log.reserve(subject(&format!("b-{number}"))).map(|mut run| run.commit(outcome()).unwrap())

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cofferdam_audit::*;
 
 use crate::child;
-use crate::made::*;
+use crate::support::*;
 
 const WRITERS: u64 = 8;
 
@@ -86,10 +86,10 @@ fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
 #[test]
 fn killed_processes_lose_nothing_that_they_had_written() {
     let directory = tempfile::tempdir().unwrap();
-    let mut said = Vec::new();
+    let mut outputs = Vec::new();
     let mut start = |name: &str, count: u64| {
-        let path = directory.path().join(format!("said-{name}"));
-        said.push(path.clone());
+        let path = directory.path().join(format!("output-{name}"));
+        outputs.push(path.clone());
         let mut command = child::command(&format!("write {name} {count}"), directory.path());
         command.stdout(File::create(path).unwrap()).spawn().unwrap()
     };
@@ -118,14 +118,14 @@ fn killed_processes_lose_nothing_that_they_had_written() {
     // Each killed process left one execution open at most.
     assert!(report.executions.open <= 24 + WRITERS, "{report}");
     let written: BTreeSet<String> = ended(directory.path()).into_iter().collect();
-    for name in said.iter().flat_map(|path| told(path)) {
-        assert!(written.contains(&name), "{name} was told as written and is not there");
+    for name in outputs.iter().flat_map(|path| reported(path)) {
+        assert!(written.contains(&name), "{name} was reported as written and is missing");
     }
     nothing_is_left(&directory.path().join("audit"), &report);
 }
 
 /// Ids in the whole lines that a child wrote.
-fn told(path: &Path) -> Vec<String> {
+fn reported(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     lines.filter_map(|line| line.strip_prefix("ended ").map(str::to_owned)).collect()
@@ -137,6 +137,5 @@ fn nothing_is_left(path: &Path, report: &Report) {
     assert!(names.iter().all(|name| !name.ends_with(".new") && !name.ends_with(".pending")), "{names:?}");
     assert_eq!(names.iter().filter(|name| name.ends_with(".torn")).count() as u64, report.losses);
     assert_eq!(names.iter().filter(|name| name.ends_with(".jsonl")).count() as u64, report.segments);
-    assert_eq!(listing(&path.join("owed")), Vec::<String>::new());
     assert!(listing(&path.join("artifacts")).iter().all(|name| name.ends_with(".jsonl")));
 }

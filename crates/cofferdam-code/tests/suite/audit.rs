@@ -74,16 +74,21 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
     assert!(text.contains("[redacted:TOKEN]"));
 }
 
-/// Values that programs show in other bytes, as the last expression and on standard output. The results of a file hold
-/// what an interpreter shows within JSON.
+/// Values that need escapes, in the documented encodings, on standard output and in the result. An artifact contains the
+/// result within JSON.
 #[tokio::test]
 async fn awkward_secrets_do_not_appear_in_artifacts_either() {
     let home = tempfile::tempdir().expect("a directory");
     let log = home.path().join("audit");
     let screening = ScreeningConfig { mode: ScreeningMode::Off, ..ScreeningConfig::default() };
     let world = World::with(CodeConfig { screening, ..audited(&log) }, spec()).await;
-    let python = "import os\nt = os.environ['TOK']\nprint(ascii(t), repr(t), ascii([t]), t.encode())\n{t: [t, 1]}";
-    let javascript = "const t = process.env.TOK\nconsole.log([t], JSON.stringify(t))\nlet all = {[t]: [t, 1]}\nall";
+    let python = "import base64, json, os, urllib.parse\nt = os.environ['TOK']\nb = t.encode()\n\
+        print(t, json.dumps(t), json.dumps(t, ensure_ascii=False), base64.b64encode(b'xy' + b), b.hex())\n\
+        print(urllib.parse.quote(t), urllib.parse.quote_plus(t))\n\
+        class Plain:\n    def __repr__(self): return t\nPlain()";
+    let javascript = "const t = process.env.TOK, b = Buffer.from('x' + t)\n\
+        console.log(t, JSON.stringify(t), b.toString('base64url'), b.toString('hex'), encodeURIComponent(t));\n\
+        ({[Symbol.for('nodejs.util.inspect.custom')]: () => t})";
     let secrets = [
         r"corp\svc-Hunter2xyz",
         "it's\"Hunter2xyz",

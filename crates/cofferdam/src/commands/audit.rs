@@ -12,8 +12,8 @@ use crate::config::ConfigFile;
 use crate::report::{self, Form, READER_GONE};
 use crate::terminal::safe_json;
 
-/// The most lines that are kept for the last ones.
-const MOST_LAST: usize = 100_000;
+/// The maximum number of lines of `--last`.
+const MAX_LAST: usize = 100_000;
 
 /// Verifies, or finds; the exit status of `verify` is 1 for a log that is broken, 3 for one that is incomplete.
 pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
@@ -49,7 +49,7 @@ fn found(args: &QueryArgs, file: &ConfigFile) -> Result<u8> {
     };
     let lines = query(&directory(args.directory.as_ref(), file)?, filter).map_err(failed)?;
     if let Some(count) = args.last {
-        for entry in lines.tail(count.min(MOST_LAST)).map_err(failed)? {
+        for entry in lines.tail(count.min(MAX_LAST)).map_err(failed)? {
             if report::print(&line(&entry)).is_err() {
                 return Ok(READER_GONE);
             }

@@ -1,4 +1,4 @@
-//! Opens directories and files of the log by descriptor, and refuses those that somebody else could have put there.
+//! Access to the directories and files of a log by descriptor. Refuses those that another user could have put there.
 
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
@@ -14,13 +14,13 @@ use rustix::io::Errno;
 use crate::error::failed;
 use crate::{Error, Result};
 
-/// More entries than a directory of ours has.
-const MOST_ENTRIES: usize = 1 << 20;
+/// The maximum number of entries that are read from a directory.
+const MAX_ENTRIES: usize = 1 << 20;
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Without waiting for the other end of a pipe, should one lie there.
+/// Does not wait for the other end of a pipe.
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// The log's directory for a writer: made if it is missing, with mode 0700; nobody else may write in it.
+/// Opens the log's directory for a writer. Creates a missing one with mode 0700, and refuses one that others can write to.
 pub(crate) fn own_directory(path: &Path) -> Result<OwnedFd> {
     const SHOWN: &str = "the log's directory";
     match DirBuilder::new().mode(0o700).create(path) {
@@ -34,17 +34,17 @@ pub(crate) fn own_directory(path: &Path) -> Result<OwnedFd> {
     Ok(directory)
 }
 
-/// The log's directory for a reader.
+/// Opens the log's directory for a reader.
 pub(crate) fn any_directory(path: &Path) -> Result<OwnedFd> {
     openat(CWD, path, DIRECTORY, Mode::empty()).map_err(failed("open", "the log's directory"))
 }
 
-/// The same directory by a descriptor of its own, whose lock is not shared.
+/// Opens a directory again, for a lock of its own.
 pub(crate) fn reopen(directory: impl AsFd) -> Result<OwnedFd> {
     openat(directory, ".", DIRECTORY, Mode::empty()).map_err(failed("open", "the log's directory"))
 }
 
-/// A directory in the log's for a reader, if it is there.
+/// Opens a subdirectory for a reader, if it exists.
 pub(crate) fn subdirectory(parent: impl AsFd, name: &'static str) -> Result<Option<OwnedFd>> {
     match openat(parent, name, DIRECTORY, Mode::empty()) {
         Ok(directory) => Ok(Some(directory)),
@@ -53,7 +53,7 @@ pub(crate) fn subdirectory(parent: impl AsFd, name: &'static str) -> Result<Opti
     }
 }
 
-/// A directory in the log's, made if it is missing.
+/// Opens a subdirectory for a writer. Creates a missing one.
 pub(crate) fn own_subdirectory(parent: impl AsFd, name: &'static str) -> Result<OwnedFd> {
     match rustix::fs::mkdirat(parent.as_fd(), name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -64,12 +64,12 @@ pub(crate) fn own_subdirectory(parent: impl AsFd, name: &'static str) -> Result<
     Ok(directory)
 }
 
-/// Opens a file of ours to append to it and to read it.
+/// Opens an own file to append to it and to read it.
 pub(crate) fn open_own(directory: impl AsFd, name: &str) -> Result<File> {
     open_to_write(directory, name, OFlags::APPEND)
 }
 
-/// Opens a file of ours to write anywhere in it.
+/// Opens an own file to write at any offset.
 pub(crate) fn open_own_anywhere(directory: impl AsFd, name: &str) -> Result<File> {
     open_to_write(directory, name, OFlags::empty())
 }
@@ -81,23 +81,23 @@ fn open_to_write(directory: impl AsFd, name: &str, flags: OFlags) -> Result<File
     Ok(fd.into())
 }
 
-/// Makes a file with mode 0600 that was not there before, to write and to read.
+/// Creates a file with mode 0600 to write and to read. Fails if it exists.
 pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<File> {
     let flags = FILE | OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL;
     let fd = openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map_err(failed("make", name))?;
-    // The process's mask may have taken more than it should.
+    // The umask may have removed permissions.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(failed("set the mode of", name))?;
     Ok(fd.into())
 }
 
-/// Opens a regular file to read it, whoever owns it.
+/// Opens a regular file of any owner to read it.
 pub(crate) fn open_regular(directory: impl AsFd, path: impl rustix::path::Arg + Copy, shown: &str) -> Result<File> {
     let fd = openat(directory, path, FILE | OFlags::RDONLY, Mode::empty()).map_err(not_a_link("open", shown))?;
     regular(&stat(&fd, shown)?, shown)?;
     Ok(fd.into())
 }
 
-/// Removes a file; that it is missing is as good.
+/// Removes a file, if it exists.
 pub(crate) fn remove(directory: impl AsFd, name: &str) -> Result<()> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -105,19 +105,19 @@ pub(crate) fn remove(directory: impl AsFd, name: &str) -> Result<()> {
     }
 }
 
-/// Names in a directory that are text; others are not ours.
+/// Returns the names in a directory that are UTF-8.
 pub(crate) fn names(directory: impl AsFd) -> Result<Vec<String>> {
     const SHOWN: &str = "the log's directory";
     let entries = Dir::read_from(directory).map_err(failed("list", SHOWN))?;
     let mut names = Vec::new();
-    for entry in entries.take(MOST_ENTRIES) {
+    for entry in entries.take(MAX_ENTRIES) {
         let entry = entry.map_err(failed("list", SHOWN))?;
         names.extend(text(entry.file_name()).filter(|name| name != "." && name != ".."));
     }
     Ok(names)
 }
 
-/// What the kernel knows of an open file.
+/// Returns the metadata of an open file.
 pub(crate) fn stat(fd: impl AsFd, name: &str) -> Result<Stat> {
     rustix::fs::fstat(fd).map_err(failed("look at", name))
 }
@@ -130,7 +130,7 @@ fn mine(fd: impl AsFd, name: &str) -> Result<()> {
     let stat = stat(fd, name)?;
     let untrusted = |reason| Err(Error::Untrusted { name: name.to_owned(), reason });
     if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return untrusted("it belongs to somebody else; give the log a directory of its own");
+        return untrusted("it belongs to another user; give the log a directory of its own");
     }
     if stat.st_mode & 0o022 != 0 {
         return untrusted("others can write to it; take that right away (chmod go-w), and verify the log");
