@@ -32,7 +32,7 @@ cargo xtask build-time [--default]            what a first build costs, and whic
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
 cargo xtask clients                           install what `cofferdam mcp` and TypeScript are tested with, for tests by hand
 cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
-cargo xtask dist                              build the command line as it is to be installed, and say where it is
+cargo xtask dist [--binary PATH] [--out DIR]  build the program and make its packages; or package a program that is built
 cargo xtask tidy                              the rules of the house that no other tool checks
 cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
 cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
@@ -66,7 +66,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["engines", program, arguments @ ..] => engines::run(program, arguments),
         ["check"] => check::run(&repository),
-        ["dist"] => dist::run(&repository),
+        ["dist", options @ ..] => dist::run(&repository, options),
         ["tidy"] => tidy::run(&repository),
         [
             "bench",

@@ -72,7 +72,7 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "venv for /usr/bin/python3",
         package: "python3-venv",
-        without: "cofferdam mcp is not tested with the official Python SDK (cofferdam, mcp)",
+        without: "cofferdam mcp is not tested with the official Python SDK (cofferdam, mcp), nor the Python wheel",
         present: || python_has("ensurepip"),
     },
     Need {

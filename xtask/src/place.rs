@@ -9,6 +9,31 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+/// A directory of this run that is removed when it is dropped.
+#[derive(Debug)]
+pub struct Temporary(PathBuf);
+
+impl Temporary {
+    /// Creates `parent/prefixPID` for this user, as [`make`] does.
+    pub fn create(parent: &Path, prefix: &str, mode: u32) -> Result<Self> {
+        let me = Path::new("/proc/self").metadata()?.uid();
+        Ok(Self(make(parent, prefix, mode, &[me])?))
+    }
+
+    /// Returns its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            println!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
 /// Makes `parent/prefixPID`. `owners` are the users whose directories of such names are ours.
 pub fn make(parent: &Path, prefix: &str, mode: u32, owners: &[u32]) -> Result<PathBuf> {
     remove_left(parent, prefix, owners);

@@ -6,8 +6,11 @@
 //!
 //! Paths are compiled into tests, so that both runs must find the same files in the same place; a checkout below
 //! `/root` would be closed to the second. It builds nothing twice and measures no time.
+//!
+//! The last tests of each user install the packages of `cargo xtask dist`, made of the program that was tested, and run them.
 
 pub mod build;
+mod installs;
 mod outcome;
 mod shared;
 pub mod user;
@@ -26,6 +29,7 @@ use crate::nodes;
 use crate::packages;
 use crate::repository::Repository;
 use build::{Built, Program};
+use installs::Installs;
 use outcome::{Outcome, Printed};
 use user::User;
 
@@ -77,6 +81,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     }
     built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
     built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
+    let installs = Installs::prepare(&sources, &built, filter);
     let before = census(&built.target);
     let mut totals = Vec::new();
     let mut users = vec![User::current()];
@@ -97,6 +102,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         if user.is_current() {
             total.add(doc_tests(&sources, target.clone(), filter)?);
         }
+        total.add(installs.run(user)?);
         totals.push((user.name(), total));
     }
     drop(users);

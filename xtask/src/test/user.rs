@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use crate::place;
+use crate::place::{self, Temporary};
 
 /// The ordinary user's number: no distribution gives it to anybody.
 pub const ORDINARY: u32 = 65_533;
@@ -70,6 +70,16 @@ impl User {
             }
         }
         command
+    }
+
+    /// Creates an empty directory of this user, which is removed when it is dropped.
+    pub fn directory(&self, prefix: &str) -> Result<Temporary> {
+        let parent = self.home.as_ref().map_or_else(std::env::temp_dir, |home| home.join("tmp"));
+        let directory = Temporary::create(&parent, prefix, 0o700)?;
+        if self.home.is_some() {
+            std::os::unix::fs::chown(directory.path(), Some(ORDINARY), Some(ORDINARY))?;
+        }
+        Ok(directory)
     }
 
     /// A file for output, without a name.

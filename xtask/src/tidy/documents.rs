@@ -19,6 +19,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask bench wasm",
     "cargo xtask bench vm",
     "cargo xtask bench code",
+    "cargo xtask test package_",
     "cargo xtask tidy",
 ];
 

@@ -1,0 +1,287 @@
+//! Packages that are made from the tested program, installed into a directory that is thrown away, and run.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::build::Built;
+use super::outcome::Outcome;
+use super::user::User;
+use crate::command::{exists, is_root, wait_until};
+use crate::dist::{self, Compression, Packages};
+use crate::place::Temporary;
+use crate::repository::Repository;
+
+/// How the lines of these tests begin.
+const NAME: &str = "xtask installs";
+/// The time that one command may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
+/// Variables that would change what an installed program does.
+const SETTINGS: &[&str] = &["COFFERDAM_CONFIG", "COFFERDAM_DAEMON", "SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC"];
+/// Compares every file of a wheel with its row in RECORD.
+const CHECK_RECORD: &str = "
+import base64, csv, hashlib, sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+record = next(name for name in wheel.namelist() if name.endswith('.dist-info/RECORD'))
+rows = {name: row for name, *row in csv.reader(wheel.read(record).decode().splitlines())}
+assert sorted(rows) == sorted(wheel.namelist()), rows
+assert rows.pop(record) == ['', ''], 'RECORD has a hash of itself'
+for name, row in rows.items():
+    data = wheel.read(name)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()
+    assert row == ['sha256=' + digest, str(len(data))], name
+";
+const TESTS: &[(&str, Test)] = &[
+    ("package_checksums_match", checksums),
+    ("package_tarball_runs", tarball),
+    ("package_deb_runs", deb),
+    ("package_wheel_runs", wheel),
+    ("package_npm_runs", npm),
+];
+
+type Test = fn(&Packages, &Place<'_>) -> Result<Verdict>;
+
+/// The end of a test that found no mistake.
+enum Verdict {
+    Passed,
+    Skipped(&'static str),
+}
+
+/// The packages that are tested, and the tests of them that were asked for.
+pub struct Installs {
+    tests: Vec<(&'static str, Test)>,
+    made: Result<Made, Outcome>,
+}
+
+/// Packages, and the directory that has them.
+struct Made {
+    packages: Packages,
+    _directory: Temporary,
+}
+
+impl Installs {
+    /// Makes packages of the tested program, if the name of a test contains `filter`.
+    pub fn prepare(sources: &Repository, built: &Built, filter: Option<&str>) -> Self {
+        let wanted = |(name, _): &&(&str, Test)| filter.is_none_or(|filter| name.contains(filter));
+        let tests: Vec<_> = TESTS.iter().filter(wanted).copied().collect();
+        let made = match dist::missing_tool() {
+            _ if tests.is_empty() => Err(Outcome::default()),
+            Some(missing) => {
+                Err(Outcome { skips: vec![format!("SKIP {NAME}: no packages: {missing}")], ..Outcome::default() })
+            }
+            None => Made::make(sources, built).map_err(|error| {
+                println!("   {NAME}: cannot make packages: {error:#}");
+                Outcome { failures: vec![format!("{NAME}: packages cannot be made")], ..Outcome::default() }
+            }),
+        };
+        Self { tests, made }
+    }
+
+    /// Installs and runs each package as this user.
+    pub fn run(&self, user: &User) -> Result<Outcome> {
+        let start = Instant::now();
+        let outcome = match &self.made {
+            Ok(made) => self.run_tests(&made.packages, user)?,
+            Err(outcome) => outcome.clone(),
+        };
+        if outcome.ran() {
+            println!("   {NAME}: {}, {:.0} s", outcome.line(), start.elapsed().as_secs_f64());
+        }
+        for (skip, _) in outcome.distinct_skips() {
+            println!("      {skip}");
+        }
+        Ok(outcome)
+    }
+
+    fn run_tests(&self, packages: &Packages, user: &User) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        for (name, test) in &self.tests {
+            let place = Place { user, directory: user.directory("xtask-install-")? };
+            match test(packages, &place) {
+                Ok(Verdict::Passed) => outcome.passed += 1,
+                Ok(Verdict::Skipped(reason)) => outcome.skips.push(format!("SKIP {NAME}: {name}: {reason}")),
+                Err(error) => {
+                    println!("{NAME}: {name}: {error:#}");
+                    outcome.failures.push(format!("{NAME}: {name}"));
+                }
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+impl Made {
+    fn make(sources: &Repository, built: &Built) -> Result<Self> {
+        let found = built.binaries.iter().find(|(name, _)| name == "cofferdam");
+        let (_, program) = found.context("cargo built no cofferdam")?;
+        println!("== make packages of {}", program.display());
+        let directory = Temporary::create(&built.target, "packages-", 0o755)?;
+        Ok(Self { packages: Self::package(sources, program, directory.path())?, _directory: directory })
+    }
+
+    /// Packages the program without its debug information, which is most of a debug build.
+    fn package(sources: &Repository, program: &Path, directory: &Path) -> Result<Packages> {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+        let small = directory.join("cofferdam");
+        let strip = Command::new("strip").arg("-o").arg(&small).arg(program).stdin(Stdio::null()).status();
+        let program = if strip.is_ok_and(|status| status.success()) { &small } else { program };
+        let packages = dist::package(sources, program, &directory.join("dist"), Compression::Fast)?;
+        fs::set_permissions(directory.join("dist"), fs::Permissions::from_mode(0o755))?;
+        for file in packages.files() {
+            fs::set_permissions(file, fs::Permissions::from_mode(0o644))?;
+        }
+        Ok(packages)
+    }
+}
+
+/// A user, and a new directory of this user for one test.
+struct Place<'a> {
+    user: &'a User,
+    directory: Temporary,
+}
+
+impl Place<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Creates a directory of this user.
+    fn create(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path(name);
+        self.output(self.command("mkdir").arg(&path))?;
+        Ok(path)
+    }
+
+    /// Returns a command that keeps its files in the directory.
+    fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = self.user.command(program.as_ref());
+        command.current_dir(self.directory.path()).env("HOME", self.directory.path());
+        for name in SETTINGS {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// Runs a command and returns its output, which goes to a file: a process that it leaves would hold a pipe open.
+    fn output(&self, command: &mut Command) -> Result<String> {
+        // The first argument is an option of env.
+        let words: Vec<_> = command.get_args().skip(1).map(|word| word.to_string_lossy()).collect();
+        let name = words.join(" ");
+        let (out, err) = (self.user.log()?, self.user.log()?);
+        command.stdin(Stdio::null()).stdout(out.writer()?).stderr(err.writer()?);
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let status = wait_until(&mut child, NAME, COMMAND_TIMEOUT)?;
+        let (out, err) = (out.read()?, err.read()?);
+        match status {
+            Some(status) if status.success() => Ok(out),
+            Some(status) => bail!("{name}: {status}\n{out}{err}"),
+            None => bail!("{name}: killed after {} s\n{out}{err}", COMMAND_TIMEOUT.as_secs()),
+        }
+    }
+
+    /// Checks that a program is of this version, and makes a sandbox.
+    fn check(&self, packages: &Packages, program: &Path) -> Result<Verdict> {
+        let version = self.output(self.command(program).arg("--version"))?;
+        ensure!(version == format!("cofferdam {}\n", packages.version), "the version is '{}'", version.trim_end());
+        let hello = self.output(self.command(program).args(["run", "--", "echo", "hello"]))?;
+        ensure!(hello == "hello\n", "the sandbox printed '{}'", hello.trim_end());
+        Ok(Verdict::Passed)
+    }
+}
+
+fn checksums(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    let directory = packages.checksums.parent().context("the checksums are in no directory")?;
+    let mut check = place.command("sha256sum");
+    let printed = place.output(check.args(["--check", "--strict", "SHA256SUMS"]).current_dir(directory))?;
+    let good = printed.lines().filter(|line| line.ends_with(": OK")).count();
+    ensure!(good == packages.files().len() - 1, "not every file has a checksum:\n{printed}");
+    Ok(Verdict::Passed)
+}
+
+fn tarball(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    place.output(place.command("tar").arg("--extract").arg("--file").arg(&packages.tarball))?;
+    let top = packages.tarball.file_name().and_then(|name| name.to_str()?.strip_suffix(".tar.gz"));
+    let top = place.path(top.context("the tarball has another name")?);
+    for file in
+        ["LICENSE", "README.md", "completions/cofferdam.bash", "completions/_cofferdam", "completions/cofferdam.fish"]
+    {
+        ensure!(top.join(file).metadata().is_ok_and(|meta| meta.len() > 0), "{file} is missing");
+    }
+    place.check(packages, &top.join("cofferdam"))
+}
+
+/// Installs with dpkg into a directory and a database of its own. Only root can; other users unpack the package.
+fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    let root = place.create("root")?;
+    if place.user.is_current() && is_root() {
+        if !exists("dpkg") {
+            return Ok(Verdict::Skipped("dpkg is not installed"));
+        }
+        // A dependency counts as installed where the host has it.
+        let control = place.output(place.command("dpkg-deb").arg("--field").arg(&packages.deb).arg("Depends"))?;
+        let depends = control.trim().split(',').filter_map(|package| package.split_whitespace().next());
+        let database = place.create("database")?;
+        for directory in ["info", "updates", "triggers"] {
+            place.create(&format!("database/{directory}"))?;
+        }
+        let mut status = String::new();
+        for package in depends {
+            status += &place.output(place.command("dpkg-query").args(["--status", package]))?;
+            status += "\n";
+        }
+        fs::write(database.join("status"), status)?;
+        let mut dpkg = place.command("dpkg");
+        dpkg.arg("--instdir").arg(&root).arg("--admindir").arg(&database).args(["--log=/dev/null", "--install"]);
+        place.output(dpkg.arg(&packages.deb).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))?;
+        let mut query = place.command("dpkg-query");
+        query.arg("--admindir").arg(&database).args(["--show", "--showformat=${db:Status-Status}", "cofferdam"]);
+        let installed = place.output(&mut query)?;
+        ensure!(installed == "installed", "dpkg says '{installed}'");
+    } else {
+        place.output(place.command("dpkg-deb").arg("--extract").arg(&packages.deb).arg(&root))?;
+    }
+    place.check(packages, &root.join("usr/bin/cofferdam"))
+}
+
+/// Installs with pip into an environment of its own. pip does not compare the hashes in RECORD; other installers do.
+fn wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    // A Python that is found first may be in root's home, closed to other users.
+    let python = Path::new("/usr/bin/python3");
+    if place.output(place.command(python).args(["-I", "-c", "import ensurepip"])).is_err() {
+        return Ok(Verdict::Skipped("/usr/bin/python3 has no venv"));
+    }
+    place.output(place.command(python).args(["-I", "-c", CHECK_RECORD]).arg(&packages.wheel))?;
+    let environment = place.path("environment");
+    place.output(place.command(python).args(["-I", "-m", "venv"]).arg(&environment))?;
+    let mut pip = place.command(environment.join("bin/python"));
+    pip.args([
+        "-I",
+        "-m",
+        "pip",
+        "--isolated",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+        "install",
+        "--no-index",
+    ]);
+    place.output(pip.arg(&packages.wheel))?;
+    place.check(packages, &environment.join("bin/cofferdam"))
+}
+
+fn npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    if place.output(place.command("npm").arg("--version")).is_err() {
+        return Ok(Verdict::Skipped("npm is not installed"));
+    }
+    let prefix = place.path("prefix");
+    let mut npm = place.command("npm");
+    npm.args(["install", "--global", "--offline", "--no-audit", "--no-fund", "--no-update-notifier", "--cache"])
+        .arg(place.path("cache"))
+        .arg("--prefix")
+        .arg(&prefix);
+    place.output(npm.arg(&packages.npm))?;
+    place.check(packages, &prefix.join("bin/cofferdam"))
+}
