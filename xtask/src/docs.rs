@@ -1,7 +1,8 @@
 //! Checks of the documents, and the book made of them.
 //!
 //! Links to files and headings of this repository must lead somewhere, and the book's table of contents must list every page.
-//! Links to other hosts are not followed.
+//! Files that `ARCHITECTURE.md`, `CONTRIBUTING.md` and the module documentation of crates name must exist. Links to other
+//! hosts are not followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -17,6 +18,11 @@ const PAGES: &str = "docs";
 /// The book's table of contents.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
+/// Documents that name files of this repository in code spans.
+const MAPS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md"];
+/// How such a name begins.
+const PLACES: &[&str] = &["crates/", "docs/", "examples/", "xtask/"];
+
 /// Texts of the documents, by path relative to the root.
 type Documents = BTreeMap<PathBuf, String>;
 
@@ -27,6 +33,14 @@ pub fn run(repository: &Repository) -> Result<()> {
     let is_file = |path: &Path| repository.root().join(path).exists();
     let mut breaches = broken_links(&documents, is_file);
     breaches.extend(unlisted_pages(&documents));
+    for name in MAPS {
+        let text = documents.get(Path::new(name)).map_or("", String::as_str);
+        breaches.extend(missing_paths(name, text, is_file));
+    }
+    for root in crate_roots(repository)? {
+        let text = repository.read(&root)?;
+        breaches.extend(missing_modules(&root, &text, is_file));
+    }
     for breach in &breaches {
         println!("   {breach}");
     }
@@ -94,6 +108,51 @@ fn unlisted_pages(documents: &Documents) -> Vec<String> {
         .filter(|path| !listed.contains(*path))
         .map(|path| format!("{SUMMARY}: does not list {}", path.display()))
         .collect()
+}
+
+/// Returns the root module of each crate, relative to the root of the repository.
+fn crate_roots(repository: &Repository) -> Result<Vec<PathBuf>> {
+    let is_root = |path: &PathBuf| {
+        path.components().count() == 4 && (path.ends_with("src/lib.rs") || path.ends_with("src/main.rs"))
+    };
+    Ok(repository.files()?.into_iter().filter(|path| path.starts_with("crates") && is_root(path)).collect())
+}
+
+/// Returns a line for each path in a document's code spans that does not exist.
+fn missing_paths(name: &str, text: &str, is_file: impl Fn(&Path) -> bool) -> Vec<String> {
+    let lines: Vec<_> = prose(text).collect();
+    let named = lines.iter().flat_map(|(number, line)| code_spans(line).map(move |span| (number, span)));
+    named
+        .filter(|(_, span)| {
+            PLACES.iter().any(|place| span.starts_with(place)) && !span.contains("NAME") && !span.contains('*')
+        })
+        .filter(|(_, span)| !is_file(Path::new(span)))
+        .map(|(number, span)| format!("{name}:{number}: names {span}, which does not exist"))
+        .collect()
+}
+
+/// Returns a line for each file that the module documentation of a crate's root names and that does not exist: `docs/…`, else
+/// a path in the crate or in its `src`.
+fn missing_modules(root: &Path, text: &str, is_file: impl Fn(&Path) -> bool) -> Vec<String> {
+    let source = root.parent().unwrap_or(Path::new(""));
+    let package = source.parent().unwrap_or(Path::new(""));
+    let documentation: String = text
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .map(|line| format!("{}\n", line.trim_start()))
+        .collect();
+    let lines: Vec<_> = prose(&documentation).collect();
+    let named = lines.iter().flat_map(|(number, line)| code_spans(line).map(move |span| (number, span)));
+    named
+        .filter(|(_, span)| !span.contains(' ') && [".rs", ".md", "/"].iter().any(|end| span.ends_with(end)))
+        .filter(|(_, span)| ![source, package, Path::new("")].iter().any(|directory| is_file(&directory.join(span))))
+        .map(|(number, span)| format!("{}:{number}: names {span}, which does not exist", root.display()))
+        .collect()
+}
+
+/// Returns the code spans of a line.
+fn code_spans(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
 }
 
 /// Resolves `..` by name.
@@ -199,6 +258,18 @@ mod tests {
         let breaches = broken(&[("a.md", "[x](b.md#twice-2)"), ("b.md", page)]);
         assert_eq!(breaches, ["a.md:1: links to #twice-2, which is no heading of b.md"]);
         assert_eq!(broken(&[("a.md", "[x](#none)\n```\n# none\n```")]).len(), 1);
+    }
+
+    #[test]
+    fn missing_files_are_found_in_maps_and_module_documentation() {
+        let exists = |path: &Path| {
+            ["crates/a/src/b.rs", "crates/a/init", "docs/c.md"].iter().any(|known| path == Path::new(known))
+        };
+        let text = "see `crates/a/src/b.rs`, `crates/cofferdam-NAME`, `cargo xtask tidy`\n`crates/a/src/d.rs`\n";
+        assert_eq!(missing_paths("a.md", text, exists), ["a.md:2: names crates/a/src/d.rs, which does not exist"]);
+        let text = "//! See `b.rs`, `init/`, `docs/c.md` and `Type`.\n//! `gone.rs`\nuse x; // `other.rs`\n";
+        let breaches = missing_modules(Path::new("crates/a/src/lib.rs"), text, exists);
+        assert_eq!(breaches, ["crates/a/src/lib.rs:2: names gone.rs, which does not exist"]);
     }
 
     #[test]
