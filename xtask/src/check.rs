@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::command::{exists, step};
 use crate::repository::Repository;
 use crate::test::build::FULL;
-use crate::{test, tidy};
+use crate::{docs, test, tidy};
 
 /// Runs everything.
 pub fn run(repository: &Repository) -> Result<()> {
@@ -25,6 +25,7 @@ pub fn run(repository: &Repository) -> Result<()> {
         ]),
     )?;
     tidy::run(repository)?;
+    docs::run(repository)?;
     test::run(repository, None)?;
     step(
         "doc",

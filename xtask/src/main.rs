@@ -9,6 +9,7 @@ mod check;
 mod clients;
 mod command;
 mod dist;
+mod docs;
 mod engines;
 mod fuzz;
 mod nodes;
@@ -31,9 +32,10 @@ cargo xtask test --fast                       unit tests, process sandboxes and 
 cargo xtask build-time [--default]            what a first build costs, and which crates
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
 cargo xtask clients                           install what `cofferdam mcp` and TypeScript are tested with, for tests by hand
-cargo xtask check                             fmt, clippy, tidy, test, doc and deny: what a change must pass
+cargo xtask check                             fmt, clippy, tidy, docs, test, doc and deny: what a change must pass
 cargo xtask dist [--binary PATH] [--out DIR]  build the program and make its packages; or package a program that is built
 cargo xtask tidy                              the rules of the house that no other tool checks
+cargo xtask docs                              check links and the table of contents, and build the book
 cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
 cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
 cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
@@ -68,6 +70,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["check"] => check::run(&repository),
         ["dist", options @ ..] => dist::run(&repository, options),
         ["tidy"] => tidy::run(&repository),
+        ["docs"] => docs::run(&repository),
         [
             "bench",
             name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container" | "vm" | "code"),

@@ -1,18 +1,22 @@
-//! Portable archives of a frozen machine: memory, devices, disks and what describes them, in one stream that is verified as
-//! a whole before anything of it may be used.
+//! Portable archives of a VM snapshot: memory, devices, disks and documents in one stream, verified before use.
 //!
 //! ```text
 //! Writer: files and documents --zero pages, duplicates and the base left out--> blocks --zstd--> [sealed chunks] --> stream
 //! Reader: stream --every length bounded, every hash compared--> empty files of the caller --all verified--> handed over
 //! ```
 //!
-//! Both sides stream: neither ever holds more than a few blocks and a bounded table in memory, whatever the size of the
-//! machine. Nothing in an archive is believed: it contains no paths, its sizes are held against what comes and against the
-//! caller's limits, and pages can only follow each other, so that none can lie outside or over another. The format is
-//! described byte by byte in `docs/snapshot-format.md`.
+//! Both sides stream. They hold a few blocks and a bounded table in memory, whatever the size of the VM. The content of an
+//! archive is not trusted: it has no paths, its sizes are compared with the data and with the caller's limits, and pages can
+//! only follow each other, so none can overlap or be outside. `docs/snapshot-format.md` describes the format byte by byte.
 //!
-//! This crate knows no machine and no monitor: what the parts mean, whether a processor or a monitor fits, is said by
-//! documents that it carries and does not read. It blocks; whoever has a runtime calls it from a thread of its own.
+//! The crate knows no VM and no VMM. It carries documents about processor and VMM without reading them. It blocks; async
+//! callers use a thread.
+//!
+//! # Where to look
+//!
+//! - Reading and its checks: `reader.rs`. Records of pages: `record.rs`, which is pure.
+//! - Writing: `writer.rs`. Deduplication: `dedup.rs`. Encryption: `seal.rs` and `key.rs`.
+//! - The caller's limits: `limits.rs`.
 #![forbid(unsafe_code)]
 
 mod base;

@@ -6,6 +6,13 @@
 //! It decides nothing about what runs, knows no backend, and has no field for the text of code, of a command or of an
 //! environment: only hashes of them.
 //!
+//! # Where to look
+//!
+//! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`.
+//! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
+//!
+//! # Example
+//!
 //! ```
 //! use cofferdam_audit::*;
 //!

@@ -1,5 +1,12 @@
-//! Benchmarks that compare Cofferdam with its alternatives in one run, because absolute times drift from hour to hour
-//! and from machine to machine. `cargo xtask bench` builds and starts it. It asserts nothing about time or size.
+//! Benchmarks that compare Cofferdam with alternatives in one run, because absolute times vary by hour and by host.
+//!
+//! `cargo xtask bench` builds and starts the program. It asserts nothing about time or size. `docs/performance.md` has the
+//! results.
+//!
+//! # Where to look
+//!
+//! - One directory or file for each benchmark, such as `spawn/mod.rs`, `memory.rs`, `vm/mod.rs`.
+//! - Rounds and their order: `rounds.rs`. Targets: `target.rs`.
 #![forbid(unsafe_code)]
 
 mod churn;

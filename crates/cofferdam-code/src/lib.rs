@@ -1,11 +1,19 @@
-//! What an agent calls: code in a language, run in a sandbox of any backend, with all that came of it.
+//! Code execution for agents: code in a language, in a sandbox of any backend, with all results.
 //!
-//! [`Executor::execute`] takes a [`CodeRequest`] and gives a [`CodeResult`]: output, exit, results such as the value of the
-//! last expression, files that changed. Before anything is started it screens the code, and says in the audit log that it
-//! will run. [`Sessions`] keep an interpreter alive between calls. [`BashTool`] answers a model's shell lines with one text.
+//! [`Executor::execute`] takes a [`CodeRequest`] and returns a [`CodeResult`]: output, exit, results such as the value of the
+//! last expression, changed files. Before it starts code, it runs the static analysis and writes to the audit log.
+//! [`Sessions`] keep an interpreter alive between calls. [`BashTool`] answers a model's shell lines with one text.
 //!
-//! It reaches sandboxes through the contract only and knows no backend. It is no wall: what comes from inside is bounded
-//! and parsed, and believed in nothing but what it shows. `docs/code.md` has the forms of all that goes in and comes out.
+//! The crate uses sandboxes through the contract only and knows no backend. It provides no isolation. Data from inside is
+//! bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and outputs.
+//!
+//! # Where to look
+//!
+//! - One execution: `executor.rs`. Bounds of a call: `bounds.rs`.
+//! - What surrounds the code inside and keeps its last value: `bootstrap/`. What is accepted of it: `rich.rs`, which is pure.
+//! - Changed files: `files.rs`.
+//! - Sessions: `session/mod.rs`; the end of a call: `session/wire.rs`, which is pure.
+//! - Audit lines: `audit.rs`; those of sandboxes from snapshots: `restore.rs`.
 #![forbid(unsafe_code)]
 
 mod audit;

@@ -1,7 +1,7 @@
-//! The kit that every sandbox backend must pass.
+//! The conformance suite that every sandbox backend must pass.
 //!
-//! It holds a table of cases, each a small program for the guest and what must be seen from outside, and runs them
-//! against any [`Backend`](cofferdam_contract::Backend), its own or an outsider's:
+//! It has a table of cases, each a small guest program with the expected outcome, and runs them against any
+//! [`Backend`](cofferdam_contract::Backend), in this repository or elsewhere:
 //!
 //! ```no_run
 //! # async fn example(backend: std::sync::Arc<dyn cofferdam_contract::Backend>) {
@@ -13,9 +13,15 @@
 //! # }
 //! ```
 //!
-//! The kit needs no test framework, and knows no backend. It does not measure speed: its deadlines only turn a hang
-//! into a failure. What a backend does not declare must answer `Unsupported`, which is tested in place of the case; the
-//! case itself then counts as skipped, never as passed.
+//! The suite needs no test framework and knows no backend. It does not measure speed: its deadlines only turn a hang into
+//! a failure. A capability that a backend does not declare must answer `Unsupported`. The suite tests that instead, and the
+//! case counts as skipped, never as passed.
+//!
+//! # Where to look
+//!
+//! - Cases: `cases/mod.rs`, with one file for each subject.
+//! - Comparison of a claimed sandbox with a created one: `twins.rs`.
+//! - Guest programs: `programs.rs`, and `unix.rs` for guests with a shell.
 #![forbid(unsafe_code)]
 
 mod case;

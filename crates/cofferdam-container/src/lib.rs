@@ -1,13 +1,21 @@
-//! Containers of an engine that speaks the Docker API, with any OCI runtime that it offers.
+//! The container backend: containers of an engine that speaks the Docker API, with any OCI runtime that it offers.
 //!
 //! ```text
 //! DockerBackend --Docker API--> engine --> container --> agent (process 1) --> guests
 //!       '-------------- attached stdin and stdout --------------'
 //! ```
 //!
-//! The engine makes the walls, as hard as its API allows; the agent inside adds a system-call filter and Landlock of ours,
-//! measures what holds, and serves: it starts programs, carries their streams, and reads and writes files. Nothing is
-//! contacted before the first use. `ARCHITECTURE.md` has the whole picture.
+//! The engine isolates, as strictly as its API allows. The agent inside adds our system-call filter and Landlock, measures
+//! the protections, starts programs, carries their streams, and reads and writes files. Nothing is contacted before the
+//! first use. `docs/containers.md` is the user's page, `docs/adr/0015-containers-by-an-agent.md` has the design reasons.
+//!
+//! # Where to look
+//!
+//! - Settings of a container: `create.rs`, which is pure.
+//! - Removal of what killed supervisors left: `labels.rs` and `sweep.rs`.
+//! - From evidence to posture: `posture.rs`, which is pure.
+//! - Image names and which are allowed: `reference.rs`, which is pure; pulls and imports: `image.rs`.
+//! - The connection to the engine: `engine.rs` and `attached.rs`.
 #![forbid(unsafe_code)]
 
 mod attached;

@@ -1,8 +1,16 @@
-//! The contract between those who want code run and those who build walls around it.
+//! The contract between frontends and backends.
 //!
-//! A face (command line, server, plugin host) makes a [`Spec`] and an [`ExecRequest`]; a [`Backend`] turns the spec
-//! into a [`Sandbox`], the sandbox turns the request into an [`ExecHandle`]; what comes back is output, an [`Exit`]
-//! and the [`Posture`] that says what was really enforced. The crate knows no backend, no tenant's quota and no face.
+//! A frontend (CLI, server, plugin host) builds a [`Spec`] and an [`ExecRequest`]. A [`Backend`] turns the spec into a
+//! [`Sandbox`], and the sandbox turns the request into an [`ExecHandle`]. Output, an [`Exit`] and the [`Posture`] come back.
+//! The crate knows no backend, no tenant's quota and no frontend.
+//!
+//! # Where to look
+//!
+//! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
+//! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
+//! - Bounded output rings: `output.rs`.
+//! - When an exec is ended, and its exit: `supervise.rs`, which is pure.
+//! - CPU time of execs that share a counter: `shares.rs`, which is pure.
 #![forbid(unsafe_code)]
 
 mod backend;

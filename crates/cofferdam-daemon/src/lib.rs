@@ -1,15 +1,19 @@
-//! A resident process of one user that keeps sandboxes and interpreters warm, and how others of that user run things
-//! through it.
+//! The daemon: one user's resident process with prepared sandboxes and interpreters, and its client.
 //!
 //! ```text
-//! client: Spec + ExecRequest --Unix socket--> server: waiting interpreter, else pool --> sandbox
+//! client: Spec + ExecRequest --Unix socket--> server: prepared interpreter, else pool --> sandbox
 //!         chunks, exit       <---------------
 //! ```
 //!
-//! [`Server`] listens; [`Connection`] is one run through it, and behind the contract a [`DaemonBackend`]. One connection
-//! is one sandbox with one run, and its end is the end of both. Who may talk is settled by the kernel: the socket lies in a
-//! directory that only its user can enter, and both sides ask the kernel who is at the other end. The crate names no
-//! backend and reads no environment; `docs/daemon.md` has the threat model.
+//! [`Server`] listens. [`Connection`] is one run through it, and [`DaemonBackend`] the same behind the contract. One
+//! connection is one sandbox with one run, and its end is the end of both. The kernel authenticates both sides: the socket is
+//! in a directory that only its user can enter, and each side asks the kernel for the peer's identity. The crate names no
+//! backend and reads no environment. `docs/daemon.md` has the threat model.
+//!
+//! # Where to look
+//!
+//! - Messages: `message.rs` and `frame.rs`. Access: `place.rs` and `peer.rs`.
+//! - Connections of the server: `server/conversation.rs` and `server/visit.rs`.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,21 +1,27 @@
-//! Small root file systems from Debian packages, made by an ordinary user.
+//! Small root file systems from Debian packages, created by an ordinary user.
 //!
 //! ```text
 //! resolve:    recipe --apt-get update, install --print-uris--> Plan: versions, sizes, hashes, content key
 //! write_tar:  Plan --cache, else apt-get --download-only--> packages, hashed --dpkg-deb --fsys-tarfile--> one tar
 //! ```
 //!
-//! apt works in private directories with the host's sources and keyrings, so its signature checks hold, and neither the
-//! host's apt nor its dpkg notices. Packages are merged while they are read: nothing is unpacked on the host, nothing is
-//! mounted, and no maintainer script is run. What programs need of those scripts is made here: `/bin/sh`, `awk`, `which`,
-//! users, the bundle of certificates. What is not made: byte code of Python (a program compiles what it imports), the
-//! linker's cache (the libraries are where it looks anyway), databases of `update-alternatives`, `/etc/profile`.
-//! Documentation and translations are left out, licences are kept. Bits that raise rights are stripped.
+//! apt works in private directories with the host's sources and keyrings, so its signature checks apply, and the host's apt
+//! and dpkg stay unchanged. Packages are merged while they are read. Nothing is unpacked on the host, nothing is mounted, and
+//! no maintainer script runs. The crate creates what programs need of those scripts: `/bin/sh`, `awk`, `which`, users, the
+//! bundle of certificates. It does not create Python byte code (programs compile what they import), the linker's cache (the
+//! libraries are in its default directories), databases of `update-alternatives` and `/etc/profile`. Documentation and
+//! translations are left out, licences are kept. Set-id bits are removed.
 //!
-//! The same plan gives the same bytes. What a package must not hold is refused with the package's name: paths that climb
-//! out, links to outside, devices, files that another package has.
+//! The same plan gives the same bytes. Errors name the package that contains something forbidden: paths that leave the root,
+//! links to outside, devices, files of another package.
 //!
-//! This crate knows neither backends nor engines, and starts nothing of what it packs.
+//! The crate knows no backend and no engine, and runs nothing of what it packs.
+//!
+//! # Where to look
+//!
+//! - What is accepted from a package: `path.rs`, `tree.rs` and `reader.rs`.
+//! - Replacements of maintainer scripts: `skeleton.rs` and `finish.rs`.
+//! - apt: `apt.rs`, `plan.rs` and `cache.rs`.
 #![forbid(unsafe_code)]
 
 mod apt;

@@ -1,9 +1,23 @@
-//! Pools of sandboxes and of warm interpreters, over any [`Backend`](cofferdam_contract::Backend).
+//! Pools of sandboxes and of prepared interpreters, over any [`Backend`](cofferdam_contract::Backend).
 //!
-//! A [`Pool`] keeps sandboxes that were created before their request, bounds how many are alive, and serves tenants in
-//! turn. [`PooledBackend`] is the same behind the contract, so that every user of a backend can use a pool.
-//! [`Interpreters`] keeps warm interpreters. Nothing here names a backend, and nothing here weakens or strengthens an
-//! isolation boundary.
+//! ```text
+//! claim --> queue, tenants in turn --> a prepared sandbox fits: claimed     --> lease --> destroyed, slot free
+//!                                  \-> none fits: created on request        /
+//! refiller --> prepares sandboxes for the template, replaces old and dead ones, destroys the surplus
+//! ```
+//!
+//! A [`Pool`] prepares sandboxes before their request, bounds the number of live ones, and serves tenants in turn.
+//! [`PooledBackend`] is a pool behind the contract. [`Interpreters`] keeps prepared interpreters. The crate names no backend,
+//! and neither weakens nor strengthens isolation. `docs/adr/0007-pool.md` has the design reasons.
+//!
+//! # Where to look
+//!
+//! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one lock,
+//!   which is never held over an await.
+//! - Their execution: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller leaves nothing
+//!   half done. The background task: `pool/keeper.rs`.
+//! - Which requests fit a prepared interpreter, and when the next is started: `interpreters/fits.rs` and
+//!   `interpreters/shelf.rs`, which are pure.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,11 +1,13 @@
-//! What must hold whatever bytes come from the other side of a wall: no panic, no hang, no more memory than is allowed,
-//! no error of a kind that is nobody's to expect, nothing left behind.
+//! Properties for hostile bytes: no panic, no hang, no memory beyond the limit, no unexpected error, nothing left behind.
 //!
-//! Each target is a module with a type that checks one case: [`module::Modules`] takes the bytes of a WebAssembly module,
-//! [`snapshot::Snapshots`] those that are packed in a snapshot of a session, [`archive::Archives`] the archive of a machine,
-//! [`screen::Screens`] code to be screened.
-//! A target is driven by [`drive`](drive::drive), which makes its own cases from a seed and runs on any toolchain, and by
-//! libFuzzer through the folder `fuzz/` of the repository, which is a workspace of its own.
+//! Each target is a module with a type that checks one case. [`module::Modules`] takes a WebAssembly module,
+//! [`snapshot::Snapshots`] the content of a session's snapshot, [`archive::Archives`] an archive of a VM, and
+//! [`screen::Screens`] code for static analysis. [`drive`](drive::drive) makes cases from a seed and works with any toolchain.
+//! The directory `fuzz/` of the repository runs the same targets with libFuzzer, as a workspace of its own.
+//!
+//! # Where to look
+//!
+//! - Generated cases: `cases.rs`. What a case left in the process: `watch.rs`.
 #![forbid(unsafe_code)]
 
 pub mod archive;

@@ -1,17 +1,23 @@
-//! The agent that is process 1 inside of a container or a virtual machine, what it and its host say to each other, and
-//! the host's side of that.
+//! The guest agent (process 1 in a container, server of execs in a VM), its wire protocol, and the host's side.
 //!
 //! ```text
-//! host: Guest --orders--> | any pair of byte streams | --> agent (process 1) --vfork, exec--> guests
-//!             <--answers- |                          | <--       '-- pipes, terminals --------'
+//! host: Guest --requests--> | any pair of byte streams | --> agent --vfork, exec--> guests
+//!             <--answers--- |                          | <--   '-- pipes, terminals --------'
 //! ```
 //!
-//! [`AGENT`] is the program; whoever makes the enclosure puts it there and connects its standard input and output.
-//! [`Guest::connect`] greets it, measures the enclosure from inside and has it build the walls that are its own to build;
-//! [`Guest`] is then what a backend needs to be a sandbox. The crate makes no enclosure and judges none.
+//! [`AGENT`] is the program. A backend puts it into the sandbox and connects its standard input and output.
+//! [`Guest::connect`] greets it, has it install its part of the isolation, and measures from inside. [`Guest`] is then what a
+//! backend needs to implement a sandbox. The crate creates no container or VM and evaluates no measurement.
 //!
-//! What the agent says is treated as hostile: it shares the fate of its guests. It can answer what it was asked, once,
-//! and nothing else; anything else ends the connection.
+//! Messages from the agent are treated as hostile, because it shares the fate of its guests. It can answer a request once.
+//! Anything else ends the connection. `docs/adr/0014-guest-agent.md` has the design reasons.
+//!
+//! # Where to look
+//!
+//! - The agent: `agent/`, `agent/serve.rs` first. The protocol: `agent/wire/mod.rs`.
+//! - What the host accepts from the agent: `slots.rs`.
+//! - Quiescing a guest and reattaching to a copy: `hold.rs` and `link/hold.rs` on the host, `agent/serve/hold.rs` inside.
+//! - A stream over a VM's vsock: `agent/line.rs`.
 #![forbid(unsafe_code)]
 
 mod archive;

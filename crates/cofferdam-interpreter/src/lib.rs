@@ -1,16 +1,20 @@
-//! Interpreters that are started before anybody needs them, and wait warm inside a sandbox for the code they will run.
+//! Prepared interpreters: started in a sandbox before a request, each for one request.
 //!
 //! ```text
-//! sandbox --warm--> waiting interpreter --start(request)--> exec handle --> exit, sandbox given up
+//! sandbox --warm--> prepared interpreter --start(request)--> exec handle --> exit, sandbox given up
 //! ```
 //!
-//! The caller makes a sandbox; [`WaitingInterpreter::warm`] starts an interpreter in it that imports modules, runs
-//! through everything once, and then reads one request from its standard input. [`WaitingInterpreter::start`] gives it
-//! that request and takes it away for good: no interpreter ever runs the code of two requests, and each was started by
-//! its own `execve`, with its own address space, hash seed and random state. `docs/interpreters.md` says what is the
-//! same as in a run from cold, and what is not.
+//! The caller creates a sandbox. [`WaitingInterpreter::warm`] starts an interpreter in it, which imports modules, runs every
+//! path once, and reads one request from its standard input. [`WaitingInterpreter::start`] sends that request and consumes
+//! the interpreter. No interpreter runs the code of two requests. Each was started by its own `execve`, with its own address
+//! space, hash seed and random state. `docs/interpreters.md` lists the differences from a cold start.
 //!
-//! The crate knows the contract only; it keeps no pool and makes no sandbox.
+//! The crate knows the contract only. It keeps no pool and creates no sandbox.
+//!
+//! # Where to look
+//!
+//! - What runs inside: `bootstrap/`, one file for each language.
+//! - The request on the wire: `frame.rs`. Which requests a started interpreter can take: `plan.rs`, which is pure.
 #![forbid(unsafe_code)]
 
 mod config;

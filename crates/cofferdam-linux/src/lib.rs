@@ -1,5 +1,18 @@
-//! Safe wrappers for the Linux interfaces that walls are made of: namespaces, mounts, control groups, seccomp,
-//! Landlock, capabilities. It decides nothing: what to wall off, and with which values, is its callers' business.
+//! Safe wrappers for Linux isolation interfaces: namespaces, mounts, control groups, seccomp, Landlock, capabilities.
+//!
+//! The crate makes no decisions. Its callers choose what to isolate and with which values.
+//!
+//! # Where to look
+//!
+//! - Allowed system calls and the reason for each: `seccomp/rules.rs`, one entry per call. `seccomp/checks.rs` has the
+//!   conditions on arguments, `seccomp/compiler.rs` makes the filter.
+//! - Control groups of version 1 and 2: `cgroup/mod.rs`; the choice of a group: `cgroup/place.rs`.
+//! - Files named by callers: `named.rs` opens a directory once, `walk.rs` reads trees without following links,
+//!   `beneath.rs` resolves below a directory. `trust.rs` decides which files are trusted.
+//! - Exec tags: `marks.rs`.
+//! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.
+//! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs` for
+//!   build scripts.
 #[cfg(not(target_os = "linux"))]
 compile_error!("cofferdam-linux wraps Linux only");
 

@@ -1,10 +1,16 @@
-//! A server of the Model Context Protocol: agents run code and commands, and work on files, in sandboxes of any backend.
+//! The MCP server: agents run code and commands, and use files, in sandboxes of any backend.
 //!
-//! [`Server`] holds the sandboxes; [`stdio::serve`] talks with one client over pipes, [`http::Listening`] with many over
-//! streamable HTTP. Both speak the current revision of the protocol, which has no sessions, and those before it. The
-//! official SDK does the protocol; this crate decides who may use which sandbox, what a call may ask for, and how much
-//! of everything there is. It knows no backend, and reads neither environment nor configuration. `docs/mcp.md` says what
-//! clients see.
+//! [`Server`] holds the sandboxes. [`stdio::serve`] serves one client over pipes, [`http::Listening`] many over streamable
+//! HTTP. Both speak the current revision of the protocol, which has no sessions, and earlier ones. The official SDK
+//! implements the protocol. This crate decides which client may use which sandbox, what a call may request, and all bounds.
+//! It knows no backend, and reads no environment and no configuration. `docs/mcp.md` is the user's page.
+//!
+//! # Where to look
+//!
+//! - Ownership of sandboxes: `store.rs`. Names of interpreters: `interpreters.rs`.
+//! - What a call may request: `policy.rs`, which is pure.
+//! - Access over HTTP: `http/guard.rs`, and `HttpConfig` in `http/mod.rs`.
+//! - Tools: `catalog.rs` and `calls/mod.rs`.
 #![forbid(unsafe_code)]
 
 mod arguments;

@@ -7,6 +7,12 @@
 //! its nesting and the findings are bounded, and code beyond the bounds is refused with a [`ScreenError`].
 //!
 //! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with [`ScreenError::NotBuilt`].
+//!
+//! # Where to look
+//!
+//! - Rules: `rules.rs`. Findings: `report.rs`, collected by `collector.rs`.
+//! - Python: `python/visitor.rs`. JavaScript and TypeScript: `javascript/visitor.rs`.
+//! - Names and aliases: `scopes.rs`.
 #![forbid(unsafe_code)]
 
 use std::fmt;

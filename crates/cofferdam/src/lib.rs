@@ -1,8 +1,16 @@
-//! Cofferdam runs code that nobody vouches for behind a wall: the library.
+//! The library of Cofferdam, which runs untrusted code in sandboxes.
 //!
-//! This crate is the facade. It re-exports the contract (what to make, what to run, how it ended, what was really
-//! enforced) and knows in one place, [`registry`], which backends this build has. Everything else lives in the crates
-//! below it; the command line of the same name is one of its users.
+//! This crate is the facade. It re-exports the contract (what to create, what to run, how it ended, what was enforced). One
+//! module, [`registry`], names the backends of this build. Everything else is in the crates below; the command line of the
+//! same name uses this library.
+//!
+//! # Where to look
+//!
+//! - Backends by name: `registry.rs`.
+//! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`, which are pure. Commands: `commands/mod.rs`.
+//! - Use of a daemon by a run: `resident.rs`.
+//!
+//! # Examples
 //!
 //! ```no_run
 //! use cofferdam::{ExecRequest, Spec};
@@ -32,7 +40,7 @@
 //! # }
 //! ```
 //!
-//! Who wants sandboxes again and again takes them from a pool, which keeps some ready:
+//! A pool prepares sandboxes for programs that need many:
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -21,6 +21,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask bench code",
     "cargo xtask test package_",
     "cargo xtask tidy",
+    "cargo xtask docs",
 ];
 
 /// Specification rows without an existing test, and hostile programs without a known escape.

@@ -3,7 +3,6 @@
 
 mod documents;
 mod layers;
-mod links;
 mod paths;
 mod sources;
 
@@ -37,7 +36,6 @@ pub fn run(repository: &Repository) -> Result<()> {
     let mut breaches = layers::check(&packages);
     breaches.extend(sources::check(&sources, repository.root()));
     breaches.extend(sources::roots(&packages, repository)?);
-    breaches.extend(links::check(&sources, repository.root()));
     breaches.extend(documents::check(&sources));
     breaches.extend(paths::check(&sources));
     breaches.extend(executable(repository, Path::new(".ci/run")));

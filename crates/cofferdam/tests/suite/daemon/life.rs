@@ -46,11 +46,11 @@ fn one_is_started_on_demand_in_the_background_and_stopped() {
 }
 
 #[test]
-fn the_readmes_example_runs() {
+fn the_documented_example_runs() {
     leaving_nothing(|| {
         let home = Home::new();
-        let readme = include_str!("../../../../../README.md");
-        let (before, after) = readme.split_once("cofferdam daemon --detach").expect("the README shows it");
+        let page = include_str!("../../../../../docs/reference.md");
+        let (before, after) = page.split_once("cofferdam daemon --detach").expect("the page shows it");
         assert!(before.ends_with("```sh\n"));
         let block = format!("cofferdam daemon --detach{}", after.split("```").next().expect("it ends"));
         let program = std::path::Path::new(env!("CARGO_BIN_EXE_cofferdam"));
