@@ -75,7 +75,7 @@ fn fill(directory: &Path) -> u64 {
 }
 
 /// An outcome whose line is shortened because it would be too long.
-fn longest_outcome() -> Outcome {
+fn max_outcome() -> Outcome {
     let file = FileTouched {
         name: Text::new("\\".repeat(200)),
         change: Change::Changed,
@@ -112,7 +112,7 @@ pub fn in_a_small_file_system(directory: &Path) {
 
     let count = running.len() as u64;
     for (number, mut reservation) in running.into_iter().enumerate() {
-        let outcome = if number % 8 == 0 { longest_outcome() } else { outcome() };
+        let outcome = if number % 8 == 0 { max_outcome() } else { outcome() };
         reservation.commit(outcome).unwrap_or_else(|error| panic!("{number}: {error}"));
         fill(directory);
     }
@@ -132,16 +132,16 @@ pub fn beyond_the_reserve(directory: &Path) {
     let log = Log::open(config(directory)).unwrap();
     let mut running: Vec<Reservation> = (0..130).map(|n| log.reserve(subject(&format!("run-{n}"))).unwrap()).collect();
     fill(directory);
-    let failed: Vec<usize> = (0..130).filter(|n| running[*n].commit(longest_outcome()).is_err()).collect();
+    let failed: Vec<usize> = (0..130).filter(|n| running[*n].commit(max_outcome()).is_err()).collect();
     // At least 64 fit.
     assert!(!failed.is_empty() && failed.len() <= 130 - 64, "{failed:?}");
     let report = check(directory);
     let open = failed.len() as u64;
     assert_eq!((report.verdict, report.executions.open), (Verdict::Whole, open), "{report}");
-    assert!(matches!(running[failed[0]].commit(longest_outcome()), Err(Error::NoSpace { .. })));
+    assert!(matches!(running[failed[0]].commit(max_outcome()), Err(Error::NoSpace { .. })));
     fs::remove_file(directory.join("filler")).unwrap();
     for number in failed {
-        running[number].commit(longest_outcome()).unwrap();
+        running[number].commit(max_outcome()).unwrap();
     }
     let report = check(directory);
     assert_eq!((report.verdict, report.executions.open), (Verdict::Whole, 0), "{report}");
