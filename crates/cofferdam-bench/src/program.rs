@@ -12,7 +12,7 @@ use tokio::process::Command;
 /// The longest that any program may take. Slow peers take well under a second.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The most of a program's own words that is passed on.
-const MOST_WORDS: usize = 160;
+const MAX_WORDS: usize = 160;
 
 /// Whether a program of this name is in the search path.
 pub fn installed(name: &str) -> bool {
@@ -86,7 +86,7 @@ pub fn reason(stderr: &[u8], status: ExitStatus) -> String {
     let text = String::from_utf8_lossy(stderr);
     let words = text.lines().map(plain).find(|line| !line.is_empty());
     match words {
-        Some(words) => format!("fails: {}", words.chars().take(MOST_WORDS).collect::<String>()),
+        Some(words) => format!("fails: {}", words.chars().take(MAX_WORDS).collect::<String>()),
         None => match status.signal() {
             Some(signal) => format!("fails: ended by signal {signal}"),
             None => format!("fails: {status}"),
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(why("exit 3"), "fails: exit status: 3");
         assert_eq!(why("kill -KILL $$"), "fails: ended by signal 9");
         let long = why("printf 'x%.0s' $(seq 999) >&2; exit 1");
-        assert_eq!(long.len(), "fails: ".len() + MOST_WORDS);
+        assert_eq!(long.len(), "fails: ".len() + MAX_WORDS);
     }
 
     #[test]

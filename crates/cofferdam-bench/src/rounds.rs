@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 /// The fewest turns of a contestant, however slow it is.
-const FEWEST_TURNS: usize = 5;
+const MIN_TURNS: usize = 5;
 
 /// How often one takes part: in every round, or, where that would take longer than its `share` of the time, in so many
 /// that it fits.
 pub fn turns(cost: Duration, share: Duration, rounds: usize) -> usize {
     let affordable = share.as_secs_f64() / cost.as_secs_f64().max(1e-6);
-    (affordable as usize).max(FEWEST_TURNS).min(rounds)
+    (affordable as usize).max(MIN_TURNS).min(rounds)
 }
 
 /// Whether one with this many turns in all takes part in this round: they are spread evenly.
@@ -67,7 +67,7 @@ mod tests {
         let share = Duration::from_secs(1);
         assert_eq!(turns(Duration::from_millis(1), share, 300), 300);
         assert_eq!(turns(Duration::from_millis(50), share, 300), 20);
-        assert_eq!(turns(Duration::from_secs(3), share, 300), FEWEST_TURNS);
+        assert_eq!(turns(Duration::from_secs(3), share, 300), MIN_TURNS);
         assert_eq!(turns(Duration::from_secs(3), share, 3), 3);
     }
 

@@ -15,7 +15,7 @@ use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Executor, Place};
 
 /// Sandboxes whose directory is remembered.
-const MOST_DIRECTORIES: usize = 256;
+const MAX_DIRECTORIES: usize = 256;
 /// What is said where the default sandbox had to be made anew.
 const ANEW: &str = "[the sandbox had ended; this ran in a new one, and what was in the old one is gone]\n";
 
@@ -159,7 +159,7 @@ impl BashTool {
         let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
         directories.retain(|(id, _)| id != sandbox);
         if !directory.is_workspace() {
-            directories.truncate(MOST_DIRECTORIES - 1);
+            directories.truncate(MAX_DIRECTORIES - 1);
             directories.push_front((sandbox.clone(), directory));
         }
     }

@@ -6,7 +6,7 @@ use cofferdam_contract::{ByteSize, DEFAULT_MAX_OUTPUT, Error, ErrorKind, Result}
 use serde::{Deserialize, Serialize};
 
 /// The most output that can be configured: it is held in memory.
-const MOST_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
+const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 
 /// Upper bounds of one call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,15 +49,15 @@ impl Default for Bounds {
 impl Bounds {
     /// Refuses what would need unbounded memory.
     pub(crate) fn validate(&self) -> Result<()> {
-        let too_much = self.max_output > MOST_OUTPUT
-            || self.max_results > MOST_OUTPUT
-            || self.max_contents > MOST_OUTPUT
+        let too_much = self.max_output > MAX_OUTPUT
+            || self.max_results > MAX_OUTPUT
+            || self.max_contents > MAX_OUTPUT
             || self.max_code > ByteSize::from_mebibytes(8)
             || self.max_files > 100_000;
         if too_much {
             return Err(Error::invalid(
                 "configure",
-                format!("bounds of code are too high: at most {MOST_OUTPUT} of output, results and contents, 8 MiB of code, 100000 files"),
+                format!("bounds of code are too high: at most {MAX_OUTPUT} of output, results and contents, 8 MiB of code, 100000 files"),
             )
             .with_remedy("lower them in the table [code] of the configuration, or by --max-output"));
         }

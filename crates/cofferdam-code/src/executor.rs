@@ -57,7 +57,7 @@ pub type OnOutput<'a> = &'a (dyn Fn(&Chunk) + Send + Sync);
 pub(crate) type OnEvent<'a> = &'a (dyn Fn(&OutputEvent) + Send + Sync);
 
 /// Output that passes where it is bounded by who keeps it.
-pub(crate) const MOST_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
+pub(crate) const MAX_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
 /// Output that waits for being read where its beginning is wanted too: what is written faster than it is taken, and is more
 /// than this, is lost from its beginning on.
 const PATIENT_BUFFER: ByteSize = ByteSize::from_mebibytes(64);
@@ -125,7 +125,7 @@ impl Executor {
         on_event: OnEvent<'_>,
     ) -> Result<CodeResult> {
         let mut call = self.begin(place, sandbox.spec(), request).await?;
-        match call.exec.to_builder().max_output(MOST_OUTPUT).output_buffer(PATIENT_BUFFER).build() {
+        match call.exec.to_builder().max_output(MAX_OUTPUT).output_buffer(PATIENT_BUFFER).build() {
             Ok(exec) => call.exec = exec,
             Err(error) => return Err(call.not_started(error).await),
         }

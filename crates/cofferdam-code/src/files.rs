@@ -19,7 +19,7 @@ use crate::{Bounds, Contents, Data, FileChange, Files, Touched};
 /// Real time that one look may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Directories that stand in each other.
-const MOST_DEPTH: usize = 32;
+const MAX_DEPTH: usize = 32;
 /// How names of our own begin.
 const OWN: &str = ".cofferdam-";
 
@@ -202,7 +202,7 @@ async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>, ski
             budget.entries -= 1;
             let name = if directory.is_empty() { entry.name } else { format!("{directory}/{}", entry.name) };
             if entry.kind == EntryKind::Directory {
-                match depth < MOST_DEPTH {
+                match depth < MAX_DEPTH {
                     true => waiting.push((name, depth + 1)),
                     false => look.whole = false,
                 }

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The most results of one call.
-const MOST_RESULTS: usize = 64;
+const MAX_RESULTS: usize = 64;
 /// The longest remark.
-const MOST_NOTE: usize = 200;
+const MAX_NOTE: usize = 200;
 /// The longest version, and the characters in it.
-const MOST_VERSION: usize = 40;
+const MAX_VERSION: usize = 40;
 /// The widest and highest image.
-const MOST_PIXELS: u32 = 32_768;
+const MAX_PIXELS: u32 = 32_768;
 /// What is passed on as it is: text.
 const TEXTS: &[&str] = &["text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml"];
 
@@ -69,10 +69,10 @@ struct Line {
 pub fn take(bytes: &[u8]) -> Taken {
     let mut taken = Taken::default();
     for (number, line) in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).enumerate() {
-        let parsed = if number > 2 * MOST_RESULTS { None } else { serde_json::from_slice::<Line>(line).ok() };
+        let parsed = if number > 2 * MAX_RESULTS { None } else { serde_json::from_slice::<Line>(line).ok() };
         match parsed {
             Some(line) if line.kind == "runtime" => taken.version = version(line.data),
-            Some(line) if taken.results.len() < MOST_RESULTS => match result(line) {
+            Some(line) if taken.results.len() < MAX_RESULTS => match result(line) {
                 Some(result) => taken.results.push(result),
                 None => taken.dropped += 1,
             },
@@ -89,7 +89,7 @@ fn version(mut data: BTreeMap<String, String>) -> Option<String> {
 /// Whether a text can be a version, and do no harm where it is shown.
 pub fn plain_version(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '_' | '(' | ')' | ' ' | ',');
-    !text.is_empty() && text.len() <= MOST_VERSION && text.chars().all(plain)
+    !text.is_empty() && text.len() <= MAX_VERSION && text.chars().all(plain)
 }
 
 fn result(line: Line) -> Option<RichResult> {
@@ -99,7 +99,7 @@ fn result(line: Line) -> Option<RichResult> {
         "figure" => RichKind::Figure,
         _ => return None,
     };
-    let note = line.note.map(|note| note.chars().take(MOST_NOTE).collect());
+    let note = line.note.map(|note| note.chars().take(MAX_NOTE).collect());
     let data: BTreeMap<String, Value> =
         line.data.into_iter().filter_map(|(mime, text)| form(&mime, text).map(|value| (mime, value))).collect();
     (!data.is_empty()).then_some(RichResult { kind, data, note })
@@ -118,7 +118,7 @@ fn is_png(text: &str) -> bool {
     let Ok(image) = STANDARD.decode(text) else { return false };
     let begins = image.starts_with(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
     let number = |at: usize| image.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
-    begins && [16, 20].iter().all(|at| number(*at).is_some_and(|pixels| (1..=MOST_PIXELS).contains(&pixels)))
+    begins && [16, 20].iter().all(|at| number(*at).is_some_and(|pixels| (1..=MAX_PIXELS).contains(&pixels)))
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
         }
         let many = r#"{"kind":"value","data":{"text/plain":"x"}}"#.to_owned() + "\n";
         let taken = take(many.repeat(1000).as_bytes());
-        assert_eq!((taken.results.len(), taken.dropped), (MOST_RESULTS, 1000 - MOST_RESULTS as u64));
+        assert_eq!((taken.results.len(), taken.dropped), (MAX_RESULTS, 1000 - MAX_RESULTS as u64));
         assert_eq!(take(br#"{"kind":"runtime","data":{"version":"3.1\u001b[31m"}}"#).version, None);
     }
 
@@ -169,7 +169,7 @@ mod tests {
         #[test]
         fn no_bytes_are_too_much(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
             let taken = take(&bytes);
-            prop_assert!(taken.results.len() <= MOST_RESULTS);
+            prop_assert!(taken.results.len() <= MAX_RESULTS);
         }
     }
 }

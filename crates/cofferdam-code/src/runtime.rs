@@ -11,7 +11,7 @@ use crate::{Language, Place, Runtime, error, rich};
 /// Real time that an interpreter may take to tell its version.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Kinds of sandboxes that are remembered.
-const MOST_KNOWN: usize = 256;
+const MAX_KNOWN: usize = 256;
 
 /// What is known about the interpreters of sandboxes.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl Versions {
         }
         let version: Arc<str> = version.into();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST_KNOWN {
+        if known.len() >= MAX_KNOWN {
             known.clear();
         }
         known.insert(key(place, sandbox.spec(), name), Arc::clone(&version));

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::error::shown;
 
 /// Of standard error no more is kept.
-const MOST_WORDS: usize = 2000;
+const MAX_WORDS: usize = 2000;
 
 type Pieces = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 
@@ -27,7 +27,7 @@ pub(crate) struct Words(Arc<Mutex<Vec<u8>>>);
 impl Words {
     fn add(&self, data: &[u8]) {
         let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = MOST_WORDS - words.len();
+        let room = MAX_WORDS - words.len();
         words.extend_from_slice(&data[..data.len().min(room)]);
     }
 

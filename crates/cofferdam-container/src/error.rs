@@ -12,7 +12,7 @@ use cofferdam_linux::named::UntrustedLink;
 use crate::config::Address;
 
 /// The longest answer of an engine that is passed on.
-const LONGEST_ANSWER: usize = 1000;
+const MAX_ANSWER: usize = 1000;
 
 /// A call that did not do what it should.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Failed {
 /// Text from outside, in a form that can be printed.
 pub(crate) fn shown(text: &str) -> String {
     let text = text.trim();
-    let end = (0..=LONGEST_ANSWER.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_ANSWER.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let cut = if end < text.len() { " …" } else { "" };
     let clean: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("{clean}{cut}")

@@ -29,9 +29,9 @@ use crate::stream::{self, next};
 use crate::tree;
 
 /// More volumes than any image has.
-const MOST_VOLUMES: usize = 64;
+const MAX_VOLUMES: usize = 64;
 /// The longest PATH that is taken over from an image.
-const LONGEST_PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// What an engine says while it pulls an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,7 +170,7 @@ fn facts(reference: &Reference, found: ImageInspect) -> Result<ImageFacts> {
     }
     let config = found.config.unwrap_or_default();
     let volumes = config.volumes.unwrap_or_default();
-    if volumes.len() > MOST_VOLUMES {
+    if volumes.len() > MAX_VOLUMES {
         return Err(bad("the image wants more than 64 volumes"));
     }
     Ok(ImageFacts { id, volumes, path: config.env.and_then(|env| path_of(&env)) })
@@ -179,7 +179,7 @@ fn facts(reference: &Reference, found: ImageInspect) -> Result<ImageFacts> {
 /// Where an image's programs are, if it says so in a way that means the same for everybody.
 fn path_of(env: &[String]) -> Option<String> {
     let path = env.iter().find_map(|variable| variable.strip_prefix("PATH="))?;
-    let plain = path.len() <= LONGEST_PATH
+    let plain = path.len() <= MAX_PATH
         && path.split(':').all(|part| part.starts_with('/') && !part.contains(|c: char| c.is_control()));
     plain.then(|| path.to_owned())
 }

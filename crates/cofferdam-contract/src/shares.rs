@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// Execs that ran already when another began, of which that one remembers what they had used. From any more it is told
 /// apart in nothing.
-const MOST_BEFORE: usize = 64;
+const MAX_BEFORE: usize = 64;
 
 /// The execs of one sandbox that run, and what is known of their CPU time. All times are microseconds; `counted` is
 /// always what the sandbox's counter says now.
@@ -51,7 +51,7 @@ impl Share {
 impl Shares {
     /// An exec begins.
     pub fn begin(&mut self, exec: u64, counted: u64) {
-        let others = self.live.keys().take(MOST_BEFORE);
+        let others = self.live.keys().take(MAX_BEFORE);
         let before = others.map(|id| (*id, self.charged(*id, counted))).collect();
         self.begun += 1;
         self.live.insert(exec, Share { place: self.begun, base: counted, own: 0, ended: 0, before });
@@ -63,7 +63,7 @@ impl Shares {
         for (exec, charged) in execs {
             // None can have used more by now.
             let others = execs.iter().filter(|(id, _)| id != exec);
-            let before = others.take(MOST_BEFORE).copied().collect();
+            let before = others.take(MAX_BEFORE).copied().collect();
             let base = counted.saturating_sub(*charged);
             self.live.insert(*exec, Share { place: self.begun, base, own: 0, ended: 0, before });
         }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn from_too_many_at_once_nothing_is_subtracted() {
         let mut shares = Shares::default();
-        let many = MOST_BEFORE as u64;
+        let many = MAX_BEFORE as u64;
         (0..=many).for_each(|exec| shares.begin(exec, 0));
         shares.begin(many + 1, 0);
         shares.saw(100, [(many, 60), (0, 30)]);

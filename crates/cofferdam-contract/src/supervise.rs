@@ -17,7 +17,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// CPU time is looked at no more often than this.
 const CPU_LOOK: Duration = Duration::from_millis(5);
 /// Looks in a row at CPU time that nobody could read, before the exec is killed: its limit would not hold.
-const MOST_UNREAD: u32 = 20;
+const MAX_UNREAD: u32 = 20;
 /// The same as time, where each look takes long.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(2);
 const SIGKILL: i32 = 9;
@@ -198,7 +198,7 @@ impl Supervision {
             self.unread += 1;
             let since = *self.unread_since.get_or_insert(now);
             let too_long = now.saturating_duration_since(since) >= UNREAD_TIMEOUT;
-            self.reasons.uncounted |= self.unread >= MOST_UNREAD || too_long;
+            self.reasons.uncounted |= self.unread >= MAX_UNREAD || too_long;
             if self.reasons.uncounted {
                 self.kill_at = Some(now);
             } else {
@@ -397,7 +397,7 @@ mod tests {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let mut now = begun + SECOND * 2;
         assert!(it.due(now).look);
-        for _ in 1..MOST_UNREAD {
+        for _ in 1..MAX_UNREAD {
             it.looked(None, now);
             now += CPU_LOOK;
             assert!(it.next() == Some(now) && it.due(now).look && !it.kill_now(now));

@@ -7,7 +7,7 @@ use cofferdam_engine::{InterpretersConfig, PoolConfig};
 use serde::{Deserialize, Serialize};
 
 /// The most connections that a daemon may be asked to serve at once.
-const MOST_CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 
 /// What of a process's surroundings decides what its sandboxes see: interpreters are found by these. A daemon serves
 /// only who has the same.
@@ -60,7 +60,7 @@ impl DaemonConfig {
     /// The pool's configuration with a place for every connection, so that none that was accepted has to queue: a
     /// sandbox that is closing and one that is taking its place, and as much for the interpreters.
     pub(crate) fn pool(&self) -> Result<PoolConfig> {
-        if self.connections == 0 || self.connections > MOST_CONNECTIONS {
+        if self.connections == 0 || self.connections > MAX_CONNECTIONS {
             return Err(Error::invalid("configure", "a daemon serves 1 to 1024 connections"));
         }
         if self.idle_exit.is_some_and(|time| time.is_zero()) {

@@ -1,5 +1,5 @@
 //! Frames: four bytes of length, little end first, and a message in postcard's encoding. Nothing of a frame is acted on
-//! before all of it is there, and none is longer than [`MOST_BYTES`].
+//! before all of it is there, and none is longer than [`MAX_BYTES`].
 
 use std::io;
 
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The longest frame, without its length.
-pub(crate) const MOST_BYTES: usize = 1 << 20;
+pub(crate) const MAX_BYTES: usize = 1 << 20;
 /// Bytes of the length.
 const HEAD: usize = 4;
 /// Room made at once.
@@ -19,7 +19,7 @@ const ROOM: usize = 16 * 1024;
 pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = postcard::to_extend(message, vec![0; HEAD]).map_err(io::Error::other)?;
     let length = frame.len() - HEAD;
-    if length > MOST_BYTES {
+    if length > MAX_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for a frame"));
     }
     frame[..HEAD].copy_from_slice(&u32::try_from(length).map_err(io::Error::other)?.to_le_bytes());
@@ -30,7 +30,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
 pub(crate) fn split(buffer: &mut BytesMut) -> io::Result<Option<Bytes>> {
     let Some(head) = buffer.first_chunk::<HEAD>() else { return Ok(None) };
     let length = u32::from_le_bytes(*head) as usize;
-    if length > MOST_BYTES {
+    if length > MAX_BYTES {
         return Err(bad("a frame is too long"));
     }
     if buffer.len() < HEAD + length {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_bounded_both_ways() {
-        assert!(encode(&vec![0u8; MOST_BYTES]).is_err());
+        assert!(encode(&vec![0u8; MAX_BYTES]).is_err());
         let mut buffer = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
         assert!(split(&mut buffer).is_err());
         assert!(decode::<u8>(&[1, 2]).is_err());

@@ -32,9 +32,9 @@ pub(crate) const PIECE: usize = 64 * 1024;
 /// The most pieces of input that may be on their way to a program that does not read them.
 pub(crate) const STDIN_WINDOW: usize = 4;
 /// The most bytes of an order: a script, its arguments, its input and a spec.
-pub(crate) const MOST_ORDER: usize = 24 << 20;
+pub(crate) const MAX_ORDER: usize = 24 << 20;
 /// The most output that is kept for a client that is slower than its program.
-pub(crate) const MOST_KEPT: ByteSize = ByteSize::from_mebibytes(256);
+pub(crate) const MAX_KEPT: ByteSize = ByteSize::from_mebibytes(256);
 /// Bytes of an order in one frame.
 pub(crate) const ORDER_PART: usize = 512 * 1024;
 
@@ -133,7 +133,7 @@ impl Order {
     pub(crate) fn encode(spec: &Spec, request: ExecRequest) -> Result<Vec<ToServer>> {
         let order = Self { spec: json(spec)?, request };
         let whole: Bytes = postcard::to_stdvec(&order).map_err(|_| error::nonsense("run"))?.into();
-        if whole.len() > MOST_ORDER {
+        if whole.len() > MAX_ORDER {
             return Err(error::too_large());
         }
         let starts = (0..whole.len()).step_by(ORDER_PART);
@@ -153,7 +153,7 @@ impl Order {
         let request = order.request;
         request.validate()?;
         // What is kept for a client that does not read is kept here.
-        let kept = request.output_buffer().min(MOST_KEPT);
+        let kept = request.output_buffer().min(MAX_KEPT);
         Ok((spec, request.to_builder().output_buffer(kept).build()?))
     }
 }
@@ -228,7 +228,7 @@ mod tests {
             assert!(Order::decode(&order(spec, good.clone())).is_err(), "{spec}");
         }
         let greedy = good.to_builder().output_buffer(ByteSize::from_mebibytes(1 << 20)).build().unwrap();
-        assert_eq!(Order::decode(&order("{}", greedy)).unwrap().1.output_buffer(), MOST_KEPT);
+        assert_eq!(Order::decode(&order("{}", greedy)).unwrap().1.output_buffer(), MAX_KEPT);
         let empty = serde_json::from_str(r#"{"command":{"argv":[""]}}"#).unwrap();
         assert!(Order::decode(&order("{}", empty)).is_err());
         assert!(Order::decode(b"").is_err());

@@ -3,7 +3,7 @@
 use crate::error::{Result, bad_package};
 
 /// The most that a control file may hold.
-pub(crate) const MOST_CONTROL: u64 = 1 << 20;
+pub(crate) const MAX_CONTROL: u64 = 1 << 20;
 
 /// A control file, one paragraph.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,7 +19,7 @@ const EPOCH: u64 = 1_577_836_800;
 /// Changes when other bytes are made of the same packages.
 pub(crate) const FORMAT: u32 = 1;
 /// The most certificates that are kept in memory, in bytes.
-const MOST_CERTIFICATES: usize = 16 << 20;
+const MAX_CERTIFICATES: usize = 16 << 20;
 const BLOCK: usize = 512;
 
 /// Writes the root file system that these packages make.
@@ -176,7 +176,7 @@ impl<W: Write> Merger<W> {
     fn certificate(&mut self, package: &str, size: u64, data: &mut impl Read) -> Result<Vec<u8>> {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         self.certificate_bytes = self.certificate_bytes.saturating_add(size);
-        if self.certificate_bytes > MOST_CERTIFICATES {
+        if self.certificate_bytes > MAX_CERTIFICATES {
             return Err(bad_package(package, "its certificates are too many"));
         }
         let mut certificate = Vec::new();

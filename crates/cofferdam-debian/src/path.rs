@@ -18,8 +18,8 @@ const LEFT_OUT: &[&[u8]] = &[
 const DOC: &[u8] = b"usr/share/doc";
 
 /// The longest path that Linux takes, and the longest name in it.
-const MOST_PATH: usize = 4095;
-const MOST_NAME: usize = 255;
+const MAX_PATH: usize = 4095;
+const MAX_NAME: usize = 255;
 
 /// Relative to the root: no leading slash, no empty, `.` or `..` part. The root itself is empty.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ impl GuestPath {
         if raw[0] == b'/' {
             return Err("a name is absolute");
         }
-        if raw.len() > MOST_PATH {
+        if raw.len() > MAX_PATH {
             return Err("a name is longer than Linux takes");
         }
         if raw.contains(&0) {
@@ -45,7 +45,7 @@ impl GuestPath {
             match part {
                 b"" | b"." => {}
                 b".." => return Err("a name climbs out of its directory"),
-                part if part.len() > MOST_NAME => return Err("a part of a name is longer than Linux takes"),
+                part if part.len() > MAX_NAME => return Err("a part of a name is longer than Linux takes"),
                 // In a layer of a container image it would hide another file.
                 part if part.starts_with(b".wh.") => return Err("a name means 'removed' in images of containers"),
                 part => parts.push(part),

@@ -7,17 +7,17 @@ use std::process::{ChildStdout, Stdio};
 
 use tar::EntryType;
 
-use crate::control::{Control, MOST_CONTROL};
+use crate::control::{Control, MAX_CONTROL};
 use crate::error::{DebianError, Result, bad_package, io};
 use crate::path::GuestPath;
 use crate::run;
 
 const TOOL: &str = "dpkg-deb";
 /// The longest name that is read before it is judged.
-const MOST_NAME: u64 = 4096;
+const MAX_NAME: u64 = 4096;
 /// The most entries and bytes in all files of one package.
-const MOST_ENTRIES: usize = 1 << 20;
-const MOST_BYTES: u64 = 8 << 30;
+const MAX_ENTRIES: usize = 1 << 20;
+const MAX_BYTES: u64 = 8 << 30;
 
 /// What kind of thing an entry is; everything else is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) fn control(package: &str, file: &File) -> Result<Control> {
     let mut found = None;
     read(package, file, Part::Control, &mut |entry| {
         if entry.kind == Kind::File && entry.path.as_bytes() == b"control" {
-            if entry.size > MOST_CONTROL {
+            if entry.size > MAX_CONTROL {
                 return Err(bad_package(package, "its control file is too long"));
             }
             let mut bytes = Vec::new();
@@ -155,7 +155,7 @@ fn entries(
                     Stop::Refused(bad_package(package, format!("{reason} ({name})")))
                 })?;
                 bytes = bytes.saturating_add(described.size);
-                if number > MOST_ENTRIES || bytes > MOST_BYTES {
+                if number > MAX_ENTRIES || bytes > MAX_BYTES {
                     return Err(Stop::Refused(bad_package(package, "it holds more than any package should")));
                 }
                 each(described).map_err(Stop::Refused)?;
@@ -167,7 +167,7 @@ fn entries(
 
 /// A name that did not fit into its header.
 fn long(entry: &mut Tarred<'_>) -> Result<Vec<u8>, Stop> {
-    if entry.size() > MOST_NAME {
+    if entry.size() > MAX_NAME {
         return Err(Stop::Unreadable("a name in it is longer than Linux takes".to_owned()));
     }
     let mut name = Vec::new();

@@ -16,7 +16,7 @@ const STALL: Duration = Duration::from_secs(180);
 /// How often a program is looked at.
 const GLANCE: Duration = Duration::from_millis(50);
 /// The most that is kept of what a program prints.
-const MOST_OUTPUT: u64 = 16 << 20;
+const MAX_OUTPUT: u64 = 16 << 20;
 
 /// What ends a program with its starter. The shell is told by the kernel that its parent ended, and kills all in its process
 /// group. The program itself could not be: apt changes its user for a while, and the kernel forgets it then. The first word is the
@@ -88,7 +88,7 @@ pub(crate) fn nameless() -> Result<File> {
 pub(crate) fn printed(file: &mut File) -> String {
     let mut bytes = Vec::new();
     // An error of the program is what is told; this is only its text.
-    let _ = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MOST_OUTPUT).read_to_end(&mut bytes));
+    let _ = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MAX_OUTPUT).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

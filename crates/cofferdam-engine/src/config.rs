@@ -6,7 +6,7 @@ use cofferdam_contract::{Error, Result, serde_duration};
 use serde::{Deserialize, Serialize};
 
 /// The most sandboxes that one pool may be asked to hold.
-const MOST_SANDBOXES: usize = 65_536;
+const MAX_SANDBOXES: usize = 65_536;
 
 /// How a [`crate::Pool`] is set up. Every count, wait and queue has a bound; the defaults suit a laptop and a small
 /// server.
@@ -86,7 +86,7 @@ impl PoolConfig {
     /// Refuses what contradicts itself, or would let nothing through.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
-        if self.max == 0 || self.max > MOST_SANDBOXES {
+        if self.max == 0 || self.max > MAX_SANDBOXES {
             return bad("a pool's max must be 1 to 65536");
         }
         if self.min_warm > self.max_warm || self.min_warm > self.max {

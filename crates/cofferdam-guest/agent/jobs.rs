@@ -25,7 +25,7 @@ const TRIES: usize = 32;
 /// Bytes of a directory that are read at once.
 const ENTRIES: usize = 2048;
 /// The longest entry: its numbers, a name and a target.
-const LONGEST_ENTRY: usize = 44 + 256 + MAX_PATH;
+const MAX_ENTRY: usize = 44 + 256 + MAX_PATH;
 
 enum Job {
     Free,
@@ -266,7 +266,7 @@ fn list(id: u64, dir: &Fd, out: &mut Outbox) -> Res<bool> {
     let mut ended = false;
     out.fill(kind, id, &[], MAX_DATA, |space| {
         let mut cursor = Cursor { space, length: 0 };
-        while cursor.space.len() - cursor.length > LONGEST_ENTRY && !ended {
+        while cursor.space.len() - cursor.length > MAX_ENTRY && !ended {
             ended = list_some(dir, &mut cursor)?;
         }
         Ok(cursor.length)
@@ -287,7 +287,7 @@ fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
         if back.is_some() {
             return;
         }
-        if cursor.space.len() - cursor.length < LONGEST_ENTRY {
+        if cursor.space.len() - cursor.length < MAX_ENTRY {
             // To be read once more, next time.
             back = before;
             return;

@@ -7,11 +7,11 @@ use super::watch;
 use super::wire::{Answer, MAX_DATA, MAX_PATH, Probe, Sink};
 
 /// Entries of a directory that are counted.
-const MOST_ENTRIES: u64 = 64;
+const MAX_ENTRIES: u64 = 64;
 /// The exec that a trial of marks pretends to be.
 const TRIAL: u64 = 0x7e57;
 /// Bytes of a link's target that are told.
-const LONGEST_TARGET: usize = 48;
+const MAX_TARGET: usize = 48;
 /// Landlock's right to open a file for reading.
 const READ_FILE: u64 = 1 << 2;
 
@@ -87,7 +87,7 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
                 more.put(&stat.device.0.to_le_bytes());
                 more.put(&stat.device.1.to_le_bytes());
             } else {
-                let mut target = [0; LONGEST_TARGET];
+                let mut target = [0; MAX_TARGET];
                 more.put(sys::read_link(sys::AT_FDCWD, path.bytes(), &mut target).unwrap_or_default());
             }
             Ok(stat.inode)
@@ -147,7 +147,7 @@ fn entries(path: &[u8]) -> Res<u64> {
     let mut buffer = [0; 4096];
     loop {
         let some = sys::entries(&dir, &mut buffer)?;
-        if some.is_empty() || count >= MOST_ENTRIES {
+        if some.is_empty() || count >= MAX_ENTRIES {
             return Ok(count);
         }
         watch::each_entry(some, |entry| {

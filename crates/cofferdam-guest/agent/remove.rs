@@ -13,7 +13,7 @@ const ENOTEMPTY: i32 = 39;
 /// Bytes of a directory that are looked at in one step.
 const ENTRIES: usize = 4096;
 /// Steps for one directory that somebody fills meanwhile.
-const MOST_STEPS: u32 = 1_000_000;
+const MAX_STEPS: u32 = 1_000_000;
 const OPEN: usize = sys::O_DIRECTORY | sys::O_NOFOLLOW;
 
 /// A removal that goes on.
@@ -40,7 +40,7 @@ impl Removal {
     /// Goes on for a while; `true` when it is done.
     pub fn step(&mut self) -> Res<bool> {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
+        if self.steps > MAX_STEPS {
             return Err(EBUSY);
         }
         // Opened anew, so that it is read from its beginning.

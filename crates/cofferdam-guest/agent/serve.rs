@@ -41,7 +41,7 @@ const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
 /// Descriptors that are waited for besides those of execs.
 const OWN: usize = 3;
 /// Processes that are reaped in one go: who makes them must not keep the agent from all else.
-const MOST_REAPED: usize = 1024;
+const MAX_REAPED: usize = 1024;
 /// What guests are put at when the kernel has to kill for memory: they go before the agent.
 const GUEST_SCORE: &[u8] = b"500";
 const EPROTO: i32 = 71;
@@ -266,7 +266,7 @@ fn session_of(pid: i32) -> i32 {
 fn collect(agent: &Agent, execs: &mut Execs) -> bool {
     let mut told = [0; 512];
     while sys::read(agent.children.number(), &mut told).is_ok() {}
-    for _ in 0..MOST_REAPED {
+    for _ in 0..MAX_REAPED {
         let Some(reaped) = sys::reap() else { return false };
         // Summing up takes long: only for an exec's own program, and not for every orphan.
         execs.reaped(reaped, |micros, since| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros, since)));

@@ -10,11 +10,11 @@ use super::sys::{self, Fd, Res};
 use super::wire::MAX_PATH;
 
 /// A path with the text of links in it.
-const MOST_TEXT: usize = 2 * MAX_PATH;
+const MAX_TEXT: usize = 2 * MAX_PATH;
 /// Links followed for one path, as the kernel does it.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// How often a walk begins again.
-const MOST_WALKS: usize = 4096;
+const MAX_WALKS: usize = 4096;
 /// The longest name, and a NUL.
 const NAME: usize = 256;
 
@@ -67,7 +67,7 @@ impl Name {
 }
 
 struct Text {
-    bytes: [u8; MOST_TEXT],
+    bytes: [u8; MAX_TEXT],
     length: usize,
 }
 
@@ -79,7 +79,7 @@ impl Text {
     /// Puts `middle` in the place of `from..to`.
     fn replace(&mut self, from: usize, to: usize, middle: &[u8]) -> Res<()> {
         let length = self.length - (to - from) + middle.len();
-        if length > MOST_TEXT {
+        if length > MAX_TEXT {
             return Err(ENAMETOOLONG);
         }
         self.bytes.copy_within(to..self.length, from + middle.len());
@@ -102,16 +102,16 @@ pub fn walk(root: &Fd, path: &[u8], links: Links, parents: Parents) -> Res<(Fd, 
     if path.len() > MAX_PATH || path.contains(&0) {
         return Err(sys::EINVAL);
     }
-    let mut text = Text { bytes: [0; MOST_TEXT], length: 0 };
+    let mut text = Text { bytes: [0; MAX_TEXT], length: 0 };
     text.replace(0, 0, path)?;
     let mut followed = 0;
-    for _ in 0..MOST_WALKS {
+    for _ in 0..MAX_WALKS {
         match attempt(root, &text, links, parents)? {
             Step::There(dir, name) => return Ok((dir, name)),
             Step::Back(from, to) => text.replace(from, to, b"")?,
             Step::Link(from, to, dir, name) => {
                 followed += 1;
-                if followed > MOST_LINKS {
+                if followed > MAX_LINKS {
                     return Err(ELOOP);
                 }
                 let mut target = [0; MAX_PATH];

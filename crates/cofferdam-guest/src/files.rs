@@ -10,7 +10,7 @@ use crate::error;
 use crate::flow::{Inflow, READ_WINDOW, Reader, Window};
 use crate::guest::Inner;
 use crate::link::Link;
-use crate::slots::{Listed, MOST_ENTRIES, Reply, Slot, Telling};
+use crate::slots::{Listed, MAX_ENTRIES, Reply, Slot, Telling};
 use crate::wire::{MAX_DATA, Order, Root};
 
 const S_IFMT: u32 = 0o170_000;
@@ -185,7 +185,7 @@ pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Res
         Reply::TooMany => Err(Error::new(
             ErrorKind::ResourceExhausted,
             operation,
-            format!("the directory has more than {MOST_ENTRIES} entries"),
+            format!("the directory has more than {MAX_ENTRIES} entries"),
         )
         .with_context("path", shown(path))),
         _ => Err(unexpected(operation)),

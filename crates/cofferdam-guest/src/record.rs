@@ -16,7 +16,7 @@ use crate::wire::{MAX_EXECS, VERSION};
 /// The longest time that is believed.
 pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 /// Ids that a connection never gets to.
-const MOST_IDS: u64 = 1 << 56;
+const MAX_IDS: u64 = 1 << 56;
 
 /// An exec whose program ran when its guest was held. Times are in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl Record {
 
     fn check(self) -> Result<Self, &'static str> {
         let ids: BTreeSet<u64> = self.execs.iter().map(|exec| exec.id).collect();
-        if self.last > MOST_IDS {
+        if self.last > MAX_IDS {
             return Err("more ids than a connection can use");
         }
         if ids.len() != self.execs.len() || ids.contains(&0) || ids.last().is_some_and(|id| *id > self.last) {

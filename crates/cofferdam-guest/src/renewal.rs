@@ -7,7 +7,7 @@ use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_linux::process;
 
 /// The longest name of a machine.
-const LONGEST_NAME: usize = 63;
+const MAX_NAME: usize = 63;
 
 /// What a guest is given before anything in it goes on in another machine than the one that it was held in.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Renewal {
     pub(crate) fn check(&self) -> Result<()> {
         let name = self.hostname.as_bytes();
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
-        if !(1..=LONGEST_NAME).contains(&name.len()) || !name.iter().all(plain) {
+        if !(1..=MAX_NAME).contains(&name.len()) || !name.iter().all(plain) {
             let what = format!("a machine cannot be named {:?}", self.hostname);
             return Err(Error::invalid("restore", what)
                 .with_remedy("use lower-case letters, digits, '-' and '.', at most 63 of them"));

@@ -22,9 +22,9 @@ use crate::ledger::Share;
 use crate::wire::{self, Answer, Counts, NotStarted};
 
 /// Entries that one listing holds.
-pub const MOST_ENTRIES: usize = 100_000;
+pub const MAX_ENTRIES: usize = 100_000;
 /// Bytes that one listing holds.
-const MOST_LISTED: usize = 48 << 20;
+const MAX_LISTED: usize = 48 << 20;
 
 /// One entry of a directory.
 #[derive(Debug, Clone)]
@@ -231,7 +231,7 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
             Answer::Entries { entries } => {
                 *bytes += entries.len();
                 add_entries(found, entries).ok_or("entries that cannot be read")?;
-                if found.len() <= MOST_ENTRIES && *bytes <= MOST_LISTED {
+                if found.len() <= MAX_ENTRIES && *bytes <= MAX_LISTED {
                     return Ok(After::Go);
                 }
                 done.tell(Reply::TooMany);

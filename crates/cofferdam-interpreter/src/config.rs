@@ -8,11 +8,11 @@ use crate::error::ConfigError;
 use crate::plan::Plan;
 
 /// The most modules that one interpreter imports beforehand.
-const MOST_MODULES: usize = 256;
+const MAX_MODULES: usize = 256;
 /// The longest that an interpreter may live: 30 days.
-const LONGEST_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The most output that may be kept for one request.
-const MOST_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
+const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 
 /// A kind of interpreter that can wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,17 +89,17 @@ impl InterpreterConfig {
         if self.command.first().is_none_or(String::is_empty) {
             return Err(ConfigError::NoCommand);
         }
-        if self.modules.len() > MOST_MODULES {
-            return Err(ConfigError::TooManyModules { most: MOST_MODULES });
+        if self.modules.len() > MAX_MODULES {
+            return Err(ConfigError::TooManyModules { most: MAX_MODULES });
         }
         if let Some(name) = self.modules.iter().find(|name| name.is_empty() || name.starts_with('-')) {
             return Err(ConfigError::BadModule { name: name.clone() });
         }
-        if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit || self.lifetime > LONGEST_LIFE {
-            return Err(ConfigError::BadTime { most: LONGEST_LIFE });
+        if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit || self.lifetime > MAX_LIFE {
+            return Err(ConfigError::BadTime { most: MAX_LIFE });
         }
-        if self.most_output > MOST_OUTPUT {
-            return Err(ConfigError::TooMuchOutput { most: MOST_OUTPUT });
+        if self.most_output > MAX_OUTPUT {
+            return Err(ConfigError::TooMuchOutput { most: MAX_OUTPUT });
         }
         Ok(())
     }

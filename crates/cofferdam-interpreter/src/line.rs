@@ -21,7 +21,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// The answer before a request's code runs.
 const ANSWER: &[u8] = b"+";
 /// The longest answer to a request.
-const MOST_ANSWER: usize = 100;
+const MAX_ANSWER: usize = 100;
 
 /// An interpreter that waits for its one request.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Line {
                     return Ok(first);
                 }
                 Some(b'-') if answer.ends_with(b"\n") => return Err(failure(&answer[1..], directory)),
-                Some(b'-') if answer.len() < MOST_ANSWER => {}
+                Some(b'-') if answer.len() < MAX_ANSWER => {}
                 _ => return Err(StartError::Silent),
             }
         }

@@ -11,7 +11,7 @@ use crate::line::Line;
 use crate::marker::{Marker, TooLoud};
 
 /// What modules may print while they are imported, on each stream.
-pub const MOST_NOISE: ByteSize = ByteSize::from_mebibytes(1);
+pub const MAX_NOISE: ByteSize = ByteSize::from_mebibytes(1);
 
 /// Starts an interpreter by `request` and waits until it says with `token` that it is warm.
 pub async fn warm_up(sandbox: &dyn Sandbox, request: ExecRequest, token: &str, limit: Duration) -> Result<Line> {
@@ -34,7 +34,7 @@ struct Ready {
 
 impl Ready {
     fn new(token: &str) -> Self {
-        let marker = || Marker::new(token, MOST_NOISE.as_bytes() as usize);
+        let marker = || Marker::new(token, MAX_NOISE.as_bytes() as usize);
         Self { stdout: marker(), stderr: marker(), bytes: 0 }
     }
 
@@ -75,7 +75,7 @@ impl Ready {
 
 impl From<TooLoud> for WarmError {
     fn from(_: TooLoud) -> Self {
-        Self::TooLoud { most: MOST_NOISE }
+        Self::TooLoud { most: MAX_NOISE }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::config::{InterpreterConfig, Runtime};
 use crate::line::{Line, Times};
 use crate::marker::token;
 use crate::plan::Plan;
-use crate::ready::{MOST_NOISE, warm_up};
+use crate::ready::{MAX_NOISE, warm_up};
 
 /// Processes that a waiting interpreter can need besides itself: make its sandbox with that many more than the code is
 /// to have. See `docs/interpreters.md`, "The anchor".
@@ -114,7 +114,7 @@ fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Resu
         }
     };
     // As much is passed on as is kept, so that nothing can be lost between this exec and the request's handle.
-    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MOST_NOISE.as_bytes());
+    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MAX_NOISE.as_bytes());
     let contents = Bytes::from_static(contents.as_bytes());
     ExecRequest::builder(Command::Script(Script { interpreter, name: name.to_owned(), contents, args }))
         .stdin(Stdin::Stream)

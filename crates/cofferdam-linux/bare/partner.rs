@@ -10,7 +10,7 @@ pub const DESCRIPTOR: i32 = 3;
 /// The descriptor at which it finds a socket that takes the host's connections, where the host is reached by one.
 pub const LISTENER: i32 = 4;
 /// The longest name of a machine.
-pub const LONGEST_NAME: usize = 63;
+pub const MAX_NAME: usize = 63;
 
 const MAGIC: [u8; 4] = *b"CFDp";
 /// Bytes before what a renewal says.
@@ -43,7 +43,7 @@ pub enum Request<'a> {
 /// Whether a machine may have this name.
 pub fn is_name(name: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.iter().all(plain)
+    (1..=MAX_NAME).contains(&name.len()) && name.iter().all(plain)
 }
 
 /// Writes a request with its number; `None` if it cannot be put.

@@ -33,7 +33,7 @@ const ENTRIES: usize = 2048;
 const TEXT: usize = 4096;
 
 /// Looks in a row at which processes could not be listed, after which memory counts as used up.
-const MOST_BLIND: u32 = 40;
+const MAX_BLIND: u32 = 40;
 
 /// A limit that was passed.
 #[derive(Clone, Copy)]
@@ -154,7 +154,7 @@ impl Watch {
         if let Some(limit) = self.memory {
             let files = if self.counts_files { sys::used_bytes(b"/tmp\0").unwrap_or(0) } else { 0 };
             let used = total.memory + files + self.count_mappings() * MAPPING_BYTES;
-            if used > limit || self.mappings > MAX_MAPPINGS || self.blind >= MOST_BLIND {
+            if used > limit || self.mappings > MAX_MAPPINGS || self.blind >= MAX_BLIND {
                 return Some(Passed::Memory);
             }
         }

@@ -7,7 +7,7 @@ use cofferdam_code::CodeConfig;
 use cofferdam_contract::{ByteSize, Error, Result, Spec};
 
 /// The largest file or message that can be configured: each is held in memory, some of them twice.
-const MOST_BYTES: ByteSize = ByteSize::from_mebibytes(256);
+const MAX_BYTES: ByteSize = ByteSize::from_mebibytes(256);
 /// The most of anything that is counted.
 const MOST: usize = 100_000;
 
@@ -106,8 +106,8 @@ impl Bounds {
             return bad(format!("snapshots must be at most {MOST}"));
         }
         for (name, size) in [("file", self.file), ("message", self.message)] {
-            if size > MOST_BYTES || size.as_bytes() < 1024 {
-                return bad(format!("{name} must be 1 KiB to {MOST_BYTES}"));
+            if size > MAX_BYTES || size.as_bytes() < 1024 {
+                return bad(format!("{name} must be 1 KiB to {MAX_BYTES}"));
             }
         }
         if self.idle.is_zero() {

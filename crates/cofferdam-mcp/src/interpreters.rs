@@ -17,9 +17,9 @@ use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use tokio::time::timeout;
 
 /// Names of a sandbox, those of lost ones included.
-const MOST_NAMES: usize = 64;
+const MAX_NAMES: usize = 64;
 /// Characters of a name.
-const MOST_LENGTH: usize = 64;
+const MAX_LENGTH: usize = 64;
 /// How long one may take to end once its sandbox has.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -63,7 +63,7 @@ impl Name {
     /// Refuses what is no name.
     pub fn parse(text: &str) -> Result<Self> {
         let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        if plain && (1..=MOST_LENGTH).contains(&text.len()) {
+        if plain && (1..=MAX_LENGTH).contains(&text.len()) {
             return Ok(Self(text.to_owned()));
         }
         Err(Error::invalid("session", "the name of a session is 1 to 64 letters, digits, '.', '_' and '-'")
@@ -119,11 +119,11 @@ impl Interpreters {
         if book.closed {
             return Err(Error::new(ErrorKind::Closed, "session", "the sandbox is being closed"));
         }
-        if book.slots.len() >= MOST_NAMES {
+        if book.slots.len() >= MAX_NAMES {
             // Why they are gone is forgotten first.
             book.slots.retain(|_, slot| !matches!(slot, Slot::Live(session) if session.lost().is_some()));
         }
-        if book.slots.len() >= MOST_NAMES {
+        if book.slots.len() >= MAX_NAMES {
             return Err(Error::new(ErrorKind::ResourceExhausted, "session", "the sandbox has too many sessions")
                 .with_remedy("end one with close_sandbox and its session"));
         }
@@ -143,7 +143,7 @@ impl Interpreters {
             None => None,
         };
         let Some(session) = session else {
-            let shown: String = name.chars().take(MOST_LENGTH).flat_map(char::escape_debug).collect();
+            let shown: String = name.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect();
             return Err(Error::new(ErrorKind::NotFound, "close", "the sandbox has no session of this name")
                 .with_context("session", shown)
                 .with_remedy("give the name that run_code was given"));
@@ -203,7 +203,7 @@ mod tests {
         let opening = interpreters.enter(&name, "python").unwrap();
         assert_eq!(interpreters.enter(&name, "python").unwrap_err().kind(), ErrorKind::Conflict);
         drop(opening);
-        let kept: Vec<_> = (0..MOST_NAMES)
+        let kept: Vec<_> = (0..MAX_NAMES)
             .map(|number| interpreters.enter(&Name::parse(&number.to_string()).unwrap(), "python").unwrap())
             .collect();
         assert_eq!(interpreters.enter(&name, "python").unwrap_err().kind(), ErrorKind::ResourceExhausted);

@@ -19,11 +19,11 @@ const GATHER: Duration = Duration::from_millis(100);
 /// Time without output after which progress is reported all the same.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Bytes that wait to be sent, at most.
-const MOST_WAITING: usize = 64 * 1024;
+const MAX_WAITING: usize = 64 * 1024;
 /// Bytes that are sent for one call, at most.
-const MOST_SENT: usize = 256 * 1024;
+const MAX_SENT: usize = 256 * 1024;
 /// Characters of output in a report of progress.
-const MOST_LINE: usize = 200;
+const MAX_LINE: usize = 200;
 /// How long the last messages may take.
 const LAST: Duration = Duration::from_millis(500);
 
@@ -75,7 +75,7 @@ impl Reporter {
         }
         let mut waiting = self.shared.lock();
         let stream = &mut waiting.streams[index(chunk.stream)];
-        let room = MOST_WAITING.saturating_sub(stream.len());
+        let room = MAX_WAITING.saturating_sub(stream.len());
         stream.extend_from_slice(&chunk.data[..room.min(chunk.data.len())]);
         drop(waiting);
         self.shared.news.notify_one();
@@ -118,7 +118,7 @@ const NAMES: [&str; 2] = ["stdout", "stderr"];
 
 async fn report(wanted: Wanted, shared: Arc<Shared>) {
     let start = Instant::now();
-    let mut left = MOST_SENT;
+    let mut left = MAX_SENT;
     let mut last_line = String::new();
     loop {
         // A beat without news is reported, too.
@@ -132,7 +132,7 @@ async fn report(wanted: Wanted, shared: Arc<Shared>) {
         };
         for (name, text) in NAMES.into_iter().zip(&texts) {
             if let Some(line) = text.lines().rev().find(|line| !line.trim().is_empty()) {
-                last_line = line.chars().take(MOST_LINE).collect();
+                last_line = line.chars().take(MAX_LINE).collect();
             }
             if wanted.logs && !text.is_empty() && left > 0 && !send_log(&wanted.peer, name, text, &mut left).await {
                 return;

@@ -14,7 +14,7 @@ use crate::{failure, media, uri};
 /// Resources of one page.
 const PAGE: usize = 200;
 /// Levels of directories that are looked at.
-const MOST_DEPTH: u32 = 16;
+const MAX_DEPTH: u32 = 16;
 
 /// What is below a directory, in order, at most `most` entries; and whether there is more.
 pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: usize) -> Result<(Vec<Entry>, bool)> {
@@ -103,7 +103,7 @@ async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, l
                 found.push(Entry::new(path.as_str().to_owned(), &entry));
             }
         }
-        if entry.kind == EntryKind::Directory && words.len() < MOST_DEPTH as usize {
+        if entry.kind == EntryKind::Directory && words.len() < MAX_DEPTH as usize {
             ahead.extend(below(sandbox, &path, &after).await);
         }
     }

@@ -28,7 +28,7 @@ use crate::steady::Steady;
 /// How often idle sandboxes are looked for, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The most ids of closed sandboxes that are remembered, to say why they are gone.
-const MOST_REMEMBERED: usize = 256;
+const MAX_REMEMBERED: usize = 256;
 
 /// Whose a sandbox is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -436,7 +436,7 @@ impl Store {
         );
         let mut state = self.lock();
         state.idled.extend(gone);
-        let too_many = state.idled.len().saturating_sub(MOST_REMEMBERED);
+        let too_many = state.idled.len().saturating_sub(MAX_REMEMBERED);
         state.idled.drain(..too_many);
         state.shut
     }

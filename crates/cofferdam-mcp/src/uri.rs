@@ -8,7 +8,7 @@ pub const SCHEME: &str = "cofferdam://";
 /// The template of all addresses.
 pub const TEMPLATE: &str = "cofferdam://{sandbox}/{+path}";
 /// The longest address that is read.
-const MOST_BYTES: usize = 16 * 1024;
+const MAX_BYTES: usize = 16 * 1024;
 
 /// The address of a file.
 pub fn of(sandbox: &str, path: &str) -> String {
@@ -31,7 +31,7 @@ pub fn parse(uri: &str) -> Result<(String, SandboxPath)> {
         Error::invalid("read resource", "this is no address of a file here")
             .with_remedy(format!("use {TEMPLATE}, with the id of a sandbox and the path of a file in its workspace"))
     };
-    if uri.len() > MOST_BYTES {
+    if uri.len() > MAX_BYTES {
         return Err(bad());
     }
     let (sandbox, path) = uri.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/')).ok_or_else(bad)?;

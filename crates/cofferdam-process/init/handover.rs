@@ -2,12 +2,12 @@
 //! is to be sent. It travels through a pipe, for one of the numbers is a secret.
 
 /// The most descriptors that go with the evidence.
-pub const MOST_FDS: usize = 8;
+pub const MAX_FDS: usize = 8;
 /// The longest handover, evidence included: what a pipe of the smallest kind holds.
-pub const MOST_BYTES: usize = 4096;
+pub const MAX_BYTES: usize = 4096;
 /// Bytes before the evidence.
 const HEAD: usize = WORDS * 8;
-const WORDS: usize = 13 + MOST_FDS;
+const WORDS: usize = 13 + MAX_FDS;
 /// A number that is not there.
 const NONE: u64 = u64::MAX;
 
@@ -23,7 +23,7 @@ pub struct Handover {
     /// The list of the locks of files.
     pub locks: i32,
     /// What to send with the evidence; the first `fd_count` count.
-    pub fds: [i32; MOST_FDS],
+    pub fds: [i32; MAX_FDS],
     /// How many of them.
     pub fd_count: usize,
     /// Bytes of memory at which to kill, where the init watches.
@@ -87,7 +87,7 @@ impl Handover {
             *word = u64::from_ne_bytes(place.try_into().ok()?);
         }
         let some = |word: u64| (word != NONE).then_some(word);
-        let mut fds = [0; MOST_FDS];
+        let mut fds = [0; MAX_FDS];
         for (fd, word) in fds.iter_mut().zip(&words[13..]) {
             *fd = *word as i32;
         }
@@ -109,6 +109,6 @@ impl Handover {
                 seccomp: words[5] & 4 != 0,
             },
         };
-        (handover.fd_count <= MOST_FDS).then_some((handover, evidence))
+        (handover.fd_count <= MAX_FDS).then_some((handover, evidence))
     }
 }

@@ -34,7 +34,7 @@ mod tree;
 mod watch;
 mod wire;
 
-use handover::{Handover, MOST_BYTES};
+use handover::{Handover, MAX_BYTES};
 use serve::{Init, Room};
 
 /// Something in this program is wrong.
@@ -43,7 +43,7 @@ const PANICKED: i32 = 70;
 const REFUSED: i32 = 77;
 
 static ROOM: sys::Once<Room> = sys::Once::new(Room::NEW);
-static HANDED_OVER: sys::Once<[u8; MOST_BYTES]> = sys::Once::new([0; MOST_BYTES]);
+static HANDED_OVER: sys::Once<[u8; MAX_BYTES]> = sys::Once::new([0; MAX_BYTES]);
 
 /// Where the program begins.
 extern "C" fn enter() -> ! {

@@ -15,7 +15,7 @@ use super::wire::{self, Event, NotStarted, Order, Start, Step};
 /// How long the owner may take to read what it was told.
 const PATIENCE_MICROS: u64 = 10_000_000;
 /// Programs of execs that can run at the same time.
-const MOST_RUNNING: usize = 4096;
+const MAX_RUNNING: usize = 4096;
 /// Orders up to this length need no memory of their own.
 const USUAL_MESSAGE: usize = 4096;
 
@@ -35,19 +35,19 @@ impl Room {
     pub const NEW: Self = Self {
         message: [0; USUAL_MESSAGE],
         desk: Desk::NEW,
-        running: Running { list: [(0, 0, Since::NOTHING); MOST_RUNNING], count: 0 },
+        running: Running { list: [(0, 0, Since::NOTHING); MAX_RUNNING], count: 0 },
     };
 }
 
 /// The main process of each exec that runs.
 pub struct Running {
-    list: [(i32, u64, Since); MOST_RUNNING],
+    list: [(i32, u64, Since); MAX_RUNNING],
     count: usize,
 }
 
 impl Running {
     fn is_full(&self) -> bool {
-        self.count >= MOST_RUNNING
+        self.count >= MAX_RUNNING
     }
 
     /// When each of them started.

@@ -23,7 +23,7 @@ use crate::warm::ProcessWarm;
 /// The backend's name.
 pub const NAME: &str = "process";
 /// Launchers kept for roots other than the host's.
-const MOST_LAUNCHERS: usize = 8;
+const MAX_LAUNCHERS: usize = 8;
 /// What programs find without a path of their own.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -75,14 +75,14 @@ impl ProcessBackend {
         if let Some(launcher) = launchers.get(&root).filter(|launcher| launcher.is_alive()) {
             return Ok(Arc::clone(launcher));
         }
-        if launchers.len() >= MOST_LAUNCHERS && !launchers.contains_key(&root) {
+        if launchers.len() >= MAX_LAUNCHERS && !launchers.contains_key(&root) {
             // Those in use live on through their sandboxes.
             launchers.retain(|_, launcher| Arc::strong_count(launcher) > 1);
-            if launchers.len() >= MOST_LAUNCHERS {
+            if launchers.len() >= MAX_LAUNCHERS {
                 return Err(Error::new(
                     ErrorKind::ResourceExhausted,
                     "create",
-                    format!("sandboxes with {MOST_LAUNCHERS} different roots are alive already"),
+                    format!("sandboxes with {MAX_LAUNCHERS} different roots are alive already"),
                 ));
             }
         }

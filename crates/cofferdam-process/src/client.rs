@@ -22,7 +22,7 @@ use crate::sys::watch::watch;
 use crate::{error, sys};
 
 /// Different requests whose measurements are remembered.
-const MOST_ACCEPTED: usize = 256;
+const MAX_ACCEPTED: usize = 256;
 /// Time a launcher has to build its template, on a machine under heavy load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
@@ -158,7 +158,7 @@ impl Launcher {
     /// Keeps what an accepted sandbox measured.
     pub fn accept(&self, create: &Create, evidence: &Evidence) {
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
-        if accepted.len() >= MOST_ACCEPTED {
+        if accepted.len() >= MAX_ACCEPTED {
             accepted.clear();
         }
         accepted.entry(generalised(create)).or_insert_with(|| Arc::new(evidence.clone()));

@@ -24,7 +24,7 @@ const GONE_LIMIT: Duration = Duration::from_secs(60);
 const FULL: Duration = Duration::from_millis(2);
 /// Processes of a sandbox that are looked at to tell execs apart, since that takes the supervisor's own time. What others
 /// use is everybody's.
-const MOST_TOLD_APART: usize = 64;
+const MAX_TOLD_APART: usize = 64;
 /// Time an init has to take an order.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -200,7 +200,7 @@ impl Core {
     /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
     pub fn tell_apart(&self, ended: Option<(u64, u64)>) {
         let Some(stats) = &self.stats else { return };
-        let mut used = marks::cpu_micros(&stats.processes(MOST_TOLD_APART));
+        let mut used = marks::cpu_micros(&stats.processes(MAX_TOLD_APART));
         if let Some((exec, reaped)) = ended {
             // What was reaped is in no process that is left.
             let sum = used.entry(exec).or_default();

@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Entries that one listing holds.
-const MOST_ENTRIES: usize = 100_000;
+const MAX_ENTRIES: usize = 100_000;
 /// Links followed for one path, as the kernel does it.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// Passes over a directory that is being removed while somebody fills it.
-const MOST_PASSES: usize = 200_000;
+const MAX_PASSES: usize = 200_000;
 const COPY_BUFFER: usize = 256 * 1024;
 const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 
@@ -203,7 +203,7 @@ fn make_parents(room: &Room, path: &SandboxPath) -> io::Result<()> {
 /// The directory and name that a path means, after following links in its last part, each step inside.
 fn destination(room: &Room, path: &SandboxPath) -> io::Result<(OwnedFd, PathBuf)> {
     let mut place = PathBuf::from(path.as_str());
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         let parent = place.parent().map(Path::to_owned).unwrap_or_default();
         let name = place.file_name().map(PathBuf::from).ok_or(Errno::ISDIR)?;
         let dir = beneath::open(room.dir.as_fd(), &parent, OPEN_DIR, Mode::empty())?;
@@ -252,14 +252,14 @@ pub async fn list(room: Room, path: &SandboxPath) -> Result<Vec<DirEntry>> {
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
-            Ok(found.len() <= MOST_ENTRIES)
+            Ok(found.len() <= MAX_ENTRIES)
         })
         .map_err(fail)?;
-        if found.len() > MOST_ENTRIES {
+        if found.len() > MAX_ENTRIES {
             return Err(Error::new(
                 ErrorKind::ResourceExhausted,
                 "list_dir",
-                format!("the directory has more than {MOST_ENTRIES} entries"),
+                format!("the directory has more than {MAX_ENTRIES} entries"),
             )
             .with_context("path", path.to_string()));
         }
@@ -306,7 +306,7 @@ fn remove_tree(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     let flags = OPEN_DIR | OFlags::NOFOLLOW;
     let top = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let mut moved = 0u64;
-    for _ in 0..MOST_PASSES {
+    for _ in 0..MAX_PASSES {
         let mut left = false;
         for_each(&top, |entry| {
             left = true;

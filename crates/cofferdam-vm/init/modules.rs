@@ -6,7 +6,7 @@ use super::text::Text;
 
 /// Their names, a line each, in the order in which they need each other.
 const LIST: &[u8] = b"/modules/list\0";
-const LONGEST_LIST: usize = 4096;
+const MAX_LIST: usize = 4096;
 const EEXIST: i32 = 17;
 
 /// Modules for connections with the host: what nothing uses, guests are not to find in the kernel.
@@ -14,9 +14,9 @@ const VSOCK: [&[u8]; 2] = [b"vsock.", b"vmw_vsock_"];
 
 /// Loads them all, but those for a vsock without one, and removes the files, whose memory the machine has better uses for.
 pub fn load(vsock: bool) -> Result<(), Failure> {
-    let mut list = [0; LONGEST_LIST];
+    let mut list = [0; MAX_LIST];
     let list = sys::read_file(LIST, &mut list);
-    if list.len() == LONGEST_LIST {
+    if list.len() == MAX_LIST {
         return Err(Failure::new("read", LIST, 0));
     }
     for name in list.split(|&byte| byte == b'\n').filter(|name| !name.is_empty()) {

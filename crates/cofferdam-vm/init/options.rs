@@ -16,9 +16,9 @@ use core::fmt;
 /// What all words of ours begin with.
 const PREFIX: &[u8] = b"cofferdam.";
 /// The longest name of a disk: the kernel keeps no more of a serial number.
-pub const LONGEST_DISK: usize = 20;
+pub const MAX_DISK: usize = 20;
 /// The longest name of a port.
-pub const LONGEST_PORT: usize = 32;
+pub const MAX_PORT: usize = 32;
 /// The time over which a share of the processors is kept, in microseconds.
 pub const CPU_PERIOD: u64 = 100_000;
 
@@ -167,12 +167,10 @@ fn is_name(name: &[u8], longest: usize) -> bool {
 
 fn disk(value: &[u8]) -> Option<Disk<'_>> {
     match value.strip_prefix(b"serial:") {
-        Some(serial) => is_name(serial, LONGEST_DISK).then_some(Disk::Serial(serial)),
+        Some(serial) => is_name(serial, MAX_DISK).then_some(Disk::Serial(serial)),
         // Only letters and digits: the name becomes part of a path.
-        None => {
-            (is_name(value, LONGEST_DISK) && value.iter().all(u8::is_ascii_alphanumeric) && !starts_with_digit(value))
-                .then_some(Disk::Name(value))
-        }
+        None => (is_name(value, MAX_DISK) && value.iter().all(u8::is_ascii_alphanumeric) && !starts_with_digit(value))
+            .then_some(Disk::Name(value)),
     }
 }
 
@@ -180,7 +178,7 @@ fn port(value: &[u8]) -> Option<Port<'_>> {
     match value.strip_prefix(b"vsock:") {
         // The largest stands for any.
         Some(port) => u32::try_from(number(port)?).ok().filter(|port| *port < u32::MAX).map(Port::Vsock),
-        None => is_name(value, LONGEST_PORT).then_some(Port::Name(value)),
+        None => is_name(value, MAX_PORT).then_some(Port::Name(value)),
     }
 }
 

@@ -28,7 +28,7 @@ use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
 use crate::make::{Host, blocking};
 use crate::plan::Plan;
-use crate::qemu::MOST_DEVICES;
+use crate::qemu::MAX_DEVICES;
 use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
 use crate::vmm::MachineState;
@@ -150,8 +150,8 @@ impl Travelled {
             if part.name.as_str() != name || part.kind != kind || part.base.is_some() {
                 return bad(format!("its archive has '{}' ({}) where '{name}' ({kind}) belongs", part.name, part.kind));
             }
-            if kind == Kind::State && part.size > MOST_DEVICES {
-                return bad(format!("'{name}' has {} bytes, and at most {MOST_DEVICES} are taken", part.size));
+            if kind == Kind::State && part.size > MAX_DEVICES {
+                return bad(format!("'{name}' has {} bytes, and at most {MAX_DEVICES} are taken", part.size));
             }
             if let Some(size) = size.filter(|size| *size != part.size) {
                 return bad(format!("'{name}' has {} bytes, and its machine has {size}", part.size));
@@ -406,12 +406,12 @@ mod tests {
             parts
         };
         let base = Part { base: Some(Digest::from_bytes([1; 32])), ..disk.clone() };
-        travelled(Some(8192)).check_parts(&changed(1, part(DEVICES, Kind::State, MOST_DEVICES))).unwrap();
+        travelled(Some(8192)).check_parts(&changed(1, part(DEVICES, Kind::State, MAX_DEVICES))).unwrap();
         for (bad, why) in [
             (parts(), "too few"),
             (with_disk.iter().cloned().chain([part("more", Kind::State, 1)]).collect(), "too many"),
             (changed(1, part(DEVICES, Kind::Memory, 9)), "kind"),
-            (changed(1, part(DEVICES, Kind::State, MOST_DEVICES + 1)), "devices' size"),
+            (changed(1, part(DEVICES, Kind::State, MAX_DEVICES + 1)), "devices' size"),
             (changed(1, part("devicez", Kind::State, 9)), "name"),
             (changed(2, part(MEMORY, Kind::Memory, 4096)), "memory's size"),
             (changed(3, part(WORKSPACE, Kind::Disk, 4096)), "disk's size"),

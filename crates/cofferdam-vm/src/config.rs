@@ -120,7 +120,7 @@ impl VmConfig {
     /// Refuses what lets no machine run.
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::invalid("configure", what));
-        if self.processors == 0 || self.processors > MOST_PROCESSORS {
+        if self.processors == 0 || self.processors > MAX_PROCESSORS {
             return bad("a machine has from 1 to 64 processors");
         }
         if self.memory < LEAST_MEMORY {
@@ -134,7 +134,7 @@ impl VmConfig {
 }
 
 /// The most processors of a machine.
-pub(crate) const MOST_PROCESSORS: u32 = 64;
+pub(crate) const MAX_PROCESSORS: u32 = 64;
 /// What a machine without a limit has at least.
 const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(32);
 

@@ -13,7 +13,7 @@ use cofferdam_linux::trust::Distrust;
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
 
 /// The longest text of another program that is passed on.
-const LONGEST_WORDS: usize = 1000;
+const MAX_WORDS: usize = 1000;
 
 /// Why there is no image or no machine.
 #[derive(Debug, thiserror::Error)]
@@ -278,7 +278,7 @@ fn clean(text: &str) -> String {
 /// The beginning of text from outside, in a form that can be printed.
 pub(crate) fn shown(text: &str) -> String {
     let text = text.trim();
-    let end = text.floor_char_boundary(LONGEST_WORDS);
+    let end = text.floor_char_boundary(MAX_WORDS);
     let cut = if end < text.len() { " …" } else { "" };
     format!("{}{cut}", clean(&text[..end]))
 }
@@ -286,7 +286,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// The end of it.
 pub(crate) fn shown_end(text: &str) -> String {
     let text = text.trim();
-    let begin = text.ceil_char_boundary(text.len().saturating_sub(LONGEST_WORDS));
+    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_WORDS));
     let cut = if begin > 0 { "… " } else { "" };
     format!("{cut}{}", clean(&text[begin..]))
 }

@@ -20,7 +20,7 @@ use crate::error::{VmError, io};
 use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
-use crate::qemu::MOST_DEVICES;
+use crate::qemu::MAX_DEVICES;
 use crate::ready::Ready;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
@@ -240,7 +240,7 @@ impl Raw {
             workspace.map(copy).transpose()
         });
         // Taken before anything is copied: whoever copies at the same time has the rest.
-        let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MOST_DEVICES));
+        let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MAX_DEVICES));
         let most = ByteSize::from_bytes(lease.bytes());
         let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
         let (state, disk): (MachineState, Option<File>) = (state?, disk?);

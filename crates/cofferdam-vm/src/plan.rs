@@ -11,7 +11,7 @@ use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
-use crate::config::{MOST_PROCESSORS, VmConfig};
+use crate::config::{MAX_PROCESSORS, VmConfig};
 use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 
 /// The agent's port.
@@ -229,7 +229,7 @@ fn unspeakable(what: &str) -> Error {
 
 /// Whole processors that hold a share.
 fn processors(cpus: Cpus) -> u32 {
-    cpus.as_millis().div_ceil(1000).clamp(1, MOST_PROCESSORS)
+    cpus.as_millis().div_ceil(1000).clamp(1, MAX_PROCESSORS)
 }
 
 #[cfg(test)]

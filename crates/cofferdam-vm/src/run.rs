@@ -10,7 +10,7 @@ use cofferdam_linux::child::{self, Start};
 use crate::error::{Result, VmError, io};
 
 const LOOK: Duration = Duration::from_millis(5);
-const MOST_WORDS: u64 = 64 << 10;
+const MAX_WORDS: u64 = 64 << 10;
 
 /// How a tool ended.
 #[derive(Debug)]
@@ -67,6 +67,6 @@ pub(crate) fn finish_with(
     };
     let mut said = Vec::new();
     // Its end is what counts; these are only words.
-    let _ = words.seek(SeekFrom::Start(0)).and_then(|_| (&words).take(MOST_WORDS).read_to_end(&mut said));
+    let _ = words.seek(SeekFrom::Start(0)).and_then(|_| (&words).take(MAX_WORDS).read_to_end(&mut said));
     Ok(Finished { tool, status, said: String::from_utf8_lossy(&said).into_owned() })
 }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::error::{Result, SupplyError, io};
 
 /// The most that one file of an archive may unpack to.
-const MOST_BYTES: u64 = 512 * 1024 * 1024;
+const MAX_BYTES: u64 = 512 * 1024 * 1024;
 
 fn refused(archive: &Path, reason: impl Into<String>) -> SupplyError {
     let name = archive.file_name().unwrap_or(archive.as_os_str());
@@ -105,7 +105,7 @@ fn copy(archive: &Path, entry: &mut impl Read, target: &Path) -> Result<()> {
             return Ok(());
         }
         total += count as u64;
-        if total > MOST_BYTES {
+        if total > MAX_BYTES {
             return Err(refused(archive, "a file in it is larger than anything that belongs there"));
         }
         stdio::Write::write_all(&mut file, &buffer[..count]).map_err(io("write", target))?;

@@ -99,7 +99,7 @@ pub struct Loaded {
 }
 
 /// Guests that wait, at most: as many as there are threads to run them is plenty.
-const MOST_SPARE: usize = 64;
+const MAX_SPARE: usize = 64;
 
 impl std::fmt::Debug for Loaded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -231,7 +231,7 @@ impl Loaded {
 
     fn keep(&self, guest: Guest) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < MOST_SPARE {
+        if spare.len() < MAX_SPARE {
             spare.push(guest);
         }
     }

@@ -40,7 +40,7 @@ const FILES: [&str; 2] = ["code", "state"];
 /// Real time that an interpreter may take to start.
 const START_TIME: Duration = Duration::from_secs(60);
 /// The longest description in a file of the cache.
-const MOST_HEADER: u32 = 1 << 20;
+const MAX_HEADER: u32 = 1 << 20;
 
 /// An interpreter that has started, and waits for what it is to run.
 pub(crate) struct Warm {
@@ -193,7 +193,7 @@ fn read_state(mut file: fs::File) -> Result<Option<(State, Arc<Image>)>> {
     let mut length = [0; 4];
     file.read_exact(&mut length).map_err(unreadable)?;
     let length = u32::from_le_bytes(length);
-    if length > MOST_HEADER {
+    if length > MAX_HEADER {
         return Ok(None);
     }
     let mut header = vec![0; length as usize];

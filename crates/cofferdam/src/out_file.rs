@@ -18,7 +18,7 @@ const MODE: Mode = Mode::from_raw_mode(0o600);
 /// How names for the time being end.
 const UNFINISHED: &str = ".cofferdam-unfinished";
 /// File systems take names of 255 bytes.
-const MOST_OF_NAME: usize = 160;
+const MAX_OF_NAME: usize = 160;
 
 /// What is done where the name is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +191,7 @@ fn other_name(name: &OsStr) -> OsString {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mut other = OsString::from(".");
     // As much of it as leaves room for the rest, for people.
-    other.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(MOST_OF_NAME)]));
+    other.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(MAX_OF_NAME)]));
     other.push(format!(".{}-{:x}{UNFINISHED}", std::process::id(), now.as_nanos()));
     other
 }

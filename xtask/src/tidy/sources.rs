@@ -9,7 +9,7 @@ use super::Source;
 use crate::repository::Repository;
 
 /// The longest that a Rust file may be.
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 /// The crate that wraps the kernel; elsewhere `unsafe` needs a `sys` module.
 const UNSAFE_CRATE: &str = "crates/cofferdam-linux";
 /// Hostile programs look for real files of a machine.
@@ -37,8 +37,8 @@ fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
     }
     let rust = source.is("rs");
     let lines = source.text.lines().count();
-    if rust && lines > MOST_LINES {
-        breaches.push(format!("{name}: {lines} lines, {MOST_LINES} is the most; split it"));
+    if rust && lines > MAX_LINES {
+        breaches.push(format!("{name}: {lines} lines, {MAX_LINES} is the most; split it"));
     }
     for (number, line) in source.text.lines().enumerate().map(|(index, line)| (index + 1, line)) {
         if rust && !may_be_unsafe(&source.path) && is_unsafe(line) {
@@ -163,9 +163,9 @@ mod tests {
 
     #[test]
     fn long_and_unfinished_files_are_breaches() {
-        assert_eq!(breaches("a.rs", &"x\n".repeat(MOST_LINES)), 0);
-        assert_eq!(breaches("a.rs", &"x\n".repeat(MOST_LINES + 1)), 1);
-        assert_eq!(breaches("a.md", &"x\n".repeat(MOST_LINES + 1)), 0);
+        assert_eq!(breaches("a.rs", &"x\n".repeat(MAX_LINES)), 0);
+        assert_eq!(breaches("a.rs", &"x\n".repeat(MAX_LINES + 1)), 1);
+        assert_eq!(breaches("a.md", &"x\n".repeat(MAX_LINES + 1)), 0);
         for word in UNFINISHED {
             assert_eq!(breaches("a.md", word), 1, "{word}");
         }

@@ -25,9 +25,9 @@ const PROMPT: &[u8] = b"/ # ";
 /// The longest that a boot may take.
 const LIMIT: Duration = Duration::from_secs(180);
 /// The most of the console that is looked at.
-const MOST_CONSOLE: usize = 1 << 20;
+const MAX_CONSOLE: usize = 1 << 20;
 /// The largest shell that is taken.
-const MOST_SHELL: u64 = 16 << 20;
+const MAX_SHELL: u64 = 16 << 20;
 
 /// The shell of Debian's package, written into `scratch`.
 pub fn busybox(packages: &Path, scratch: &Path) -> Result<PathBuf> {
@@ -40,7 +40,7 @@ pub fn busybox(packages: &Path, scratch: &Path) -> Result<PathBuf> {
         let is_shell = entry.path()?.file_name().is_some_and(|name| name == SHELL);
         if is_shell && entry.header().entry_type().is_file() {
             let mut program = Vec::new();
-            entry.take(MOST_SHELL).read_to_end(&mut program)?;
+            entry.take(MAX_SHELL).read_to_end(&mut program)?;
             let path = scratch.join(SHELL);
             fs::write(&path, program)?;
             fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
@@ -122,7 +122,7 @@ impl Plain {
 async fn prompt(console: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
     let mut seen = Vec::new();
     let mut piece = [0; 4096];
-    while seen.len() < MOST_CONSOLE {
+    while seen.len() < MAX_CONSOLE {
         let length = console.read(&mut piece).await?;
         if length == 0 {
             break;

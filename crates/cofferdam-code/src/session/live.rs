@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use super::SessionBounds;
 use super::wire::{Said, Stream, frame};
 use crate::bootstrap::{self, Told};
-use crate::executor::MOST_OUTPUT;
+use crate::executor::MAX_OUTPUT;
 use crate::result::{limit_name, random_id};
 use crate::{Language, error};
 
@@ -99,7 +99,7 @@ impl Live {
         let request = ExecRequest::builder(Command::Script(script))
             .stdin(Stdin::Stream)
             .timeout(bounds.lifetime)
-            .max_output(MOST_OUTPUT)
+            .max_output(MAX_OUTPUT)
             .output_buffer(BUFFER)
             .build()?;
         let started = sandbox.start(request).await;

@@ -43,7 +43,7 @@ const TYPES_OF_TEXTS: &str = "22.13";
 /// How long it may take to send an interrupt.
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Sessions that are gone and whose reason is still known.
-const MOST_GONE: usize = 256;
+const MAX_GONE: usize = 256;
 
 /// The sessions of an executor. Dropping it ends them all.
 #[derive(Debug)]
@@ -473,7 +473,7 @@ impl CodeSession {
         let mut book = lock(&book);
         if book.open.remove(&self.id).is_some() {
             book.gone.push_back((self.id.clone(), why));
-            if book.gone.len() > MOST_GONE {
+            if book.gone.len() > MAX_GONE {
                 book.gone.pop_front();
             }
         }

@@ -3,9 +3,9 @@
 /// What stands before the word that ends a call.
 const BEFORE: u8 = 0x1e;
 /// The longest that may stand after the word, on its line.
-const MOST_AFTER: usize = 64;
+const MAX_AFTER: usize = 64;
 /// What background threads wrote after the end, kept for the next call.
-const MOST_REST: usize = 64 * 1024;
+const MAX_REST: usize = 64 * 1024;
 
 /// A call as the interpreter reads it.
 pub fn frame(mark: &str, place: Option<&str>, code: &str) -> Vec<u8> {
@@ -41,23 +41,23 @@ impl Stream {
     }
 
     /// Takes what came; gives what is output for certain. Nothing of a word that may have begun is given.
-    /// After the end only its first [`MOST_REST`] bytes are kept.
+    /// After the end only its first [`MAX_REST`] bytes are kept.
     pub fn feed(&mut self, data: &[u8]) -> Vec<u8> {
         if self.end.is_some() {
-            let room = MOST_REST.saturating_sub(self.held.len());
+            let room = MAX_REST.saturating_sub(self.held.len());
             self.held.extend_from_slice(&data[..room.min(data.len())]);
             return Vec::new();
         }
         self.held.extend_from_slice(data);
         if let Some(at) = find(&self.held, &self.word) {
             let line = &self.held[at + self.word.len()..];
-            let ended = line.iter().position(|byte| *byte == b'\n').or((line.len() > MOST_AFTER).then_some(MOST_AFTER));
+            let ended = line.iter().position(|byte| *byte == b'\n').or((line.len() > MAX_AFTER).then_some(MAX_AFTER));
             let Some(length) = ended else { return self.held.drain(..at).collect() };
             let line = line[..length].to_vec();
             let output = self.held.drain(..at).collect();
             let rest = (self.word.len() + length + 1).min(self.held.len());
             self.held.drain(..rest);
-            self.held.truncate(MOST_REST);
+            self.held.truncate(MAX_REST);
             self.end = Some(line);
             return output;
         }
@@ -120,14 +120,14 @@ mod tests {
         let flood = [b'x'; 100_000];
         let mut stream = Stream::new("w1");
         assert_eq!(stream.feed(&[b"a\x1ew1 ok 0\n", &flood[..]].concat()), b"a");
-        assert_eq!(stream.held.len(), MOST_REST);
+        assert_eq!(stream.held.len(), MAX_REST);
         let mut stream = Stream::new("w1");
         stream.feed(b"\x1ew1 ok 0\n");
         for _ in 0..50 {
             assert!(stream.feed(&flood).is_empty());
         }
-        assert_eq!((stream.held.len(), stream.held.capacity() < 2 * flood.len()), (MOST_REST, true));
-        assert_eq!(stream.rest().len(), MOST_REST);
+        assert_eq!((stream.held.len(), stream.held.capacity() < 2 * flood.len()), (MAX_REST, true));
+        assert_eq!(stream.rest().len(), MAX_REST);
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) async fn left(engine: &TestEngine, before: &BTreeSet<String>) -> BTre
     loop {
         let now: BTreeSet<String> = engine.census().await.difference(before).cloned().collect();
         let still = left.map_or_else(|| now.clone(), |left| left.intersection(&now).cloned().collect());
-        if still.is_empty() || begun.elapsed() > LONGEST_LIFE {
+        if still.is_empty() || begun.elapsed() > MAX_LIFE {
             return still;
         }
         left = Some(still);
@@ -79,7 +79,7 @@ pub(crate) async fn left(engine: &TestEngine, before: &BTreeSet<String>) -> BTre
 }
 
 /// No sandbox of a test lives longer.
-const LONGEST_LIFE: std::time::Duration = std::time::Duration::from_secs(120);
+const MAX_LIFE: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// The image that sandboxes of tests have.
 pub(crate) fn image() -> String {

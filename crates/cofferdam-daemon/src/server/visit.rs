@@ -16,7 +16,7 @@ use super::conversation;
 use super::service::Service;
 use crate::directories::{self, Receiver};
 use crate::frame::{Frames, encode};
-use crate::message::{Accepted, ClientHello, MOST_ORDER, Order, PROTOCOL, ToClient, ToServer};
+use crate::message::{Accepted, ClientHello, MAX_ORDER, Order, PROTOCOL, ToClient, ToServer};
 use crate::peer::{Caller, Peer};
 
 /// Time for the greeting and for the order. Clients say both at once.
@@ -84,7 +84,7 @@ async fn greet(ends: &mut Ends, service: &Service, room: bool) -> io::Result<(bo
 async fn gather(ends: &mut Ends, mut whole: BytesMut, mut last: bool) -> io::Result<BytesMut> {
     while !last {
         match ends.frames.next().await? {
-            Some(ToServer::Order { part, last: end }) if whole.len() + part.len() <= MOST_ORDER => {
+            Some(ToServer::Order { part, last: end }) if whole.len() + part.len() <= MAX_ORDER => {
                 whole.extend_from_slice(&part);
                 last = end;
             }

@@ -7,9 +7,9 @@ use cofferdam_interpreter::InterpreterConfig;
 use serde::{Deserialize, Serialize};
 
 /// The most interpreters of one kind that are kept ready.
-const MOST_READY: usize = 64;
+const MAX_READY: usize = 64;
 /// The most kinds.
-const MOST_KINDS: usize = 16;
+const MAX_KINDS: usize = 16;
 
 /// One kind of interpreter that is kept ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl InterpretersConfig {
     /// Refuses what contradicts itself.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
-        if self.kept.len() > MOST_KINDS || self.kept.iter().any(|kept| kept.ready > MOST_READY) {
+        if self.kept.len() > MAX_KINDS || self.kept.iter().any(|kept| kept.ready > MAX_READY) {
             return bad("at most 64 interpreters of each of 16 kinds are kept ready");
         }
         let InterpreterTimes { refill_delay: _, max_age, make_timeout, first_backoff, longest_backoff, check_every } =

@@ -10,7 +10,7 @@ use cofferdam_contract::{Error, ErrorKind, Result};
 use tar::{EntryType, Header};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::{Archive, BLOCK, Hashing, MOST_ENTRIES, MOST_PATH, PERMISSIONS, TOP, pax, too_large};
+use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files;
 use crate::guest::Inner;
 use crate::slots::Listed;
@@ -21,7 +21,7 @@ const S_IFREG: u32 = 0o100_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFLNK: u32 = 0o120_000;
 /// Entries of directories that are open at the same time, one inside the other.
-const MOST_HELD: usize = 1_000_000;
+const MAX_HELD: usize = 1_000_000;
 const COPY: usize = 256 * 1024;
 
 /// A directory that is gone through: its path below the workspace, and what is still to come, last first.
@@ -43,7 +43,7 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
         };
         held -= 1;
         let path = joined(&level.path, &listed.name);
-        if path.len() > MOST_PATH {
+        if path.len() > MAX_PATH {
             return Err(too_deep());
         }
         let (mode, modified) = (listed.mode & PERMISSIONS, listed.modified.0);
@@ -54,7 +54,7 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
                 out.entry(EntryType::Directory, &path, mode, modified, 0, b"").await?;
                 let next = open(inner, path).await?;
                 held += next.left.len();
-                if held > MOST_HELD {
+                if held > MAX_HELD {
                     return Err(too_large(EXPORT));
                 }
                 levels.push(next);
@@ -68,7 +68,7 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
 }
 
 fn too_deep() -> Error {
-    Error::new(ErrorKind::ResourceExhausted, EXPORT, format!("a path in the workspace has more than {MOST_PATH} bytes"))
+    Error::new(ErrorKind::ResourceExhausted, EXPORT, format!("a path in the workspace has more than {MAX_PATH} bytes"))
         .with_remedy("remove the deepest directories")
 }
 
@@ -142,7 +142,7 @@ impl Export<'_> {
         target: &[u8],
     ) -> Result<()> {
         self.entries += 1;
-        if self.entries > MOST_ENTRIES {
+        if self.entries > MAX_ENTRIES {
             return Err(too_large(EXPORT));
         }
         let mut path = below(path);

@@ -7,16 +7,16 @@ use cofferdam_contract::{Error, ErrorKind, Result};
 use tar::{EntryType, Header};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Archive, BLOCK, Hashing, MOST_ENTRIES, MOST_PATH, PERMISSIONS, TOP, pax, too_large};
+use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files::{self, Target, Writing};
 use crate::guest::Inner;
 use crate::wire::{MAX_DATA, Make, Order, Root};
 
 const IMPORT: &str = "restore";
 /// The longest that the values beside a header may be.
-const MOST_RECORDS: u64 = 256 * 1024;
+const MAX_RECORDS: u64 = 256 * 1024;
 /// Directories whose times are set at the end, for what is put into them changes these.
-const MOST_DIRECTORIES: usize = 1_000_000;
+const MAX_DIRECTORIES: usize = 1_000_000;
 
 fn bad(what: impl Into<String>) -> Error {
     Error::invalid(IMPORT, format!("the archive is refused: {}", what.into()))
@@ -90,7 +90,7 @@ pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) ->
             Step::Entry(entry) => {
                 records = pax::Records::default();
                 entries += 1;
-                if entries > MOST_ENTRIES || directories.len() > MOST_DIRECTORIES {
+                if entries > MAX_ENTRIES || directories.len() > MAX_DIRECTORIES {
                     return Err(too_large(IMPORT));
                 }
                 put(inner, &entry, &mut input).await?;
@@ -146,7 +146,7 @@ fn judge(header: &Header, records: &pax::Records) -> Result<Step> {
         _ if size != 0 => return Err(bad(format!("'{shown}' has contents and is no file"))),
         EntryType::Directory => Kind::Directory,
         EntryType::Symlink => {
-            let fits = |target: &Vec<u8>| !target.is_empty() && target.len() < MOST_PATH && !target.contains(&0);
+            let fits = |target: &Vec<u8>| !target.is_empty() && target.len() < MAX_PATH && !target.contains(&0);
             Kind::Symlink(target().filter(fits).ok_or_else(|| bad(format!("the link '{shown}' points nowhere")))?)
         }
         EntryType::Link => {
@@ -180,12 +180,12 @@ fn below(path: &[u8]) -> Option<Vec<u8>> {
     }
     let rest = rest.strip_prefix(b"/")?;
     let plain = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && part.len() <= 255 && !part.contains(&0);
-    (rest.len() <= MOST_PATH && rest.split(|&byte| byte == b'/').all(plain)).then(|| rest.to_vec())
+    (rest.len() <= MAX_PATH && rest.split(|&byte| byte == b'/').all(plain)).then(|| rest.to_vec())
 }
 
 /// A few bytes that belong to an entry.
 async fn small(input: &mut (impl AsyncRead + Unpin), length: u64) -> Result<Vec<u8>> {
-    if length > MOST_RECORDS {
+    if length > MAX_RECORDS {
         return Err(bad("an entry has too long a name or too many records"));
     }
     let mut bytes = vec![0; (length as usize).next_multiple_of(BLOCK)];

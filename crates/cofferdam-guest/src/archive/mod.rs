@@ -19,9 +19,9 @@ const TOP: &str = "workspace";
 /// An archive is made of these.
 const BLOCK: usize = 512;
 /// What a path in an archive may have.
-const MOST_PATH: usize = crate::wire::MAX_PATH;
+const MAX_PATH: usize = crate::wire::MAX_PATH;
 /// Entries of one archive.
-const MOST_ENTRIES: u64 = 4_000_000;
+const MAX_ENTRIES: u64 = 4_000_000;
 /// What a mode keeps: permissions, and who may remove from a directory.
 const PERMISSIONS: u32 = 0o1777;
 

@@ -29,11 +29,11 @@ const PREFIX: &str = "cofferdam-";
 /// Times that removing an owner's group is tried, a millisecond apart: its last tasks may still be leaving.
 const REMOVALS: usize = 1000;
 /// Empty groups kept for use again.
-const MOST_SPARE: usize = 64;
+const MAX_SPARE: usize = 64;
 /// The last user may still be reading a group's counters for this long after its processes have ended.
 const STILL_READ: Duration = Duration::from_millis(50);
 /// A group to which more than this is still charged is not used again.
-const MOST_LEFT: u64 = 16 << 20;
+const MAX_LEFT: u64 = 16 << 20;
 /// The file of version 1 that bounds TCP and UDP buffers, in bytes.
 pub const SOCKETS_V1: &str = "memory.kmem.tcp.limit_in_bytes";
 const MIN_SOCKETS: u64 = 1 << 20;
@@ -264,7 +264,7 @@ impl Owner {
     /// Takes a group back whose processes have ended: keeps it to be used again, or removes it. Gives it back, to be
     /// tried again later, while tasks are still leaving it.
     pub fn release(&mut self, group: Box<Group>) -> Result<(), Box<Group>> {
-        if self.keeps_groups() && self.used.len() + self.spare.len() < MOST_SPARE {
+        if self.keeps_groups() && self.used.len() + self.spare.len() < MAX_SPARE {
             self.used.push((Instant::now(), *group));
             return Ok(());
         }
@@ -507,7 +507,7 @@ impl Group {
             memory: number("memory.usage_in_bytes")?,
         };
         self.base = base;
-        Ok(base.memory <= MOST_LEFT)
+        Ok(base.memory <= MAX_LEFT)
     }
 
     /// The directories, to be read by [`Stats`].

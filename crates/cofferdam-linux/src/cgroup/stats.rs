@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use super::{Version, open, read_again};
 
 /// Bytes of a process's number and the end of its line.
-const LONGEST_NUMBER: usize = 11;
+const MAX_NUMBER: usize = 11;
 /// Processes of a group that are looked at to see how they are listed.
 const LOOKED_AT: usize = 8;
 
@@ -82,7 +82,7 @@ impl Stats {
             Version::V2 => self.dirs.first(),
         };
         let file = counting.and_then(|(dir, _)| open(dir.as_fd(), "cgroup.procs").ok())?;
-        let mut text = vec![0; most.saturating_mul(LONGEST_NUMBER)];
+        let mut text = vec![0; most.saturating_mul(MAX_NUMBER)];
         let length = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut text[..], 0)).ok()?;
         // The last line may be cut.
         let lines = text[..length].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));

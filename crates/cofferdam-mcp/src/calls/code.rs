@@ -15,9 +15,9 @@ use crate::results::{CodeOutput, End, FileChange, Place, Rich, Session};
 /// The only image that results hold.
 const PNG: &str = "image/png";
 /// Characters of a value that stand in the text for models.
-const MOST_VALUE: usize = 10_000;
+const MAX_VALUE: usize = 10_000;
 /// Files that the text names.
-const MOST_NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
 impl Caller<'_> {
     pub(super) async fn run_code(self, arguments: RunCode) -> Result<CallToolResult> {
@@ -145,7 +145,7 @@ fn findings(screened: &Screened) -> Vec<String> {
 /// A result for models: as plain text.
 fn shown(rich: &RichResult) -> String {
     let Some(value) = rich.data.get("text/plain").and_then(Value::as_str) else { return String::new() };
-    let value: String = value.chars().take(MOST_VALUE).collect();
+    let value: String = value.chars().take(MAX_VALUE).collect();
     match rich.kind {
         RichKind::Value => format!("\n=> {value}"),
         RichKind::Display | RichKind::Figure => format!("\n{value}"),
@@ -160,11 +160,11 @@ fn named(result: &CodeResult) -> String {
     }
     let names: Vec<String> = changes
         .iter()
-        .take(MOST_NAMED)
+        .take(MAX_NAMED)
         .map(FileChange::from)
         .map(|file| format!("{} ({}, {} bytes)", file.path.escape_debug(), file.change, file.size))
         .collect();
-    let more = changes.len().saturating_sub(MOST_NAMED);
+    let more = changes.len().saturating_sub(MAX_NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("\n[files: {}{more}]", names.join(", "))
 }

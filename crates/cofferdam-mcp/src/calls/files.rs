@@ -14,7 +14,7 @@ use crate::{media, resources, uri};
 /// Bytes that are read where nothing is said.
 const USUAL_READ: u64 = 256 * 1024;
 /// The most levels that are listed.
-const MOST_DEPTH: u32 = 32;
+const MAX_DEPTH: u32 = 32;
 
 impl Caller<'_> {
     pub(super) async fn read_file(self, arguments: ReadFile) -> Result<CallToolResult> {
@@ -83,8 +83,8 @@ impl Caller<'_> {
 
     pub(super) async fn list_files(self, arguments: ListFiles) -> Result<CallToolResult> {
         let path = SandboxPath::new(&arguments.path)?;
-        if !(1..=MOST_DEPTH).contains(&arguments.depth) {
-            return Err(Error::invalid("list_files", format!("depth must be 1 to {MOST_DEPTH}")));
+        if !(1..=MAX_DEPTH).contains(&arguments.depth) {
+            return Err(Error::invalid("list_files", format!("depth must be 1 to {MAX_DEPTH}")));
         }
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
         let most = self.server.config.bounds.entries;

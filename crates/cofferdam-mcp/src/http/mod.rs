@@ -44,8 +44,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a write may wait for a client that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most headers of a request, and the most bytes of its head.
-const MOST_HEADERS: usize = 64;
-const MOST_HEAD: usize = 64 * 1024;
+const MAX_HEADERS: usize = 64;
+const MAX_HEAD: usize = 64 * 1024;
 /// How long answers may take to be brought to their end when the server ends.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long sandboxes may take to close.
@@ -160,8 +160,8 @@ impl Listening {
             builder
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
-                .max_headers(MOST_HEADERS)
-                .max_buf_size(MOST_HEAD);
+                .max_headers(MAX_HEADERS)
+                .max_buf_size(MAX_HEAD);
             let stream = TokioIo::new(Stalling::new(stream, WRITE_TIMEOUT));
             tokio::spawn(follow(graceful.watch(builder.serve_connection(stream, answer)), entry));
         }

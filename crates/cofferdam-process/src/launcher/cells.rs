@@ -28,8 +28,8 @@ const STOCK: usize = 8;
 /// Time to wait for one that is being made.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Files that fit into a sandbox without a disk limit are bounded by this.
-const MOST_FILES: u64 = 1 << 20;
-const FEWEST_FILES: u64 = 1024;
+const MAX_FILES: u64 = 1 << 20;
+const MIN_FILES: u64 = 1024;
 const MAKE: u8 = b'+';
 const DROP: u8 = b'-';
 
@@ -329,7 +329,7 @@ fn show_again(part: &Covered, path: &CStr, tree: Option<&OwnedFd>) -> io::Result
 
 /// Size and number of files, as a tmpfs takes them; 0 is no bound.
 fn bounds(disk: Option<u64>) -> (CString, CString) {
-    let files = disk.map_or(MOST_FILES, |bytes| (bytes / 8192).clamp(FEWEST_FILES, MOST_FILES));
+    let files = disk.map_or(MAX_FILES, |bytes| (bytes / 8192).clamp(MIN_FILES, MAX_FILES));
     let text = |number: u64| CString::new(number.to_string()).unwrap_or_default();
     (text(disk.unwrap_or(0)), text(files))
 }

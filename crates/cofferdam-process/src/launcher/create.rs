@@ -24,7 +24,7 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::cells::{self, Cell};
 use super::init::InitProgram;
-use super::init::handover::{Handover, MOST_BYTES, MOST_FDS, Measured};
+use super::init::handover::{Handover, MAX_BYTES, MAX_FDS, Measured};
 use super::template::Template;
 use super::{Filters, Identity, Named, PATIENCE, PID_SPACE, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
@@ -456,14 +456,14 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
 
 /// Lets the init inherit what it is to send with the evidence, and its socket. Gives also everything that must not be
 /// closed.
-fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MOST_FDS + 7])> {
+fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MAX_FDS + 7])> {
     let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
     let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);
     for (slot, fd) in handover.fds.iter_mut().zip(sent) {
         *slot = fd;
         handover.fd_count += 1;
     }
-    let mut keep = [0; MOST_FDS + 7];
+    let mut keep = [0; MAX_FDS + 7];
     let inherited = [handover.control, handover.listener, handover.locks];
     let fixed = inherited.into_iter().chain([0, 1, 2, setup.init.raw()]);
     let kept = handover.fds[..handover.fd_count].iter().copied().chain(fixed);
@@ -482,7 +482,7 @@ fn pass_on(handover: &Handover, evidence: &Evidence) -> io::Result<()> {
     let body = postcard::to_extend(evidence, handover.encode().to_vec()).map_err(io::Error::other)?;
     let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
     let (reader, writer) = rustix::pipe::pipe_with(flags)?;
-    if body.len() > MOST_BYTES || rustix::io::write(&writer, &body)? != body.len() {
+    if body.len() > MAX_BYTES || rustix::io::write(&writer, &body)? != body.len() {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     process::duplicate_to(reader.as_fd(), 0)

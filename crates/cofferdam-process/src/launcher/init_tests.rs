@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::handover::{Handover, MOST_FDS, Measured};
+use super::handover::{Handover, MAX_FDS, Measured};
 use super::{PROGRAM, in_memory, on_a_mount};
 use crate::protocol::{self, Evidence};
 
@@ -41,7 +41,7 @@ fn a_handover_is_read_back() {
         listener: 8,
         locks: 9,
         fds: [3, 4, 5, 6, 7, 8, 9, 10],
-        fd_count: MOST_FDS,
+        fd_count: MAX_FDS,
         watch_memory: Some(1 << 30),
         watch_cpu: None,
         open_files: 512,
@@ -53,7 +53,7 @@ fn a_handover_is_read_back() {
     bytes.extend_from_slice(b"evidence");
     assert_eq!(Handover::decode(&bytes), Some((handover, &b"evidence"[..])));
     assert_eq!(Handover::decode(&bytes[..100]), None);
-    let too_many = Handover { fd_count: MOST_FDS + 1, ..handover };
+    let too_many = Handover { fd_count: MAX_FDS + 1, ..handover };
     assert_eq!(Handover::decode(&too_many.encode()), None);
 }
 

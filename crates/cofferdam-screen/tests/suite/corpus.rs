@@ -11,7 +11,7 @@ use cofferdam_screen::{Language, PythonRules, Rules, Screen, ScreenError};
 const ENOUGH: Duration = Duration::from_secs(8);
 /// Modules that are imported often.
 const MODULES: [&str; 7] = ["os", "sys", "re", "collections", "typing", "unittest", "test"];
-const MOST_FILES: usize = 400;
+const MAX_FILES: usize = 400;
 
 /// Prints the files of the library that Python itself compiles, up to a number.
 const LIBRARY: &str = r#"
@@ -70,7 +70,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Option<String> {
 
 #[test]
 fn what_python_compiles_is_no_syntax_error() {
-    let Some(files) = run("python3", &["-I", "-c", LIBRARY, &MOST_FILES.to_string()], "") else { return };
+    let Some(files) = run("python3", &["-I", "-c", LIBRARY, &MAX_FILES.to_string()], "") else { return };
     let screen = Screen::default();
     let start = Instant::now();
     let (mut read, mut bytes, mut wrong) = (0, 0, Vec::new());
@@ -130,7 +130,7 @@ fn what_node_runs_is_no_syntax_error() {
         scripts(&prefix.join(folder), &mut files);
     }
     files.sort();
-    let step = (files.len() / MOST_FILES).max(1);
+    let step = (files.len() / MAX_FILES).max(1);
     let screen = Screen::default();
     let start = Instant::now();
     let (mut read, mut bytes, mut wrong) = (0, 0, Vec::new());

@@ -34,7 +34,7 @@ pub(super) const PORT: u32 = 1024;
 const TRY_LIMIT: Duration = Duration::from_secs(2);
 /// Time between two.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// Time from a first connection on in which others take the place of those that nobody had used.
 const QUIET_LIMIT: Duration = Duration::from_secs(10);
 
@@ -223,7 +223,7 @@ async fn connected(socket: &std::path::Path, by: Option<Instant>) -> Option<Unix
             return None;
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 

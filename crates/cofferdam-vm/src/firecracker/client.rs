@@ -30,10 +30,10 @@ use super::request::{Method, Pace, Request};
 use super::socket;
 
 /// The longest body of an answer.
-const LONGEST_ANSWER: usize = 64 * 1024;
+const MAX_ANSWER: usize = 64 * 1024;
 /// The longest head of an answer.
-const LONGEST_HEAD: usize = 16 * 1024;
-const MOST_HEADERS: usize = 32;
+const MAX_HEAD: usize = 16 * 1024;
+const MAX_HEADERS: usize = 32;
 
 /// How long is waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,8 +174,8 @@ impl Client {
 async fn connect(path: &Path) -> Result<Connection, Failed> {
     let stream = socket::connect(path).await.map_err(Failed::Unreachable)?;
     let (sender, connection) = http1::Builder::new()
-        .max_buf_size(LONGEST_HEAD)
-        .max_headers(MOST_HEADERS)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failed::Broken(chain(&error)))?;
@@ -230,9 +230,9 @@ async fn answer(connection: &mut Connection, message: Message) -> Result<(u16, B
         }
     };
     let status = response.status().as_u16();
-    match Limited::new(response.into_body(), LONGEST_ANSWER).collect().await {
+    match Limited::new(response.into_body(), MAX_ANSWER).collect().await {
         Ok(body) => Ok((status, body.to_bytes())),
-        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::Failed(Failed::TooLong(LONGEST_ANSWER))),
+        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::Failed(Failed::TooLong(MAX_ANSWER))),
         Err(error) => Err(broken(error.as_ref())),
     }
 }

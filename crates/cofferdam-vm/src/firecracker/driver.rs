@@ -31,7 +31,7 @@ use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineSt
 
 const MEBIBYTE: u64 = 1 << 20;
 /// The most processors that it gives to a machine.
-const MOST_PROCESSORS: u32 = 32;
+const MAX_PROCESSORS: u32 = 32;
 /// What differs from the walls that other monitors have, for the posture.
 const JAILED: &str = ", walled in by its own jailer (a root directory, users, mounts, processes and no network of its own; no Landlock),";
 const OLDEST_TEXT: &str = "1.16.2";
@@ -283,12 +283,12 @@ fn opened(disk: &Disk) -> Result<File> {
 
 /// Refuses what it cannot make.
 fn check(processors: u32) -> Result<()> {
-    if processors <= MOST_PROCESSORS {
+    if processors <= MAX_PROCESSORS {
         return Ok(());
     }
     Err(VmError::Lacks {
         monitor: PROGRAM,
-        what: format!("gives a machine {MOST_PROCESSORS} processors at most, not {processors}"),
+        what: format!("gives a machine {MAX_PROCESSORS} processors at most, not {processors}"),
         remedy: "lower --cpus, or use the driver qemu",
     })
 }

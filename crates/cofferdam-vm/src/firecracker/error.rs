@@ -7,7 +7,7 @@ use std::time::Duration;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 
 /// The longest text of Firecracker's that is passed on.
-const LONGEST_TEXT: usize = 1000;
+const MAX_TEXT: usize = 1000;
 const READ_THE_LOG: &str = "Firecracker's log says why; make a new machine";
 const ANOTHER_PROGRAM: &str = "is this Firecracker, of a version that is supported? `firecracker --version` says";
 
@@ -130,7 +130,7 @@ fn judge(words: &str) -> (ErrorKind, &'static str) {
 /// Text from outside, in a form that can be printed.
 pub(super) fn shown(text: &str) -> String {
     let text = text.trim();
-    let end = (0..=LONGEST_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let cut = if end < text.len() { " …" } else { "" };
     let clean: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("{clean}{cut}")

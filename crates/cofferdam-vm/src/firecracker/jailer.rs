@@ -48,7 +48,7 @@ const FILES: &str = "files";
 /// Bytes in a jail besides Firecracker's program: pages of directories, of the keeper, of what the jailer writes.
 const FURTHER: u64 = 1 << 20;
 /// Files and directories in a jail: some thirty are the jailer's and ours, two are Firecracker's sockets.
-const MOST_FILES: u32 = 64;
+const MAX_FILES: u32 = 64;
 
 /// Whether machines are started by Firecracker's own jailer. It needs root.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -172,7 +172,7 @@ fn user() -> (u32, u32) {
 /// The file system that a jail is in. Devices can be made there, and programs executed.
 fn tree(program: &Path) -> Result<OwnedFd> {
     let bytes = program.metadata().map_err(io("look at", program))?.len().saturating_add(FURTHER);
-    let (size, files) = (bytes.next_multiple_of(4096).to_string(), MOST_FILES.to_string());
+    let (size, files) = (bytes.next_multiple_of(4096).to_string(), MAX_FILES.to_string());
     let options = [("size", &*size), ("nr_inodes", &*files), ("mode", "0700")];
     let words = options.map(|(key, value)| Ok::<_, VmError>((text(key.as_ref())?, text(value.as_ref())?)));
     let words = words.into_iter().collect::<Result<Vec<_>>>()?;

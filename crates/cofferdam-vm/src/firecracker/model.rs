@@ -11,7 +11,7 @@ use super::ids::DriveId;
 
 const MEBIBYTE: u64 = 1 << 20;
 /// Processors that Firecracker gives to one machine at most.
-const MOST_VCPUS: u32 = 32;
+const MAX_VCPUS: u32 = 32;
 /// Addresses of a vsock below this one have a meaning of their own.
 const FIRST_GUEST_CID: u32 = 3;
 
@@ -67,8 +67,8 @@ pub struct MachineConfig {
 impl MachineConfig {
     /// A machine with 1 to 32 processors and whole mebibytes of memory.
     pub fn new(vcpus: u32, memory: ByteSize) -> Result<Self> {
-        if !(1..=MOST_VCPUS).contains(&vcpus) {
-            let message = format!("a machine under Firecracker has 1 to {MOST_VCPUS} processors, not {vcpus}");
+        if !(1..=MAX_VCPUS).contains(&vcpus) {
+            let message = format!("a machine under Firecracker has 1 to {MAX_VCPUS} processors, not {vcpus}");
             return Err(Error::invalid("create", message));
         }
         let bytes = memory.as_bytes();

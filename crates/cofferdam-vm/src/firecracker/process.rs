@@ -46,7 +46,7 @@ const JAILERS_RIGHTS: &str = "run as root with the rights that the jailer needs 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 /// A socket's path as the kernel takes it, without the byte that ends it.
-const LONGEST_SOCKET: usize = 107;
+const MAX_SOCKET: usize = 107;
 
 /// How Firecracker is started.
 #[derive(Debug, Clone)]
@@ -76,8 +76,8 @@ impl Launch {
     pub async fn start(&self, parent: &Path, id: &InstanceId) -> Result<Firecracker> {
         let directory = parent.join(id.as_str());
         let socket = directory.join(API_SOCKET);
-        if socket.as_os_str().len() > LONGEST_SOCKET {
-            let message = format!("a socket's path has {LONGEST_SOCKET} bytes at most");
+        if socket.as_os_str().len() > MAX_SOCKET {
+            let message = format!("a socket's path has {MAX_SOCKET} bytes at most");
             return Err(Error::invalid("create", message)
                 .with_context("path", socket.display().to_string())
                 .with_remedy("use a directory with a shorter path"));

@@ -19,7 +19,7 @@ pub const NEWEST_DESCRIBED: Version = Version { major: 1, minor: 17, patch: 0 };
 /// The first whose guests hear new connections of the host's after they stood still. Before, each of them hangs.
 const HEARS_AFTER_RESUME: Version = Version { major: 1, minor: 16, patch: 2 };
 /// No program says more about its version.
-const LONGEST_OUTPUT: u64 = 4096;
+const MAX_OUTPUT: u64 = 4096;
 
 /// A version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,7 +104,7 @@ pub async fn of_program(operation: &'static str, program: &Path, limit: Duration
     let Some(stdout) = child.stdout.take() else { return Err(failed("it has no output".to_owned())) };
     let mut text = Vec::new();
     let asked = async {
-        stdout.take(LONGEST_OUTPUT).read_to_end(&mut text).await?;
+        stdout.take(MAX_OUTPUT).read_to_end(&mut text).await?;
         child.wait().await
     };
     let ended = timeout(limit, asked).await;

@@ -27,7 +27,7 @@ use super::request::Request;
 use super::walls;
 use crate::error::{Result, VmError, io, shown_end};
 use crate::make::blocking;
-use crate::qemu::MOST_DEVICES;
+use crate::qemu::MAX_DEVICES;
 use crate::sparse;
 use crate::vmm::{Ended, MachineState, Vm};
 
@@ -134,14 +134,14 @@ impl Dumps {
     fn copied(&self, length: u64, most: u64) -> Result<(File, File)> {
         let length_of = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", WHAT));
         let found = length_of(&self.devices)?;
-        if !(1..=MOST_DEVICES).contains(&found) {
+        if !(1..=MAX_DEVICES).contains(&found) {
             return Err(broken(format!("the state of its devices has {found} bytes")));
         }
         let found = length_of(&self.memory)?;
         if found != length {
             return Err(broken(format!("it wrote {found} bytes of memory for a machine with {length}")));
         }
-        let devices = sparse::copy_memory(&self.devices, MOST_DEVICES).map_err(io("copy", WHAT))?;
+        let devices = sparse::copy_memory(&self.devices, MAX_DEVICES).map_err(io("copy", WHAT))?;
         let memory = sparse::copy_memory(&self.memory, most).map_err(|error| match error.kind() {
             std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
             _ => io("copy", WHAT)(error),

@@ -20,7 +20,7 @@ use super::error::shown;
 use super::socket;
 
 /// `OK `, the longest number of 32 bits, and the end of the line.
-const LONGEST_LINE: usize = 14;
+const MAX_LINE: usize = 14;
 
 /// Why there is no stream.
 #[derive(Debug)]
@@ -44,10 +44,10 @@ pub async fn connect(socket: &Path, port: u32, limit: Duration) -> Result<UnixSt
 async fn greeted(path: &Path, port: u32) -> std::result::Result<UnixStream, Failed> {
     let mut stream = socket::connect(path).await.map_err(Failed::Unreachable)?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.map_err(|_| Failed::HungUp)?;
-    let mut line = Vec::with_capacity(LONGEST_LINE);
+    let mut line = Vec::with_capacity(MAX_LINE);
     // Byte by byte: what follows is not ours to take.
     while line.last() != Some(&b'\n') {
-        if line.len() == LONGEST_LINE {
+        if line.len() == MAX_LINE {
             return Err(Failed::Nonsense(line));
         }
         match stream.read_u8().await {
@@ -109,7 +109,7 @@ mod tests {
     fn only_ok_and_a_number_is_a_greeting() {
         for good in ["OK 0\n", "OK 1073741824\n", "OK 4294967295\n"] {
             assert!(is_greeting(good.as_bytes()), "{good:?}");
-            assert!(good.len() <= LONGEST_LINE);
+            assert!(good.len() <= MAX_LINE);
         }
         for bad in
             ["", "\n", "OK\n", "OK \n", "OK 1", "OK x\n", "OK +1\n", "OK -1\n", "OK 4294967296\n", "ok 1\n", " OK 1\n"]

@@ -22,7 +22,7 @@ use cofferdam_archive::{
 use cofferdam_contract::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use super::kernel::MOST_KERNEL;
+use super::kernel::MAX_KERNEL;
 use super::names::{self, Named};
 use super::store::{Files, is_key};
 use super::{INITRAMFS, Image, Images, KERNEL, Progress, ROOT, image};
@@ -284,7 +284,7 @@ impl Images {
 /// The most that a file with an image may come to.
 fn limits(most: ByteSize) -> Limits {
     let disk = most.as_bytes();
-    let total = disk.saturating_add(MAX_DOCUMENT + MOST_KERNEL + MAX_INITRAMFS);
+    let total = disk.saturating_add(MAX_DOCUMENT + MAX_KERNEL + MAX_INITRAMFS);
     Limits { parts: 4, json: MAX_DOCUMENT, state: MAX_INITRAMFS, memory: 0, disk, total }
 }
 
@@ -335,7 +335,7 @@ impl About {
                 let as_said = file.is_none_or(|(size, _)| *size == part.size);
                 part.name.as_str() == name && part.kind == kind && part.base.is_none() && as_said
             })
-            && parts[1].size <= MOST_KERNEL
+            && parts[1].size <= MAX_KERNEL
             && parts[3].size.is_multiple_of(SECTOR);
         if fits {
             return Ok(());

@@ -2,7 +2,7 @@
 //!
 //! Long names and extended headers stand before a member as contents of their own, and the library reads them whole into
 //! memory, as long as the archive says that they are. So while it looks for the next member, it gets no more than what is
-//! left of the one before and [`MOST_HEADERS`]: whatever the bytes are, or are taken for, none of them come further.
+//! left of the one before and [`MAX_HEADERS`]: whatever the bytes are, or are taken for, none of them come further.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use tar::Entry;
 
 /// What stands before one member: long names, extended attributes. Linux takes names of 4 KiB, and attributes of 64 KiB.
-const MOST_HEADERS: u64 = 1 << 20;
+const MAX_HEADERS: u64 = 1 << 20;
 const BLOCK: u64 = 512;
 
 /// How far an archive is read, and how far it may be.
@@ -32,7 +32,7 @@ impl<R: Read> Read for Gated<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.gate.until.get().saturating_sub(self.gate.at.get());
         if left == 0 && !buffer.is_empty() {
-            return Err(io::Error::other(format!("the headers of a member are larger than {MOST_HEADERS} bytes")));
+            return Err(io::Error::other(format!("the headers of a member are larger than {MAX_HEADERS} bytes")));
         }
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         let length = self.from.read(&mut buffer[..most])?;
@@ -88,7 +88,7 @@ impl<'a, R: Read> Iterator for Members<'a, R> {
     type Item = io::Result<Entry<'a, Gated<R>>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.gate.until.set(self.end.saturating_add(MOST_HEADERS));
+        self.gate.until.set(self.end.saturating_add(MAX_HEADERS));
         let entry = match self.entries.next()? {
             Ok(entry) => entry,
             Err(error) => return Some(Err(error)),

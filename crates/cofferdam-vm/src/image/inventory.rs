@@ -6,7 +6,7 @@ use super::{Image, Images, image, joint};
 use crate::error::Result;
 
 /// The most kernels with root file systems that are looked through for an image without a name.
-const MOST_PAIRS: usize = 10_000;
+const MAX_PAIRS: usize = 10_000;
 
 /// An image that has a name, as far as its manifest tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,13 +79,13 @@ impl Images {
         names::read(&self.store, name).ok().map(|named| named.key())
     }
 
-    /// Keys of all kernels that are kept, each with those of all root file systems; at most [`MOST_PAIRS`].
+    /// Keys of all kernels that are kept, each with those of all root file systems; at most [`MAX_PAIRS`].
     pub(super) fn pairs(&self) -> Vec<(String, String)> {
         let (kernels, roots): (Vec<_>, Vec<_>) =
             self.store.entries().into_iter().partition(|(kind, _)| kind == "kernel");
         let roots: Vec<String> = roots.into_iter().filter(|(kind, _)| kind == "root").map(|(_, key)| key).collect();
         let with_all = |(_, kernel): (String, String)| roots.iter().map(move |root| (kernel.clone(), root.clone()));
-        kernels.into_iter().flat_map(with_all).take(MOST_PAIRS).collect()
+        kernels.into_iter().flat_map(with_all).take(MAX_PAIRS).collect()
     }
 
     /// What is there, by manifests alone: nothing is read or compared.

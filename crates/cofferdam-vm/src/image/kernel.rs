@@ -10,8 +10,8 @@ use super::initramfs::Module;
 use crate::error::{Result, VmError, io};
 
 /// The largest kernel, and the largest module, that is taken.
-pub(super) const MOST_KERNEL: u64 = 128 << 20;
-const MOST_MODULE: u64 = 16 << 20;
+pub(super) const MAX_KERNEL: u64 = 128 << 20;
+const MAX_MODULE: u64 = 16 << 20;
 
 /// What a machine needs, in the order in which it is loaded: the bus, the console with the agent's port, disks, random
 /// numbers, the file system, a vsock where the agent is reached by that. A kernel may have any of it built in; what is optional, it may lack.
@@ -55,7 +55,7 @@ pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
         }
         let path = entry.path().map_err(bad_tar)?.into_owned();
         let Some(place) = Place::of(&path) else { continue };
-        let most = if matches!(place, Place::Kernel { .. }) { MOST_KERNEL } else { MOST_MODULE };
+        let most = if matches!(place, Place::Kernel { .. }) { MAX_KERNEL } else { MAX_MODULE };
         let contents = read(&mut entry, &path, most)?;
         found.take(place, contents)?;
     }
@@ -71,10 +71,10 @@ pub(crate) fn from_files(image: &Path, modules: &[PathBuf]) -> Result<Kernel> {
     let modules = modules.iter().map(|path| {
         let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_module_name(name));
         let name = name.ok_or_else(|| bad(format!("{} has no name of a kernel's module", path.display())))?;
-        Ok(Module { name: name.to_owned(), contents: contents(path, MOST_MODULE)? })
+        Ok(Module { name: name.to_owned(), contents: contents(path, MAX_MODULE)? })
     });
     let modules = modules.collect::<Result<_>>()?;
-    Ok(Kernel { release: String::new(), image: contents(image, MOST_KERNEL)?, modules })
+    Ok(Kernel { release: String::new(), image: contents(image, MAX_KERNEL)?, modules })
 }
 
 fn bad(what: String) -> VmError {

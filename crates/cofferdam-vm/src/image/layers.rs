@@ -21,7 +21,7 @@ use tar::EntryType;
 
 use super::ext4::{self, Needs};
 use super::headers::Archive;
-use super::root::{MOST_ENTRIES, add_places};
+use super::root::{MAX_ENTRIES, add_places};
 use crate::error::{Result, VmError, io as io_error};
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -87,7 +87,7 @@ impl Tree {
         for entry in archive.members().map_err(bad_layer)? {
             let entry = entry.map_err(bad_layer)?;
             entries += 1;
-            if entries > MOST_ENTRIES {
+            if entries > MAX_ENTRIES {
                 return Err(too_many());
             }
             let mut path = parts(&entry.path().map_err(bad_layer)?)?;
@@ -174,7 +174,7 @@ impl Tree {
 
     fn count(&mut self, bytes: u64) -> Result<()> {
         self.needs.add(bytes);
-        if self.needs.inodes > MOST_ENTRIES {
+        if self.needs.inodes > MAX_ENTRIES {
             return Err(too_many());
         }
         // A layer may write over what one below had: both take room here for a while.
@@ -281,7 +281,7 @@ fn check_depth(real: &Path) -> Result<()> {
 }
 
 fn too_many() -> VmError {
-    bad(format!("the root file system has more than {MOST_ENTRIES} entries"))
+    bad(format!("the root file system has more than {MAX_ENTRIES} entries"))
 }
 
 fn bad_layer(error: io::Error) -> VmError {

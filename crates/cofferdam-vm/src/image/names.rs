@@ -14,7 +14,7 @@ use crate::error::{Result, VmError, io};
 const PREFIX: &str = "name-";
 const LONGEST: usize = 64;
 /// The longest description that is kept.
-const LONGEST_ABOUT: usize = 500;
+const MAX_ABOUT: usize = 500;
 
 /// What a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ pub(crate) fn read(store: &Store, name: &str) -> Result<Named> {
 
 /// Gives a name, and takes it from what had it before.
 pub(crate) fn write(store: &Store, lock: &Lock, name: &str, named: &Named) -> Result<()> {
-    let about: String = named.about.chars().filter(|c| !c.is_control()).take(LONGEST_ABOUT).collect();
+    let about: String = named.about.chars().filter(|c| !c.is_control()).take(MAX_ABOUT).collect();
     let text = serde_json::to_vec(&Named { about, ..named.clone() }).unwrap_or_default();
     lock.replace(&place(store, name)?, &text)
 }

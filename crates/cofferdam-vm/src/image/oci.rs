@@ -23,10 +23,10 @@ use super::store::{hash_of, is_key};
 use crate::error::{Result, VmError, io as io_error};
 
 /// The largest index, manifest or configuration that is read.
-const MOST_TEXT: u64 = 4 << 20;
-const MOST_LAYERS: usize = 256;
+const MAX_TEXT: u64 = 4 << 20;
+const MAX_LAYERS: usize = 256;
 /// Files of a tar that has images in it: three for each layer, and few more.
-const MOST_FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 /// An index may name further ones.
 const DEEPEST: usize = 3;
 /// What all layers may come to, each of which is read twice, for each byte that the root file system may take.
@@ -67,7 +67,7 @@ impl Files {
         let wrong = |error: io::Error| bad(format!("{} is no tar: {error}", path.display()));
         for entry in archive.members_with_seek().map_err(wrong)? {
             let entry = entry.map_err(wrong)?;
-            if places.len() > MOST_FILES {
+            if places.len() > MAX_FILES {
                 break;
             }
             let name = entry.path().map_err(wrong)?;
@@ -118,8 +118,8 @@ impl Files {
 
     fn text(&self, path: &Path) -> Result<Vec<u8>> {
         let mut text = Vec::new();
-        self.reader(path)?.take(MOST_TEXT + 1).read_to_end(&mut text).map_err(io_error("read", path))?;
-        if text.len() as u64 > MOST_TEXT {
+        self.reader(path)?.take(MAX_TEXT + 1).read_to_end(&mut text).map_err(io_error("read", path))?;
+        if text.len() as u64 > MAX_TEXT {
             return Err(bad(format!("{} of the image is too long", path.display())));
         }
         Ok(text)
@@ -256,8 +256,8 @@ pub(crate) fn read(path: &Path) -> Result<Layout> {
     } else {
         of_saved(&files)?
     };
-    if layers.is_empty() || layers.len() > MOST_LAYERS {
-        return Err(bad(format!("the image has {} layers: from 1 to {MOST_LAYERS} are taken", layers.len())));
+    if layers.is_empty() || layers.len() > MAX_LAYERS {
+        return Err(bad(format!("the image has {} layers: from 1 to {MAX_LAYERS} are taken", layers.len())));
     }
     Ok(Layout { files, layers })
 }

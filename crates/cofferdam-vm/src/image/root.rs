@@ -28,7 +28,7 @@ const MACHINE_ID: &str = "machine-id";
 /// Where D-Bus has the machine's id.
 const BUS: &str = "var/lib/dbus";
 /// The most entries that a root file system may have.
-pub(crate) const MOST_ENTRIES: u64 = 4 << 20;
+pub(crate) const MAX_ENTRIES: u64 = 4 << 20;
 
 fn bad(what: String) -> VmError {
     VmError::BadSource { what }
@@ -53,8 +53,8 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
         }
         needs.add(entry.size());
         ext4::check_size(needs, most)?;
-        if needs.inodes > MOST_ENTRIES {
-            return Err(bad(format!("the root file system has more than {MOST_ENTRIES} entries")));
+        if needs.inodes > MAX_ENTRIES {
+            return Err(bad(format!("the root file system has more than {MAX_ENTRIES} entries")));
         }
         let path = relative(&entry.path().map_err(bad_tar)?)?;
         if path.as_os_str().is_empty() {

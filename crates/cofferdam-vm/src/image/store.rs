@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(30 * 60);
 const WORK: &str = "work.";
 const LAST: &str = "last-";
 const MANIFEST: &str = "manifest.json";
-const MOST_MANIFEST: u64 = 64 << 10;
+const MAX_MANIFEST: u64 = 64 << 10;
 
 /// Lower-case hexadecimal SHA-256 of parts, each with its length before it.
 pub(crate) fn key(parts: &[&[u8]]) -> String {
@@ -285,7 +285,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 pub(crate) fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    open(path)?.take(MOST_MANIFEST).read_to_end(&mut text)?;
+    open(path)?.take(MAX_MANIFEST).read_to_end(&mut text)?;
     Ok(text)
 }
 

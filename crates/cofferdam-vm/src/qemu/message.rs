@@ -4,9 +4,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// The longest line that is taken.
-pub(crate) const LONGEST_LINE: usize = 64 << 10;
+pub(crate) const MAX_LINE: usize = 64 << 10;
 /// The longest text in it that is passed on.
-const LONGEST_TEXT: usize = 300;
+const MAX_TEXT: usize = 300;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Message {
 }
 
 fn short(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(LONGEST_TEXT).collect()
+    text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect()
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
-pub(crate) use state::MOST as MOST_DEVICES;
+pub(crate) use state::MOST as MAX_DEVICES;
 use vm::QemuVm;
 
 /// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.

@@ -13,7 +13,7 @@ use rustix::process::{Gid, Uid};
 use crate::sparse::{PAGE, Room, copy_part, write_pages};
 
 /// The longest list of mappings that is read.
-const MOST_MAPS: u64 = 16 << 20;
+const MAX_MAPS: u64 = 16 << 20;
 /// Pages that are asked for at once.
 const ASKED: usize = 1 << 15;
 /// Pages that are copied at once.
@@ -44,7 +44,7 @@ struct Region {
 pub(crate) fn copy(owner: Owner, base: &File, into: &File, length: u64, room: &mut Room) -> Result<()> {
     let [maps, pagemap, memory] = open(owner)?;
     let mut text = String::new();
-    maps.take(MOST_MAPS).read_to_string(&mut text)?;
+    maps.take(MAX_MAPS).read_to_string(&mut text)?;
     let found = base.metadata()?;
     let regions = regions(&text, (found.dev(), found.ino()), length)
         .ok_or_else(|| Error::new(ErrorKind::InvalidData, "the monitor has not all of the machine's memory"))?;

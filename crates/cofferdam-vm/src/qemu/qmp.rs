@@ -18,7 +18,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{oneshot, watch};
 
 use super::broken;
-use super::message::{LONGEST_LINE, Message};
+use super::message::{MAX_LINE, Message};
 use crate::error::Result;
 
 type Answer = Result<Value, String>;
@@ -185,7 +185,7 @@ async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>)
         let taken = end.map_or(piece.len(), |end| end + 1);
         line.extend_from_slice(&piece[..taken]);
         reader.consume(taken);
-        if line.len() > LONGEST_LINE {
+        if line.len() > MAX_LINE {
             return None;
         }
         if end.is_some() {
@@ -250,7 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_qemu_is_no_hang() {
-        let long = "x".repeat(LONGEST_LINE + 10) + "\n";
+        let long = "x".repeat(MAX_LINE + 10) + "\n";
         for said in ["rubbish\n".to_owned(), long, "{}\n".to_owned()] {
             let qmp = scripted(GREETING, vec![said]);
             let error = qmp.greet().await.unwrap_err().to_string();

@@ -22,7 +22,7 @@ const SET: u64 = 1000;
 const NAME: &str = "state";
 /// How often it is asked whether it is ready.
 const FIRST_LOOK: Duration = Duration::from_micros(500);
-const LONGEST_LOOK: Duration = Duration::from_millis(10);
+const MAX_LOOK: Duration = Duration::from_millis(10);
 
 /// Whether the machine's processors run.
 pub(crate) async fn is_running(qmp: &Qmp) -> Result<bool> {
@@ -72,7 +72,7 @@ pub(crate) async fn load(qmp: &Qmp, devices: &File, limit: Duration) -> Result<(
             return Err(broken(format!("it did not take the state within {limit:?}")));
         }
         tokio::time::sleep(look).await;
-        look = (look * 2).min(LONGEST_LOOK);
+        look = (look * 2).min(MAX_LOOK);
     }
     if is_running(qmp).await? {
         return Err(broken("it lets a machine run that is to wait"));

@@ -15,7 +15,7 @@ use super::pagemap::{is_ours, own_pages};
 /// Bytes of written pages that a free slot keeps: the next guest most likely writes to the same.
 const KEPT: usize = 1 << 20;
 /// Free slots of one image.
-const MOST_FREE: usize = 16;
+const MAX_FREE: usize = 16;
 
 thread_local! {
     /// The image of the memory that this thread makes next, then the memory.
@@ -262,7 +262,7 @@ impl Drop for Slot {
         let Some(mut mapping) = self.0.lock().mapping.take() else { return };
         let image = &self.0.image;
         // What could not be put back is not used again.
-        if image.free().len() < MOST_FREE && mapping.reset(image).is_ok() {
+        if image.free().len() < MAX_FREE && mapping.reset(image).is_ok() {
             image.free().push(mapping);
         }
     }

@@ -36,7 +36,7 @@ const ON_DEMAND_IDLE: Duration = Duration::from_secs(15 * 60);
 /// How long a daemon may take until it listens.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// The most of its words that is passed on meanwhile.
-const MOST_WORDS: usize = 64 * 1024;
+const MAX_WORDS: usize = 64 * 1024;
 /// The session of its own.
 const STAGE_SESSION: u8 = 1;
 /// The daemon.
@@ -200,7 +200,7 @@ fn cannot_start(error: std::io::Error) -> Error {
 fn listen(mut pipe: impl Read + std::os::fd::AsFd) -> Result<String> {
     let deadline = Instant::now() + START_LIMIT;
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);
-    while said.len() < MOST_WORDS {
+    while said.len() < MAX_WORDS {
         let left = deadline.saturating_duration_since(Instant::now());
         let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
         let ready = poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&limit));

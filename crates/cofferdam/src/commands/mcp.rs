@@ -23,7 +23,7 @@ use crate::style::Tone;
 /// The variable that may hold the token.
 const TOKEN: &str = "COFFERDAM_MCP_TOKEN";
 /// The longest token file that is read.
-const MOST_TOKEN: u64 = 4096;
+const MAX_TOKEN: u64 = 4096;
 /// How long what is being closed may take after a second signal.
 const AFTER_SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
@@ -173,7 +173,7 @@ fn token(file: Option<&Path>) -> Result<Option<Token>> {
                 Error::new(ErrorKind::Denied, "read token", message).with_remedy(remedy)
             }
         });
-        opened?.take(MOST_TOKEN).read_to_string(&mut text).map_err(failed)?;
+        opened?.take(MAX_TOKEN).read_to_string(&mut text).map_err(failed)?;
         return Token::new(&text).map(Some);
     }
     match std::env::var_os(TOKEN).filter(|text| !text.is_empty()) {

@@ -30,11 +30,11 @@ use crate::style::Tone;
 use crate::terminal::TerminalFilter;
 
 /// Entries of the history.
-const MOST_HISTORY: usize = 1000;
+const MAX_HISTORY: usize = 1000;
 /// How long code may take to stop once it is interrupted.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
 /// The longest line that is read from what is no terminal.
-const MOST_LINE: u64 = 8 << 20;
+const MAX_LINE: u64 = 8 << 20;
 
 /// Reads, runs and shows until the input ends.
 pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
@@ -260,7 +260,7 @@ impl Input {
         let mut editor = Reedline::create().with_validator(Box::new(Whole { language }));
         if let Some(path) = history {
             let kept = kept_history(path)
-                .and_then(|()| FileBackedHistory::with_file(MOST_HISTORY, path.to_owned()).map_err(io::Error::other));
+                .and_then(|()| FileBackedHistory::with_file(MAX_HISTORY, path.to_owned()).map_err(io::Error::other));
             match kept {
                 Ok(kept) => editor = editor.with_history(Box::new(kept)),
                 Err(error) => {
@@ -286,10 +286,10 @@ impl Input {
                 let mut code = String::new();
                 let mut stdin = io::stdin().lock();
                 loop {
-                    if (&mut stdin).take(MOST_LINE).read_line(&mut code).map_err(unreadable)? == 0 {
+                    if (&mut stdin).take(MAX_LINE).read_line(&mut code).map_err(unreadable)? == 0 {
                         return Ok((!code.is_empty()).then_some(code));
                     }
-                    if code.len() as u64 >= MOST_LINE || !line::goes_on(language, &code) {
+                    if code.len() as u64 >= MAX_LINE || !line::goes_on(language, &code) {
                         return Ok(Some(code));
                     }
                 }
