@@ -132,7 +132,6 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
     // Each can be had, or else the posture says that it is not.
     let (_, _, _, _, _) = (cpu_time, wall_time, pids, processes, cpus);
-    limits.refuse_processes(NAME)?;
     match network {
         NetworkPolicy::None => {}
         _ => {
@@ -226,6 +225,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
         ulimits: Some(ulimits(plan.facts, limits)),
+        sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts)),
         tmpfs: Some(tmpfs(plan, workspace, room)?),
         mounts: Some(mounts(plan, workspace)),
         runtime: plan.runtime.map(str::to_owned),
@@ -235,9 +235,25 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
 
 /// The limit on tasks: the agent is one of them, and where a kernel of its own runs in the container, that has some, too.
 fn tasks(pids: u32, plan: &Plan<'_>) -> i64 {
-    let runtime = plan.runtime.unwrap_or(&plan.facts.default_runtime);
-    let own = ["runsc", "gvisor", "kata"].iter().any(|name| runtime.contains(name));
-    i64::from(pids) + if own { KERNEL_TASKS } else { 1 }
+    i64::from(pids) + if has_own_kernel(plan) { KERNEL_TASKS } else { 1 }
+}
+
+fn has_own_kernel(plan: &Plan<'_>) -> bool {
+    plan.facts.has_own_kernel(plan.runtime)
+}
+
+/// Bounds on what connections of the container's loopback hold in the kernel, as the process backend has them.
+fn network_settings(facts: &Facts) -> HashMap<String, String> {
+    let mut settings = vec![
+        ("net.ipv4.tcp_rmem", "4096 65536 131072"),
+        ("net.ipv4.tcp_wmem", "4096 16384 131072"),
+        ("net.ipv4.tcp_max_tw_buckets", "1024"),
+    ];
+    // Older kernels hide it from an engine without root; the agent then refuses what needs a longer queue.
+    if !(facts.rootless || facts.remapped) || facts.kernel_is_at_least(6, 6) {
+        settings.push(("net.core.somaxconn", "16"));
+    }
+    settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// Limits of each process.

@@ -55,6 +55,18 @@ impl Facts {
         self.api >= CGROUP_NAMESPACES && !(self.podman && self.cgroup_version == "1")
     }
 
+    /// Returns true if containers of this runtime, by default the engine's own, run on a kernel that is not the engine's.
+    pub(crate) fn has_own_kernel(&self, runtime: Option<&str>) -> bool {
+        let runtime = runtime.unwrap_or(&self.default_runtime);
+        ["runsc", "gvisor", "kata"].iter().any(|name| runtime.contains(name))
+    }
+
+    /// Returns true unless the engine's kernel is older, or says nothing of its version.
+    pub(crate) fn kernel_is_at_least(&self, major: u32, minor: u32) -> bool {
+        let mut numbers = self.kernel.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+    }
+
     /// Whether a container's bounds can be changed: Podman's Docker API learnt that late.
     pub(crate) fn can_update(&self) -> bool {
         let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());

@@ -37,6 +37,7 @@ pub(crate) struct Raw {
     pub guest: Guest,
     pub evidence: Evidence,
     kept: Kept,
+    quotas: bool,
     user: (u32, u32),
     ours: Vec<(&'static str, u64)>,
 }
@@ -59,6 +60,7 @@ impl Raw {
             ours: &self.ours,
             user: self.user,
             kept: self.kept,
+            quotas: self.quotas,
         })
     }
 
@@ -250,7 +252,8 @@ impl Maker<'_> {
         }
         bind(&guest, container);
         let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
-        Ok(Raw { id, container: Arc::clone(container), guest, evidence, kept, user: self.user, ours })
+        let (container, quotas) = (Arc::clone(container), self.has_quotas());
+        Ok(Raw { id, container, guest, evidence, kept, quotas, user: self.user, ours })
     }
 
     /// The engine did not start the container: perhaps because it has no agent that it can execute.
@@ -302,6 +305,11 @@ impl Maker<'_> {
             .with_remedy("is it being moved, or does the engine see another file system than this process?"))
     }
 
+    /// Returns true if the agent keeps quotas: on a kernel of its own, the container's memory limit bounds that kernel as well.
+    fn has_quotas(&self) -> bool {
+        !self.found.engine.facts.has_own_kernel(self.host.config.runtime.as_deref())
+    }
+
     fn settings(&self, container: &Arc<Container>) -> Settings {
         let access = self.spec.workspace().access();
         let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
@@ -311,6 +319,7 @@ impl Maker<'_> {
             stores: stores.map(str::to_owned).collect(),
             path: self.image.path.clone().unwrap_or_else(|| defaults.path.clone()),
             rules: usual_rules(access),
+            quotas: self.has_quotas(),
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
             // The first answer is waited for while the engine starts the container.

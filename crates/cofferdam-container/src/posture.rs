@@ -31,6 +31,8 @@ pub(crate) struct Measured<'a> {
     /// Whom the sandbox was to run as.
     pub user: (u32, u32),
     pub kept: Kept,
+    /// True if the agent keeps quotas.
+    pub quotas: bool,
 }
 
 /// The posture that the measurements amount to.
@@ -273,8 +275,6 @@ fn user(measured: &Measured<'_>) -> PostureItem {
 fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let limits = measured.spec.limits();
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    // Refused by the check of the spec.
-    let _ = processes;
     let unlimited = |protection| not_asked(protection, "no limit asked for");
     let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
     vec![
@@ -299,7 +299,11 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                 ))
             },
         ),
-        pids.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
+        with_processes(
+            pids.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
+            *processes,
+            measured.quotas,
+        ),
         disk.map_or_else(|| unlimited(Protection::Disk), |asked| self::disk(measured, asked)),
         not_probed(row(Protection::WallTime, true, wall)),
     ]
@@ -321,11 +325,10 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
         let mechanism = format!(
-            "cgroup v{} memory limit {found} bytes, {swap}; locks of files, answers of netlink and TCP connections that wait are \
-             not counted",
+            "cgroup v{} memory limit {found} bytes, {swap}; the agent keeps quotas of file locks, netlink and listening sockets",
             bounds.version
         );
-        let item = row(Protection::Memory, holds, mechanism);
+        let item = row(Protection::Memory, holds && measured.quotas, mechanism);
         return if bounds.version == 1 { with_sockets(item, measured.kept.sockets, bytes) } else { item };
     }
     let holds = close_to(measured.kept.memory, bytes);
@@ -358,6 +361,24 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
     };
     let apart = if evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
     row(Protection::CpuTime, true, format!("{mechanism}{apart}"))
+}
+
+/// Adds the limit on processes, which the agent keeps, to the row of the limit on tasks.
+fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> PostureItem {
+    let Some(asked) = asked else { return item };
+    if !quotas {
+        item.state = ProtectionState::WeakerThanAsked;
+        item.mechanism.push_str("; processes are not counted apart from threads");
+        item.remedy =
+            Some("use a runtime that shares the engine's kernel, such as runc, or ask for --pids alone".to_owned());
+        return item;
+    }
+    let counted = format!("at most {asked} processes, which the agent counts before each that a guest makes");
+    if item.state == ProtectionState::NotAsked {
+        return row(Protection::Processes, true, counted);
+    }
+    item.mechanism = format!("{}; {counted}", item.mechanism);
+    item
 }
 
 fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {

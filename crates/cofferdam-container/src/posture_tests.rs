@@ -83,7 +83,7 @@ const BOUNDED: Kept = Kept { memory: None, tasks: None, cpu_quota: None, sockets
 
 fn judged(spec: &Spec, facts: &Facts, evidence: &Evidence, kept: Kept) -> Posture {
     let ours: Vec<(&str, u64)> = NAMESPACES.iter().map(|(name, _)| (*name, 1)).collect();
-    posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), kept })
+    posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), kept, quotas: true })
 }
 
 fn short(posture: &Posture) -> Vec<Protection> {

@@ -52,11 +52,13 @@ pub struct Counters {
     files: Files,
     stores: [u8; STORES],
     length: usize,
+    /// Processes that the agent refused, where it limits them.
+    pub processes_refused: Option<u64>,
 }
 
 impl Counters {
     /// Nowhere.
-    pub const NEW: Self = Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0 };
+    pub const NEW: Self = Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0, processes_refused: None };
 
     /// Looks into the groups of this version, and at the file systems of these directories. What does not fit is left
     /// out.
@@ -88,7 +90,10 @@ impl Counters {
             memory: number(&files.memory),
             peak: number(&files.peak),
             kills: field(&files.kills, b"oom_kill "),
-            refused: field(&files.refused, b"max "),
+            refused: match (field(&files.refused, b"max "), self.processes_refused) {
+                (None, None) => None,
+                (tasks, processes) => Some(tasks.unwrap_or(0) + processes.unwrap_or(0)),
+            },
             tasks: number(&files.tasks),
             stored: None,
             full: None,

@@ -24,9 +24,13 @@ mod ledger;
 mod line;
 mod marks;
 mod partner;
+#[path = "../../cofferdam-linux/bare/notify.rs"]
+mod notify;
 #[path = "../../cofferdam-linux/bare/plan.rs"]
 mod plan;
 mod probe;
+#[path = "../../cofferdam-linux/bare/quota.rs"]
+mod quota;
 mod remove;
 mod serve;
 #[expect(dead_code, reason = "what it shares with another program, which uses other parts")]

@@ -72,12 +72,13 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
 }
 
 fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
+    let spawn_key = key.map_or(0, |(key, _)| key);
     match *probe {
         Probe::File { .. } => Err(sys::EINVAL),
         Probe::Open { path, flags, confined: false } => open(path, flags),
         Probe::Open { path, flags, confined: true } => {
             let rules = rules.ok_or(sys::EINVAL)?.number();
-            in_child(stack, &mut || sys::landlock_restrict(rules).and_then(|()| open(path, flags)))
+            in_child(stack, spawn_key, &mut || sys::landlock_restrict(rules).and_then(|()| open(path, flags)))
         }
         Probe::Stat { path } => {
             let path = Path::new(path)?;
@@ -102,7 +103,7 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
         Probe::Entries { path } => entries(path),
         Probe::Call { number, arguments: [a, b, c, d, e] } => {
             let arguments = [a as usize, b as usize, c as usize, d as usize, e as usize, 0];
-            in_child(stack, &mut || sys::attempt(number as usize, arguments).map(|_| 0))
+            in_child(stack, spawn_key, &mut || sys::attempt(number as usize, arguments).map(|_| 0))
         }
         Probe::Landlock => Ok(sys::landlock_abi().into()),
         Probe::Mark { key } => mark(stack, key),
@@ -117,7 +118,7 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
         }
         Probe::Denial => {
             let rules = sys::landlock_rules(sys::landlock_abi(), READ_FILE, 0)?;
-            in_child(stack, &mut || {
+            in_child(stack, spawn_key, &mut || {
                 sys::landlock_restrict(rules.number())?;
                 match open(b"/proc/self/stat", 0) {
                     Err(sys::EACCES) => Ok(0),
@@ -158,7 +159,7 @@ fn entries(path: &[u8]) -> Res<u64> {
 
 /// Whether a child can be marked, and whether the mark is seen from here.
 fn mark(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
-    in_child(stack, &mut || {
+    in_child(stack, key.0, &mut || {
         sys::set_mark(key, TRIAL)?;
         // The child itself is asked for its mark as any process is.
         let (pid, _, _) = sys::identity();
@@ -167,11 +168,11 @@ fn mark(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
 }
 
 /// Runs something in a process of its own, which ends right after it.
-fn in_child(stack: &mut Stack, work: &mut dyn FnMut() -> Res<u64>) -> Res<u64> {
+fn in_child(stack: &mut Stack, key: u64, work: &mut dyn FnMut() -> Res<u64>) -> Res<u64> {
     let mut found = Err(sys::EINVAL);
     // The child borrows this process's memory, and leaves there what it found. It has ended by then, and is reaped at
     // once: what has ended counts as a process, too.
-    let child = sys::spawn(stack, &mut || found = work())?;
+    let child = sys::spawn(stack, key, &mut || found = work())?;
     sys::reap_ended(child);
     found
 }

@@ -15,6 +15,7 @@ use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
 use super::launch::Desk;
 use super::line::Line;
+use super::notify::{Backlog, MAX_BACKLOG, Quotas};
 use super::marks::Used;
 use super::partner::Partner;
 use super::probe::{self, Path};
@@ -39,7 +40,7 @@ const FIRST_SILENCE: u64 = 60_000_000;
 /// Room in the outbox without which no order is taken.
 const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
 /// Descriptors that are waited for besides those of execs.
-const OWN: usize = 3;
+const OWN: usize = 4;
 /// Processes that are reaped in one go: who makes them must not keep the agent from all else.
 const MAX_REAPED: usize = 1024;
 /// What guests are put at when the kernel has to kill for memory: they go before the agent.
@@ -112,6 +113,7 @@ struct Agent {
     heard: u64,
     watch: Option<Watch>,
     rules: Option<Fd>,
+    quotas: Option<Quotas>,
     workspace: Option<Fd>,
     code: Option<Fd>,
     started: u64,
@@ -144,6 +146,7 @@ impl Agent {
             heard: sys::now_micros(),
             watch: None,
             rules: None,
+            quotas: None,
             workspace: None,
             code: None,
             started: 0,
@@ -178,13 +181,27 @@ impl Agent {
         self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.mark.map_or(0, |mark| mark.0 ^ mark.1));
         self.mark = it.mark;
         self.silence = it.silence;
-        if it.filter.is_empty() { Ok(()) } else { sys::install_filter(it.filter) }
+        if !it.filter.is_empty() {
+            sys::install_filter(it.filter)?;
+        }
+        if !it.quotas.is_empty() {
+            let listener = sys::install_filter_with_listener(it.quotas)?;
+            // The list of locks is covered here.
+            self.quotas = Some(Quotas::new(listener, None, backlog(), it.max_processes));
+        }
+        Ok(())
     }
 
     fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
         if !self.configured || self.still != Still::Nothing || self.stage != Stage::Open {
             let errno = if self.configured { EBUSY } else { EPROTO };
             return Err(NotStarted { step: Step::Prepare, errno });
+        }
+        if let Some(quotas) = &mut self.quotas {
+            quotas.renew_idle();
+            if !quotas.allows_process() {
+                return Err(NotStarted { step: Step::Fork, errno: sys::EAGAIN });
+            }
         }
         let beside = execs.since().next().is_some();
         let since = self.watch.as_mut().map_or(Since::NOTHING, |watch| watch.begin(beside));
@@ -224,6 +241,13 @@ impl Agent {
             }),
         }
     }
+}
+
+/// Says what keeps the queues of listening sockets short, by the setting of the network namespace.
+fn backlog() -> Backlog {
+    let mut text = [0; 16];
+    let longest = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
+    if longest.is_some_and(|longest| longest <= MAX_BACKLOG.into()) { Backlog::Bounded } else { Backlog::Refuse }
 }
 
 fn open_directory(path: &[u8]) -> Res<Fd> {
@@ -286,7 +310,12 @@ impl Agent {
     /// Waits, and does what there is to do.
     fn turn(&mut self, room: &mut Room) -> Res<()> {
         let Room { inbox, assembly, polls, table } = room;
-        let [orders, ended] = self.wait(inbox, polls, table)?;
+        let [orders, ended, asked] = self.wait(inbox, polls, table)?;
+        // One of them a turn, so that nothing else is kept waiting.
+        if let Some(quotas) = self.quotas.as_mut().filter(|_| asked) {
+            quotas.answer_one()?;
+            table.counters.processes_refused = quotas.processes_refused();
+        }
         if orders && !self.hear(inbox)? {
             self.ending = true;
             return Ok(());
@@ -335,8 +364,9 @@ impl Agent {
         heard
     }
 
-    /// Waits until something is ready or due. Says whether there are orders, and whether a child has ended.
-    fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 2]> {
+    /// Waits until something is ready or due. Says whether there are orders, whether a child has ended, and whether a call has a
+    /// quota.
+    fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 3]> {
         let taking = table.outbox.room() >= ORDER_ROOM;
         let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
@@ -346,6 +376,7 @@ impl Agent {
             (heard, taking && inbox.has_room(), Ready::Read),
             (1, sayable && !table.outbox.is_empty(), Ready::Write),
             (self.children.number(), open, Ready::Read),
+            (self.quotas.as_ref().map_or(-1, |quotas| quotas.numbers()[0]), open, Ready::Read),
         ];
         for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted) {
             *poll = if wanted { PollFd::new(fd, ready) } else { PollFd::NONE };
@@ -358,7 +389,7 @@ impl Agent {
         // A host that holds this process may be gone for years, by this machine's clock or without it.
         let due = (self.stage != Stage::Held || busy).then_some(due);
         sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), due)?;
-        Ok([0, 2].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
+        Ok([0, 2, 3].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
     }
 
     fn take_orders(&mut self, inbox: &mut Inbox, assembly: &mut Assembly, table: &mut Table) -> Res<()> {

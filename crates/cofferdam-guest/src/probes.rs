@@ -207,6 +207,11 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         let options = seccomp::Options { mark_key: Some(key), ..options };
         seccomp::compile(Arch::native(), &options).to_bytes()
     });
+    let quotas = settings.quotas.then(|| {
+        let count_processes = limits.processes.is_some();
+        let options = seccomp::Options { quotas: true, count_processes, mark_key: Some(key), ..Default::default() };
+        seccomp::compile_stages(Arch::native(), &options).1.to_bytes()
+    });
     let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;
     let handled = if governed { landlock::handled(evidence.landlock_abi) } else { 0 };
     let rules = encoded_rules(&settings.rules, handled);
@@ -222,6 +227,8 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         mark: evidence.marks.then(|| key.arguments()),
         silence: settings.silence.as_micros() as u64,
         filter: filter.as_deref().unwrap_or_default(),
+        quotas: quotas.as_deref().unwrap_or_default(),
+        max_processes: limits.processes.filter(|_| quotas.is_some()).map(u64::from),
         rights: handled,
         scopes: if governed { landlock::scopes(evidence.landlock_abi) } else { 0 },
         rules: Texts::new(if governed { settings.rules.len() * 2 } else { 0 }, &rules),

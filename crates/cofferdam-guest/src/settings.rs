@@ -89,6 +89,9 @@ pub struct Settings {
     pub env: Vec<(String, String)>,
     /// The filter of system calls for agent and guests; `None` for none. The key for marks is added.
     pub filter: Option<seccomp::Options>,
+    /// Whether the agent keeps quotas of file locks, netlink and listening sockets, and of processes where `limits` has a
+    /// number of these: where guests share a kernel with others, which has no limits for them. Default false.
+    pub quotas: bool,
     /// Landlock rules for guests; empty for none. They hold where the kernel has Landlock, as the evidence says.
     pub rules: Vec<Rule>,
     /// Memory and CPU time are watched by the agent where no control group of the enclosure's can be read.
@@ -117,6 +120,7 @@ impl Default for Settings {
             path: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
             env: vec![("HOME".to_owned(), "/tmp".to_owned()), ("LANG".to_owned(), "C.UTF-8".to_owned())],
             filter: Some(seccomp::Options::default()),
+            quotas: false,
             rules: usual_rules(Access::ReadWrite),
             limits: Limits::default(),
             groups: Groups::Look,

@@ -80,7 +80,7 @@ proptest! {
         prop_assert_eq!(argv.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), words);
         let configure = Configure {
             workspace: path, code: data, stores: argv, groups: 2, watch_memory: watch, watch_cpu: None,
-            mark: mark.then_some(key), silence: key.0, filter: data, rights: key.1, scopes: 3, rules: env,
+            mark: mark.then_some(key), silence: key.0, filter: data, quotas: path, max_processes: watch, rights: key.1, scopes: 3, rules: env,
         };
         let start = Start { exec: 9, argv, env, directory: path, terminal: mark.then_some(small), input: flag };
         for order in [

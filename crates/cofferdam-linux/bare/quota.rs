@@ -28,7 +28,7 @@ const PAUSE_FACTOR: u64 = 4;
 
 /// What is left of a quota.
 pub struct Account {
-    quota: Quota,
+    pub quota: Quota,
     left: u64,
     refuse_until: u64,
 }
@@ -37,6 +37,11 @@ impl Account {
     /// Creates an account whose first calls are granted without a count: nothing runs yet.
     pub const fn new(quota: Quota) -> Self {
         Self { quota, left: quota.calls, refuse_until: 0 }
+    }
+
+    /// Creates an account whose first call is counted as well.
+    pub const fn used_up(quota: Quota) -> Self {
+        Self { quota, left: 0, refuse_until: 0 }
     }
 
     /// Decides about a call: the error to refuse it with. `count` tells how many objects there are, if it can be told.
@@ -61,39 +66,50 @@ impl Account {
 /// Tasks kept of a kind: as many as may be in flight below the maximum, and as many as are granted then.
 const MAX_TASKS: usize = 64;
 
-/// The tasks whose calls were granted and may not have been made yet.
+/// What the kernel shows of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskState {
+    /// The letter of its state.
+    pub letter: u8,
+    /// Its time in user mode, in clock ticks.
+    pub user_ticks: u64,
+}
+
+/// The tasks whose calls were granted and may not have been made yet, each with its time in user mode at the grant.
 pub struct InFlight {
-    tasks: [i32; MAX_TASKS],
+    tasks: [(i32, u64); MAX_TASKS],
     count: usize,
 }
 
 impl InFlight {
     /// None.
-    pub const NONE: Self = Self { tasks: [0; MAX_TASKS], count: 0 };
+    pub const NONE: Self = Self { tasks: [(0, 0); MAX_TASKS], count: 0 };
 
-    /// Adds one whose call was granted. One that is there already has made its earlier call.
-    pub fn add(&mut self, task: i32) {
-        let known = self.tasks.get(..self.count).unwrap_or_default();
-        if known.contains(&task) {
-            return;
-        }
-        if let Some(slot) = self.tasks.get_mut(self.count) {
-            *slot = task;
-            self.count += 1;
-        }
+    /// Adds a task whose call is granted. Returns false when there is no room: the call is to be refused.
+    pub fn add(&mut self, task: i32, user_ticks: u64) -> bool {
+        let Some(slot) = self.tasks.get_mut(self.count) else { return false };
+        *slot = (task, user_ticks);
+        self.count += 1;
+        true
     }
 
-    /// Forgets those whose call is over, by the state that the kernel shows of each. Returns how many are left.
+    /// Forgets the calls that are over, by the state that the kernel shows of each task. Returns how many are left.
     ///
-    /// A task that was granted its call runs, or sleeps in a way that nothing interrupts, until the call is made. One that
-    /// sleeps otherwise, stands still or is gone has made it, or never will.
-    pub fn settle(&mut self, state: impl Fn(i32) -> Option<u8>) -> u64 {
+    /// A task that was granted its call runs in the kernel, or sleeps in a way that nothing interrupts, until the call is
+    /// made. One that sleeps otherwise, that has been in user mode since, that is stopped or gone, and `asking`, which asks
+    /// for its next call, has made it or never will.
+    pub fn settle(&mut self, asking: i32, state: impl Fn(i32) -> Option<TaskState>) -> u64 {
         let mut kept = 0;
         for at in 0..self.count {
-            let Some(&task) = self.tasks.get(at) else { break };
-            if matches!(state(task), Some(b'R' | b'D')) {
+            let Some(&(task, user_ticks)) = self.tasks.get(at) else { break };
+            let may_be_calling = |state: TaskState| match state.letter {
+                b'D' => true,
+                b'R' => state.user_ticks == user_ticks,
+                _ => false,
+            };
+            if task != asking && state(task).is_some_and(may_be_calling) {
                 if let Some(slot) = self.tasks.get_mut(kept) {
-                    *slot = task;
+                    *slot = (task, user_ticks);
                 }
                 kept += 1;
             }
@@ -119,6 +135,11 @@ pub fn lock(line: &[u8]) -> Option<Lock> {
         b"OFDLCK" => Some(Lock::OpenFile),
         _ => None,
     })
+}
+
+/// Returns true for the line of a process's `fdinfo` that describes a lock of the process.
+pub fn is_held_lock(line: &[u8]) -> bool {
+    line.starts_with(b"lock:") && lock(line) == Some(Lock::Process)
 }
 
 /// Whether a line of `/proc/net/tcp` stands for a listening socket. Those come before all others.
@@ -158,8 +179,8 @@ mod tests {
 
     #[test]
     fn refusals_pause_in_proportion_to_the_count() {
-        let mut account = Account::new(Quota { calls: 1, ..QUOTA });
-        assert_eq!(account.decide(&|| 0, &mut || None), None);
+        let mut account = Account::used_up(Quota { calls: 1, ..QUOTA });
+        assert_eq!(account.decide(&|| 0, &mut || Some(0)), None);
         let clock = Cell::new(100);
         let counts = Cell::new(0);
         let mut ask = |at| {
@@ -196,18 +217,28 @@ mod tests {
     #[test]
     fn calls_in_flight_are_kept_until_they_are_made() {
         let mut flight = InFlight::NONE;
-        for task in [7, 8, 9, 10, 7] {
-            flight.add(task);
+        for task in [6, 7, 8, 9, 10, 11] {
+            assert!(flight.add(task, 5));
         }
+        let at = |letter, user_ticks| Some(TaskState { letter, user_ticks });
         let states = |task| match task {
-            7 => Some(b'R'),
-            8 => Some(b'S'),
-            9 => Some(b'D'),
+            6 | 11 => at(b'R', 5),
+            7 => at(b'R', 6),
+            8 => at(b'S', 5),
+            9 => at(b'D', 6),
             _ => None,
         };
-        assert_eq!(flight.settle(states), 2);
-        assert_eq!(flight.settle(|task| (task == 9).then_some(b'R')), 1);
-        assert_eq!(flight.settle(|_| Some(b'T')), 0);
+        // Of 6, which still runs its call, 9, which sleeps in it, and 11, which asks for its next one.
+        assert_eq!(flight.settle(11, states), 2);
+        assert_eq!(flight.settle(0, |task| if task == 9 { at(b'R', 5) } else { None }), 1);
+        assert_eq!(flight.settle(0, |_| at(b'T', 5)), 0);
+    }
+
+    #[test]
+    fn more_calls_in_flight_than_can_be_remembered_are_refused() {
+        let mut flight = InFlight::NONE;
+        assert!((0..64).all(|task| flight.add(task, 0)));
+        assert!(!flight.add(64, 0));
     }
 
     #[test]
@@ -215,6 +246,9 @@ mod tests {
         assert_eq!(lock(b"1: POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
         assert_eq!(lock(b"1: -> POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
         assert_eq!(lock(b"2: OFDLCK ADVISORY  READ -1 fe:01:9 0 EOF"), Some(Lock::OpenFile));
+        assert!(is_held_lock(b"lock:\t1: POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"));
+        assert!(!is_held_lock(b"lock:\t1: OFDLCK ADVISORY  READ -1 fe:01:9 0 EOF"));
+        assert!(!is_held_lock(b"flags:\t0100002"));
         assert_eq!(lock(b"3: FLOCK  ADVISORY  WRITE 1 00:2f:3 0 EOF"), None);
         let row = b"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 5";
         assert!(is_listener(row));

@@ -44,6 +44,11 @@ pub fn state(stat: &[u8]) -> Option<u8> {
     words(after_name(stat)).next().and_then(<[u8]>::first).copied()
 }
 
+/// Returns the time of a task in user mode, in clock ticks, by its `stat` file.
+pub fn user_ticks(stat: &[u8]) -> Option<u64> {
+    words(after_name(stat)).nth(11).and_then(number)
+}
+
 /// Whether a process has not ended yet, by its `stat` file.
 pub fn is_running(stat: &[u8]) -> bool {
     state(stat).is_some_and(|state| !matches!(state, b'Z' | b'X'))
@@ -76,6 +81,27 @@ impl Path {
     pub fn new(prefix: &str, number: u32, suffix: &str) -> Self {
         let mut path = Self { bytes: [0; 32], length: 0 };
         path.push(prefix.as_bytes());
+        path.push_number(number);
+        path.push(suffix.as_bytes());
+        path
+    }
+
+    /// Returns the path of a file of one task, which its number alone leads to, whatever process it belongs to.
+    pub fn of_task(task: u32, suffix: &str) -> Self {
+        let mut path = Self::new("/proc/", task, "/task/");
+        path.push_number(task);
+        path.push(suffix.as_bytes());
+        path
+    }
+
+    /// Returns the path that describes a descriptor of a process.
+    pub fn of_descriptor(pid: u32, fd: u32) -> Self {
+        let mut path = Self::new("/proc/", pid, "/fdinfo/");
+        path.push_number(fd);
+        path
+    }
+
+    fn push_number(&mut self, number: u32) {
         let mut digits = [0; 10];
         let mut first = digits.len();
         let mut rest = number;
@@ -89,9 +115,7 @@ impl Path {
                 break;
             }
         }
-        path.push(digits.get(first..).unwrap_or_default());
-        path.push(suffix.as_bytes());
-        path
+        self.push(digits.get(first..).unwrap_or_default());
     }
 
     /// Leaves room for the NUL at the end; what is too long is cut, and then names nothing.
@@ -120,6 +144,7 @@ mod tests {
         assert!(is_running(stat));
         assert_eq!(cpu_micros(stat), 1_100_000);
         assert_eq!((state(stat), session(stat)), (Some(b'R'), Some(7)));
+        assert_eq!((user_ticks(stat), user_ticks(b"7 (x) Z 1")), (Some(11), None));
         assert!(!is_running(b"7 (x) Z 1 7 7"));
         assert!(!is_running(b"7 (x)"));
         assert!(!is_running(b""));
@@ -145,6 +170,9 @@ mod tests {
     fn paths_end_with_a_nul() {
         assert_eq!(Path::new("/proc/", 4_294_967_295, "/status").bytes(), b"/proc/4294967295/status\0");
         assert_eq!(Path::new("/dev/pts/", 0, "").bytes(), b"/dev/pts/0\0");
+        // The largest number of a process that Linux gives.
+        assert_eq!(Path::of_task(4_194_304, "/stat").bytes(), b"/proc/4194304/task/4194304/stat\0");
+        assert_eq!(Path::of_descriptor(4_194_304, 999_999).bytes(), b"/proc/4194304/fdinfo/999999\0");
         assert_eq!(Path::new("/proc/", 1, "/a-name-that-is-much-too-long").bytes().last(), Some(&0));
     }
 }

@@ -331,7 +331,7 @@ pub fn each_process(buffer: &mut [u8], mut visit: impl FnMut(i32)) -> bool {
 }
 
 /// Goes through the names in a directory, reading as many at once as the buffer takes; `false` when it cannot be read.
-fn each_name(path: &[u8], buffer: &mut [u8], mut visit: impl FnMut(&[u8])) -> bool {
+pub fn each_name(path: &[u8], buffer: &mut [u8], mut visit: impl FnMut(&[u8])) -> bool {
     let Ok(directory) = sys::open_directory(path) else { return false };
     while let Ok(entries) = sys::entries(&directory, buffer) {
         if entries.is_empty() {

@@ -7,7 +7,7 @@ pub const MAX_FDS: usize = 8;
 pub const MAX_BYTES: usize = 4096;
 /// Bytes before the evidence.
 const HEAD: usize = WORDS * 8;
-const WORDS: usize = 13 + MAX_FDS;
+const WORDS: usize = 14 + MAX_FDS;
 /// A number that is not there.
 const NONE: u64 = u64::MAX;
 
@@ -30,6 +30,10 @@ pub struct Handover {
     pub watch_memory: Option<u64>,
     /// CPU microseconds at which to kill, where the init watches.
     pub watch_cpu: Option<u64>,
+    /// Processes of guests that there may be at once, where their number is limited.
+    pub max_processes: Option<u64>,
+    /// True where the kernel offers no setting for the length of a listening socket's queue.
+    pub backlog_unbounded: bool,
     /// Descriptors that each program may have open: fewer than the init, see `set_open_files`.
     pub open_files: u64,
     /// Whether the watch counts files of the sandbox's tmpfs as memory.
@@ -55,7 +59,8 @@ impl Handover {
     /// As bytes, to be followed by the evidence.
     pub fn encode(&self) -> [u8; HEAD] {
         let measured = &self.measured;
-        let flags = [self.as_expected, measured.no_new_privileges, measured.seccomp, self.counts_files];
+        let flags =
+            [self.as_expected, measured.no_new_privileges, measured.seccomp, self.counts_files, self.backlog_unbounded];
         let flags = flags.iter().rev().fold(0, |flags, &flag| flags << 1 | u64::from(flag));
         let mut words = [0; WORDS];
         words[0] = self.mark.0;
@@ -69,7 +74,8 @@ impl Handover {
         words[10] = self.open_files;
         words[11] = self.listener as u64;
         words[12] = self.locks as u64;
-        for (word, &fd) in words[13..].iter_mut().zip(&self.fds) {
+        words[13] = self.max_processes.unwrap_or(NONE);
+        for (word, &fd) in words[14..].iter_mut().zip(&self.fds) {
             *word = fd as u64;
         }
         let mut bytes = [0; HEAD];
@@ -88,7 +94,7 @@ impl Handover {
         }
         let some = |word: u64| (word != NONE).then_some(word);
         let mut fds = [0; MAX_FDS];
-        for (fd, word) in fds.iter_mut().zip(&words[13..]) {
+        for (fd, word) in fds.iter_mut().zip(&words[14..]) {
             *fd = *word as i32;
         }
         let handover = Self {
@@ -100,6 +106,8 @@ impl Handover {
             fd_count: words[9] as usize,
             watch_memory: some(words[3]),
             watch_cpu: some(words[4]),
+            max_processes: some(words[13]),
+            backlog_unbounded: words[5] & 16 != 0,
             open_files: words[10],
             counts_files: words[5] & 8 != 0,
             as_expected: words[5] & 1 != 0,

@@ -6,7 +6,7 @@
 
 use super::handover::Handover;
 use super::launch::{self, Desk};
-use super::notify::Quotas;
+use super::notify::{Backlog, Quotas};
 use super::sys::{self, Fd, Fds, Mapping, PollFd, Ready, Res};
 use super::tree;
 use super::watch::{Passed, Since, Watch};
@@ -96,7 +96,12 @@ impl Init {
         Ok(Self {
             control: handover.control,
             children: sys::child_signal()?,
-            quotas: Quotas::new(Fd::own(handover.listener), Fd::own(handover.locks)),
+            quotas: Quotas::new(
+                Fd::own(handover.listener),
+                Some(Fd::own(handover.locks)),
+                if handover.backlog_unbounded { Backlog::Shorten(handover.mark.0) } else { Backlog::Bounded },
+                handover.max_processes,
+            ),
             watch: Watch::new(
                 handover.watch_memory,
                 handover.watch_cpu,
@@ -238,7 +243,7 @@ impl Init {
         desk: &mut Desk,
         running: &mut Running,
     ) -> Result<Option<Fd>, NotStarted> {
-        if running.is_full() {
+        if running.is_full() || !self.quotas.allows_process() {
             return Err(NotStarted { step: Step::Fork, errno: sys::EAGAIN });
         }
         self.execs_started += 1;
@@ -272,7 +277,8 @@ impl Init {
                 None => reaped.cpu_micros,
             };
             let (status, peak_bytes) = (reaped.status, reaped.peak_bytes);
-            self.tell(&Event::Ended { exec, status, peak_bytes, cpu_micros }, &[])?;
+            let processes_refused = self.quotas.processes_refused().unwrap_or(0);
+            self.tell(&Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused }, &[])?;
             // A program that was killed leaves the question by what, and the answer is in the control group.
             let exited = status & 0x7f == 0;
             if exited && self.last == Some(exec) {

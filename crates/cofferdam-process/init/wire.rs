@@ -95,6 +95,8 @@ pub enum Event {
         peak_bytes: u64,
         /// CPU microseconds.
         cpu_micros: u64,
+        /// Processes that the sandbox was refused since it began.
+        processes_refused: u64,
     },
     /// A limit was passed, and everything killed.
     LimitPassed {
@@ -254,9 +256,13 @@ impl Event {
         match *self {
             Self::Started { exec } => message.byte(2).number(exec),
             Self::NotStarted { exec, failure } => message.byte(3).number(exec).failure(failure),
-            Self::Ended { exec, status, peak_bytes, cpu_micros } => {
-                message.byte(4).number(exec).signed(status).number(peak_bytes).number(cpu_micros)
-            }
+            Self::Ended { exec, status, peak_bytes, cpu_micros, processes_refused } => message
+                .byte(4)
+                .number(exec)
+                .signed(status)
+                .number(peak_bytes)
+                .number(cpu_micros)
+                .number(processes_refused),
             Self::LimitPassed { memory } => message.byte(5).byte(memory.into()),
         }
     }

@@ -118,6 +118,7 @@ impl ProcessBackend {
             disk: limits.disk.map(ByteSize::as_bytes),
             memory: limits.memory.map(ByteSize::as_bytes),
             tasks: limits.pids.map(u64::from),
+            processes: limits.processes.map(u64::from),
             cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
             cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             probe: false,
@@ -195,10 +196,6 @@ impl Backend for ProcessBackend {
 /// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
-    if spec.limits().processes.is_some() {
-        return Err(Error::unsupported("create", "the process backend cannot limit processes apart from threads")
-            .with_remedy("limit both together with --pids"));
-    }
     match spec.network() {
         NetworkPolicy::None => {}
         _ => {

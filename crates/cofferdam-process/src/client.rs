@@ -279,6 +279,7 @@ mod tests {
             disk: Some(1 << 20),
             memory: None,
             tasks: None,
+            processes: None,
             cpu_millis: None,
             cpu_micros: None,
             probe: false,

@@ -75,6 +75,8 @@ pub struct Core {
     pub closed_by_owner: AtomicBool,
     pub over_memory: AtomicBool,
     pub over_cpu: AtomicBool,
+    /// Processes refused by the init, as it reported with the last exec that ended.
+    pub processes_refused: AtomicU64,
     // Last: the launcher may only be waited for once nothing above needs it.
     pub launcher: Arc<Launcher>,
 }
@@ -142,7 +144,8 @@ impl Core {
                     let _ = sender.send(Err((reason, errno)));
                 }
             }
-            Event::Ended { exec, status, peak_bytes, cpu_micros } => {
+            Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused } => {
+                self.processes_refused.fetch_max(processes_refused, Ordering::AcqRel);
                 if let Some(sender) = self.slots().remove(&exec).and_then(|slot| slot.ended) {
                     let _ = sender.send(Ended { status, peak_bytes, cpu_micros });
                 }

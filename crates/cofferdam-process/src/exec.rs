@@ -8,6 +8,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -103,6 +104,7 @@ pub struct Base {
     share: Share,
     kills: u64,
     refusals: u64,
+    processes_refused: u64,
 }
 
 impl Base {
@@ -112,7 +114,8 @@ impl Base {
             Some(stats) if exec > 1 => (stats.cpu_micros().unwrap_or(0), stats.memory_kills(), stats.forks_refused()),
             _ => (0, core.group_base.0, core.group_base.1),
         };
-        Self { share: Share::begin(core, exec, cpu), kills, refusals }
+        let processes_refused = core.processes_refused.load(Ordering::Acquire);
+        Self { share: Share::begin(core, exec, cpu), kills, refusals, processes_refused }
     }
 }
 
@@ -339,7 +342,8 @@ impl Run {
             cpu_micros: self.base.share.charged(None),
             peak_bytes: self.core.peak_memory(),
             memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base.kills,
-            forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base.refusals,
+            forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base.refusals
+                || self.core.processes_refused.load(Ordering::Acquire) > self.base.processes_refused,
             disk_full: self.disk_full(),
             watched_memory,
             watched_cpu,

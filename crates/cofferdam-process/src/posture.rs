@@ -343,6 +343,18 @@ fn cpus(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
+    let mut item = tasks(measured, limits);
+    if let Some(processes) = limits.processes {
+        let counted = format!("at most {processes} processes, which the init counts before each that a guest makes");
+        if item.state == ProtectionState::NotAsked {
+            return row(Protection::Processes, true, counted);
+        }
+        item.mechanism = format!("{}; {counted}", item.mechanism);
+    }
+    item
+}
+
+fn tasks(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.pids.map(u64::from) else {
         return not_asked(Protection::Processes, "no limit asked for");
     };

@@ -134,6 +134,8 @@ pub struct Create {
     pub memory: Option<u64>,
     /// Tasks, the init not counted.
     pub tasks: Option<u64>,
+    /// Processes, the init not counted.
+    pub processes: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
     /// CPU microseconds of one exec; here only for the limit of a single process.
@@ -244,6 +246,8 @@ pub enum Event {
         peak_bytes: u64,
         /// CPU microseconds of the program and its reaped children.
         cpu_micros: u64,
+        /// Processes that the sandbox was refused since it began, beyond the limit on processes.
+        processes_refused: u64,
     },
     /// The init's own watch found that the sandbox passed a limit, and killed everything in it.
     LimitPassed {

@@ -102,6 +102,7 @@ impl Raw {
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),
             over_cpu: AtomicBool::new(false),
+            processes_refused: AtomicU64::new(0),
             facts,
             launcher,
         });

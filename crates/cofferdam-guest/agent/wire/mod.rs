@@ -22,7 +22,7 @@ pub use write::put_text;
 /// What a greeting begins with.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of everything here.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes before a body.
 pub const HEAD: usize = 13;
 /// The longest body.
@@ -129,6 +129,10 @@ pub struct Configure<'a> {
     pub silence: u64,
     /// Instructions of the filter of system calls; none for no filter.
     pub filter: &'a [u8],
+    /// Instructions of the filter that notifies the agent of what has a quota; none for no quotas.
+    pub quotas: &'a [u8],
+    /// Processes of guests that there may be at once, of which `quotas` has notifications then.
+    pub max_processes: Option<u64>,
     /// File rights that Landlock governs for guests; 0 for no rules.
     pub rights: u64,
     /// Scopes that Landlock governs for guests.

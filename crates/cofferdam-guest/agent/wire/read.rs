@@ -173,6 +173,8 @@ impl<'a> Reader<'a> {
             mark: self.option(|it| Some((it.u64()?, it.u64()?)))?,
             silence: self.u64()?,
             filter: self.text()?,
+            quotas: self.text()?,
+            max_processes: self.number()?,
             rights: self.u64()?,
             scopes: self.u64()?,
             rules: self.texts(2)?,

@@ -86,6 +86,8 @@ impl Configure<'_> {
         }
         sink.put(&self.silence.to_le_bytes());
         put_text(sink, self.filter);
+        put_text(sink, self.quotas);
+        put_number(sink, self.max_processes);
         sink.put(&self.rights.to_le_bytes());
         sink.put(&self.scopes.to_le_bytes());
         put_texts(sink, &self.rules);

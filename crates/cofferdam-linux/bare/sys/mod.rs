@@ -26,7 +26,9 @@ pub use files::*;
 pub use machine::*;
 pub use memory::{Mapping, Once};
 pub use message::{Fds, next_length, receive, send};
-pub use notify::{Notification, answer, notification, wake_on_same_processor};
+pub use notify::{
+    Notification, Reply, answer, listen, notification, open_process, take_descriptor, wake_on_same_processor,
+};
 pub use number::{FCNTL, LISTEN, SOCKET};
 pub use process::*;
 pub use vsock::{vsock_accept, vsock_listen};

@@ -1,6 +1,6 @@
 //! The listener of a filter of system calls: which call waits, and its answer.
 
-use super::{Res, ioctl, retried};
+use super::{Fd, Res, call, checked, ioctl, number, retried};
 
 /// The structures that these requests take: `struct seccomp_notif` and `struct seccomp_notif_resp`.
 const RECEIVE: usize = 0xc050_2100;
@@ -47,9 +47,44 @@ pub fn notification(listener: i32) -> Res<Notification> {
     Ok(found)
 }
 
-/// Lets the call continue, or fail with an error.
-pub fn answer(listener: i32, to: &Notification, error: Option<i32>) -> Res<()> {
-    let (error, flags) = error.map_or((0, CONTINUE), |error| (-error, 0));
+/// What becomes of a call.
+#[derive(Clone, Copy)]
+pub enum Reply {
+    /// The kernel makes it.
+    Continue,
+    /// It is not made, and returns 0.
+    Succeed,
+    /// It is not made, and fails with this error.
+    Fail(i32),
+}
+
+/// Answers a call.
+pub fn answer(listener: i32, to: &Notification, reply: Reply) -> Res<()> {
+    let (error, flags) = match reply {
+        Reply::Continue => (0, CONTINUE),
+        Reply::Succeed => (0, 0),
+        Reply::Fail(error) => (-error, 0),
+    };
     let response = Response { id: to.id, value: 0, error, flags };
     retried(|| ioctl(listener, SEND, &raw const response as usize)).map(drop)
+}
+
+/// Opens a handle on a process.
+pub fn open_process(pid: i32) -> Res<Fd> {
+    // SAFETY: plain numbers; the descriptor is new.
+    unsafe { checked(call(number::PIDFD_OPEN, [pid as usize, 0, 0, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
+}
+
+/// Returns a copy of a process's descriptor. The filter lets this call through with the key, which the kernel drops.
+pub fn take_descriptor(process: &Fd, descriptor: i32, key: u64) -> Res<Fd> {
+    let process = process.number() as usize | key as usize;
+    // SAFETY: plain numbers; the descriptor is new.
+    unsafe { checked(call(number::PIDFD_GETFD, [process, descriptor as usize, 0, 0, 0, 0])) }
+        .map(|fd| Fd::own(fd as i32))
+}
+
+/// Listens on a socket. The filter lets this call through with the key, which the kernel drops.
+pub fn listen(socket: &Fd, backlog: usize, key: u64) -> Res<()> {
+    // SAFETY: plain numbers.
+    unsafe { checked(call(number::LISTEN, [socket.number() as usize | key as usize, backlog, 0, 0, 0, 0])) }.map(drop)
 }

@@ -255,8 +255,9 @@ impl Stack {
 }
 
 /// Runs `body` in a new process that borrows this one's memory, while this one waits for it to execute a program or to
-/// end. If `body` returns, the process ends.
-pub fn spawn<F: FnMut()>(stack: &mut Stack, body: &mut F) -> Res<i32> {
+/// end. If `body` returns, the process ends. Where the filter limits processes, it lets this call through with the key, which
+/// the kernel drops.
+pub fn spawn<F: FnMut()>(stack: &mut Stack, key: u64, body: &mut F) -> Res<i32> {
     const CLONE_VM: usize = 0x100;
     const CLONE_VFORK: usize = 0x4000;
     extern "C" fn run<F: FnMut()>(body: usize) -> ! {
@@ -265,9 +266,10 @@ pub fn spawn<F: FnMut()>(stack: &mut Stack, body: &mut F) -> Res<i32> {
         exit(127)
     }
     let top = stack.0.as_mut_ptr_range().end as usize;
+    let flags = CLONE_VM | CLONE_VFORK | SIGCHLD | key as usize;
     // SAFETY: with CLONE_VFORK this process waits, so that stack and closure outlive the child's use of them, and are
     // used by nobody else; `run` does not return.
-    let result = unsafe { clone(CLONE_VM | CLONE_VFORK | SIGCHLD, top, run::<F>, &raw mut *body as usize) };
+    let result = unsafe { clone(flags, top, run::<F>, &raw mut *body as usize) };
     checked(result).map(|pid| pid as i32)
 }
 

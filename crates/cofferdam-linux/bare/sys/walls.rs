@@ -2,18 +2,36 @@
 
 use super::{EINVAL, Fd, Res, call, checked, number};
 
+#[repr(C)]
+struct Program {
+    length: u16,
+    instructions: usize,
+}
+
+
 /// Puts a filter of system calls on this process, for good: instructions as the kernel takes them, of 8 bytes each.
 pub fn install_filter(instructions: &[u8]) -> Res<()> {
-    #[repr(C)]
-    struct Program {
-        length: u16,
-        instructions: usize,
+    install(instructions, 0).map(drop)
+}
+
+/// The same, and returns the listener for the filter's notifications.
+pub fn install_filter_with_listener(instructions: &[u8]) -> Res<Fd> {
+    const NEW_LISTENER: usize = 8;
+    /// Signals with a handler wait until a call that was received is answered. Known since Linux 5.19.
+    const WAIT_KILLABLE_RECV: usize = 1 << 5;
+    match install(instructions, NEW_LISTENER | WAIT_KILLABLE_RECV) {
+        Err(EINVAL) => install(instructions, NEW_LISTENER),
+        other => other,
     }
+    .map(|fd| Fd::own(fd as i32))
+}
+
+fn install(instructions: &[u8], flags: usize) -> Res<usize> {
     const SET_MODE_FILTER: usize = 1;
     let length = u16::try_from(instructions.len() / 8).map_err(|_| EINVAL)?;
     let program = Program { length, instructions: instructions.as_ptr() as usize };
     // SAFETY: the structure is the kernel's and names as many instructions as there are; the kernel copies them.
-    unsafe { checked(call(number::SECCOMP, [SET_MODE_FILTER, 0, &raw const program as usize, 0, 0, 0])) }.map(drop)
+    unsafe { checked(call(number::SECCOMP, [SET_MODE_FILTER, flags, &raw const program as usize, 0, 0, 0])) }
 }
 
 /// The kernel's version of Landlock; 0 for none.

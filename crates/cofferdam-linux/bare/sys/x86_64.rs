@@ -134,7 +134,9 @@ pub mod number {
     pub const SECCOMP: usize = 317;
     pub const EXECVEAT: usize = 322;
     pub const STATX: usize = 332;
+    pub const PIDFD_OPEN: usize = 434;
     pub const CLOSE_RANGE: usize = 436;
+    pub const PIDFD_GETFD: usize = 438;
     pub const LANDLOCK_CREATE_RULESET: usize = 444;
     pub const LANDLOCK_ADD_RULE: usize = 445;
     pub const LANDLOCK_RESTRICT_SELF: usize = 446;

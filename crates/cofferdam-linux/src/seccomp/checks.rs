@@ -39,8 +39,14 @@ const CLONE_THREAD: u32 = 0x0001_0000;
 const DESCRIPTORS_AND_THREADS_APART: Case =
     case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD, CLONE_FILES])]);
 
-pub(super) const CLONE: Verdict =
-    allow_except(&[case(EPERM, &[any_bit(0, NEW_NAMESPACE)]), DESCRIPTORS_AND_THREADS_APART]);
+const NEW_NAMESPACES: Case = case(EPERM, &[any_bit(0, NEW_NAMESPACE)]);
+
+pub(super) const CLONE: Verdict = allow_except(&[NEW_NAMESPACES, DESCRIPTORS_AND_THREADS_APART]);
+/// The same, with notifications of processes and none of threads.
+pub(super) const CLONE_IN_QUOTA: Verdict = Verdict::ByArguments {
+    cases: &[NEW_NAMESPACES, DESCRIPTORS_AND_THREADS_APART, case(Action::Allow, &[any_bit(0, CLONE_THREAD)])],
+    otherwise: Action::Notify,
+};
 
 // Sockets.
 const AF_UNIX: u32 = 1;

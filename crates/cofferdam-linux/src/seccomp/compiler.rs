@@ -109,6 +109,11 @@ fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
         Verdict::ByArguments { cases, otherwise } => {
             cases.iter().rev().fold(returns(otherwise), |next, case| check_case(assembler, case, next))
         }
+        Verdict::Keyed { key, with, without } => {
+            let (with, without) = (check(assembler, *with), check(assembler, *without));
+            let branch = assembler.branch(Condition::Equal(key.process_half), with, without);
+            assembler.load(high(0), branch)
+        }
         Verdict::Marking(key) => {
             let otherwise = check(assembler, PRLIMIT);
             let tests = [(low(1), RLIMIT_RTTIME), (high(1), key.resource_half), (high(0), key.process_half)];

@@ -3,9 +3,9 @@ use std::fmt;
 
 use super::arch::Arch;
 use super::checks::{
-    EINVAL, ENOSYS, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS,
-    LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS, SECCOMP_IN_QUOTA, SETSOCKOPT_WITHOUT_BUFFERS,
-    SOCKET_IN_QUOTA, TO_ITSELF,
+    CLONE, CLONE_IN_QUOTA, EINVAL, ENOSYS, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE,
+    IOCTL_WITHOUT_OWNERS, LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS, SECCOMP_IN_QUOTA,
+    SETSOCKOPT_WITHOUT_BUFFERS, SOCKET_IN_QUOTA, TO_ITSELF,
 };
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
@@ -30,6 +30,7 @@ const FOR_BUILDING: &[&str] = &[
     "mount_setattr",
     "move_mount",
     "open_tree",
+    "pidfd_getfd",
     "prctl",
     "prlimit64",
     "sched_setaffinity",
@@ -47,11 +48,20 @@ pub(super) fn is_for_building(name: &str) -> bool {
 
 /// Returns the verdict of the late stage on a call that makes kernel objects which no memory limit counts. What the rest of the
 /// allowlist refuses stays refused: the kernel obeys an error before a notification.
+///
+/// An init that answers the notifications, and so cannot wait for an answer, makes these calls with its key.
 pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
+    let keyed = |with, without: &'static Verdict| match options.mark_key {
+        Some(key) => Verdict::Keyed { key, with, without },
+        None => *without,
+    };
     match name {
+        "clone" if options.count_processes => Some(keyed(&CLONE, &CLONE_IN_QUOTA)),
+        "fork" | "vfork" if options.count_processes => Some(Verdict::Always(Action::Notify)),
         _ if !options.quotas => None,
         "fcntl" => Some(FCNTL_IN_QUOTA),
-        "listen" => Some(LISTEN_IN_QUOTA),
+        "listen" => Some(keyed(&ALLOWED, &LISTEN_IN_QUOTA)),
+        "pidfd_getfd" => Some(keyed(&ALLOWED, &UNLISTED)),
         "seccomp" if !options.deny_kernel_memory => Some(SECCOMP_IN_QUOTA),
         "socket" => Some(SOCKET_IN_QUOTA),
         _ => None,
@@ -112,6 +122,8 @@ pub struct Options {
     /// Notify the filter's listener of file locks, netlink sockets and listening sockets, which it lets continue up to a
     /// quota. Only the late stage does: [`compile`](super::compile) ignores it.
     pub quotas: bool,
+    /// Notify the filter's listener of new processes, but not of new threads. With `quotas` only, and in the late stage.
+    pub count_processes: bool,
     /// Let RLIMIT_RTTIME be set by who knows the key: an init, which marks with it what each exec starts.
     pub mark_key: Option<MarkKey>,
 }

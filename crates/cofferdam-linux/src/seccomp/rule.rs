@@ -24,6 +24,8 @@ pub(super) enum Verdict {
     ByArguments { cases: &'static [Case], otherwise: Action },
     /// `prlimit64` as the allowlist has it, and setting a mark with the key.
     Marking(MarkKey),
+    /// The verdict `without` the key in the upper half of the first argument, which the kernel drops; `with` it another.
+    Keyed { key: MarkKey, with: &'static Verdict, without: &'static Verdict },
 }
 
 /// One line of a verdict that depends on arguments.
@@ -91,6 +93,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Always(action) => action.fmt(f),
+            Self::Keyed { with, without, .. } => write!(f, "with the key {with}; else {without}"),
             Self::Marking(_) => write!(f, "allow marking with the key; else {PRLIMIT}"),
             Self::ByArguments { cases, otherwise } => {
                 for case in *cases {

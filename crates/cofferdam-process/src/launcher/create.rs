@@ -111,6 +111,8 @@ struct Rooms {
     workspace: OwnedFd,
     code: OwnedFd,
     quotas: QuotaFds,
+    /// True where the kernel bounds the queues of listening sockets.
+    backlog_bounded: bool,
     /// Tasks in the control group.
     members: u64,
     /// The user that the sandbox is outside.
@@ -153,14 +155,14 @@ fn build(setup: &Setup<'_>) -> Step<Rooms> {
     let ids = outside_ids(setup)?;
     let members = lay_ground(setup)?;
     let proc = mount_proc(setup)?;
-    network::bound(proc.as_fd()).step("bound the sandbox's network")?;
+    let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, code) = settle_in(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
     // The mount of /proc that guests see covers it.
     let locks =
         openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
     let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
-    Ok(Rooms { workspace, code, quotas: QuotaFds { listener, locks }, members, outside_uid })
+    Ok(Rooms { workspace, code, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
 }
 
 /// Leaves the launcher's surroundings. Gives the number of tasks in the control group.
@@ -392,8 +394,9 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     }
     // The other, longer part of the filter is the launcher's, and came with the clone.
     // Where another program has a listener on this process already, as some container managers do, this fails with EBUSY.
-    let listener =
-        seccomp::install_with_listener(&setup.filters.late).step("install the seccomp filter with a listener")?;
+    let counting = setup.create.processes.map(|_| setup.filters.late_counting_processes());
+    let listener = seccomp::install_with_listener(counting.as_ref().unwrap_or(&setup.filters.late))
+        .step("install the seccomp filter with a listener")?;
     rustix::process::chdir("/").step("enter the root")?;
     Ok((outside_uid, listener))
 }
@@ -422,6 +425,7 @@ fn hand_over(setup: &Setup<'_>, rooms: Rooms) -> Step<()> {
     let numbers = Handover {
         listener: listener.into_raw_fd(),
         locks: locks.into_raw_fd(),
+        backlog_unbounded: !rooms.backlog_bounded,
         ..numbers(setup, watching, &evidence)
     };
     let (handover, mut keep) = keep_open(setup, numbers, [own, rooms.workspace, rooms.code])?;
@@ -437,6 +441,7 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
+        max_processes: create.processes,
         open_files: open_files(setup),
         // Without a disk limit nothing else bounds them.
         counts_files: create.disk.is_none(),

@@ -44,6 +44,8 @@ fn a_handover_is_read_back() {
         fd_count: MAX_FDS,
         watch_memory: Some(1 << 30),
         watch_cpu: None,
+        max_processes: Some(10),
+        backlog_unbounded: true,
         open_files: 512,
         counts_files: true,
         as_expected: true,
@@ -185,8 +187,8 @@ proptest! {
             protocol::Event::NotStarted { exec, reason, errno }
         );
         prop_assert_eq!(
-            told(wire::Event::Ended { exec, status, peak_bytes, cpu_micros }),
-            protocol::Event::Ended { exec, status, peak_bytes, cpu_micros }
+            told(wire::Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused: exec }),
+            protocol::Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused: exec }
         );
         prop_assert_eq!(told(wire::Event::LimitPassed { memory }), protocol::Event::LimitPassed { memory });
         for (ours, theirs) in [(None, None), (Some(Ok(())), Some(Ok(()))), (Some(Err(failure)), Some(Err((reason, errno))))] {

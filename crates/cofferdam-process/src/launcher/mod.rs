@@ -104,6 +104,15 @@ struct Launcher {
 struct Filters {
     late: seccomp::Program,
     mark_key: seccomp::MarkKey,
+    options: seccomp::Options,
+}
+
+impl Filters {
+    /// Compiles the late part for a sandbox whose processes are counted.
+    fn late_counting_processes(&self) -> seccomp::Program {
+        let options = seccomp::Options { count_processes: true, ..self.options };
+        seccomp::compile_stages(seccomp::Arch::native(), &options).1
+    }
 }
 
 /// Filters that are not on anything yet.
@@ -126,10 +135,11 @@ impl Drafts {
             deny_large_buffers: !counted,
             watch_reads: false,
             quotas: true,
+            count_processes: false,
             mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);
-        Ok(Self { counted, early, filters: Filters { late, mark_key } })
+        Ok(Self { counted, early, filters: Filters { late, mark_key, options } })
     }
 
     /// Puts the early part on the launcher.

@@ -22,19 +22,24 @@ const SETTINGS: [(&str, &[u64]); 4] = [
 /// Older kernels (seen: 6.1) show no setting of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
 
-/// Bounds the network namespace that the calling process is in, by a writable proc file system. What the kernel hides there keeps
-/// its default.
-pub fn bound(proc: BorrowedFd<'_>) -> io::Result<()> {
-    SETTINGS.iter().try_for_each(|(name, highest)| {
+/// Bounds the network namespace that the calling process is in, by a writable proc file system. Returns false where the kernel
+/// hides the setting for the length of queues there: the init then shortens each.
+pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut whole = true;
+    for (name, highest) in SETTINGS {
         let path = format!("sys/net/{name}");
         let open = |flags| openat(proc, &path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from);
         let mut text = String::new();
         match open(OFlags::RDONLY) {
-            Err(Errno::NOENT) if name.starts_with(MAYBE_HIDDEN) => return Ok(()),
+            Err(Errno::NOENT) if name.starts_with(MAYBE_HIDDEN) => {
+                whole = false;
+                continue;
+            }
             file => file?.read_to_string(&mut text)?,
         };
-        open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())
-    })
+        open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())?;
+    }
+    Ok(whole)
 }
 
 fn lowered(text: &str, highest: &[u64]) -> String {
@@ -59,8 +64,12 @@ mod tests {
         for name in ["tcp_rmem", "tcp_wmem", "tcp_max_tw_buckets"] {
             std::fs::write(ipv4.join(name), "8192 131072 6291456\n").unwrap();
         }
-        bound(proc.as_fd()).unwrap();
+        assert!(!bound(proc.as_fd()).unwrap());
         assert!(std::fs::read_to_string(ipv4.join("tcp_rmem")).unwrap().starts_with("4096 65536 131072"));
+        let core = temp.path().join("sys/net/core");
+        std::fs::create_dir_all(&core).unwrap();
+        std::fs::write(core.join("somaxconn"), "4096\n").unwrap();
+        assert!(bound(proc.as_fd()).unwrap());
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Case {
             disk: self.limits.disk.map(ByteSize::as_bytes),
             memory: self.limits.memory.map(ByteSize::as_bytes),
             tasks: self.limits.pids.map(u64::from),
+            processes: None,
             cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
             cpu_micros: self.limits.cpu_time.map(|time| time.as_micros() as u64),
             probe: true,

@@ -56,6 +56,7 @@ fn all_options() -> impl Iterator<Item = Options> {
         watch_reads: bits & 1 != 0,
         // Changes the late stage only, which a test of its own looks at.
         quotas: false,
+        count_processes: false,
         // With the other refusals for kernels' buffers; random tests part them.
         deny_kernel_memory: bits & 16 != 0,
     })

@@ -96,7 +96,7 @@ fn read(verdict: Verdict, call: &Call) -> u32 {
     };
     match verdict {
         Verdict::Always(action) => value(action),
-        Verdict::Marking(_) => unreachable!("not in the table"),
+        Verdict::Marking(_) | Verdict::Keyed { .. } => unreachable!("not in the table"),
         Verdict::ByArguments { cases, otherwise } => cases
             .iter()
             .find(|case| case.when.iter().all(|test| holds(test, call)))
@@ -210,6 +210,7 @@ fn any_options() -> impl Strategy<Value = Options> {
         Options {
             watch_reads,
             quotas: false,
+            count_processes: false,
             deny_kernel_memory: kernel,
             deny_large_buffers,
             deny_memfd,

@@ -1,7 +1,8 @@
 //! The policy, in numbers taken from the kernel's headers and not from the table.
 use super::{
     AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENODEV, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
-    I386, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, compile_stages, interpreter, number, run,
+    I386, KEY, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, compile_stages, interpreter, number,
+    run,
 };
 
 /// What becomes of a call, on each architecture that has it; at least one must.
@@ -511,6 +512,47 @@ fn calls_in_a_quota_are_asked_about_and_refusals_stay() {
         assert_eq!(verdicts("seccomp", &[1, 1 << 5 | 8]), (ALLOW, 0x0005_0000 | 16));
         for name in ["read", "flock", "connect", "accept4", "bind"] {
             assert_eq!(verdicts(name, &[6, 6, 6]), (ALLOW, ALLOW), "{name}");
+        }
+        // Processes are not counted.
+        assert_eq!(verdicts("clone", &[17]), (ALLOW, ALLOW));
+        assert_eq!(verdicts("pidfd_getfd", &[3, 4, 0]), (ALLOW, EPERM));
+    }
+}
+
+#[test]
+fn notifications_of_processes_leave_out_threads_and_the_init() {
+    const NOTIFY: u32 = 0x7fc0_0000;
+    const THREAD: u64 = 0x003d_0f00;
+    let key = u64::from(KEY.process_half) << 32;
+    let options = Options { quotas: true, count_processes: true, mark_key: Some(KEY), ..Options::default() };
+    for arch in Arch::ALL {
+        let (early, late) = compile_stages(arch, &options);
+        interpreter::verify(&late);
+        let verdicts = |name: &str, given: &[u64]| {
+            let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
+            let call = Call::new(arch, number, arguments(given));
+            (run(&early, &call), run(&late, &call))
+        };
+        assert_eq!(verdicts("clone", &[17]), (ALLOW, NOTIFY));
+        // vfork, as posix_spawn has it.
+        assert_eq!(verdicts("clone", &[0x4111]), (ALLOW, NOTIFY));
+        assert_eq!(verdicts("clone", &[THREAD]), (ALLOW, ALLOW));
+        assert_eq!(verdicts("clone", &[key | 0x4111]), (ALLOW, ALLOW));
+        // Neither the key nor a thread opens the way to namespaces.
+        for flags in [0x2000_0011, key | 0x2000_0011, THREAD | 0x4000_0000] {
+            assert_eq!(verdicts("clone", &[flags]), (ALLOW, EPERM), "{flags:x}");
+        }
+        assert_eq!(verdicts("clone", &[(key ^ 1 << 40) | 17]), (ALLOW, NOTIFY));
+        assert_eq!(verdicts("clone3", &[0, 88]).0, ENOSYS);
+        if arch == Arch::X86_64 {
+            assert_eq!(verdicts("fork", &[]), (ALLOW, NOTIFY));
+            assert_eq!(verdicts("vfork", &[]), (ALLOW, NOTIFY));
+        }
+        assert_eq!(verdicts("listen", &[key | 3, 16]), (ALLOW, ALLOW));
+        assert_eq!(verdicts("listen", &[3, 16]), (ALLOW, NOTIFY));
+        assert_eq!(verdicts("pidfd_getfd", &[key | 3, 4, 0]), (ALLOW, ALLOW));
+        for guess in [3, 3 | 1 << 32, 3 | (key ^ 1 << 63)] {
+            assert_eq!(verdicts("pidfd_getfd", &[guess, 4, 0]), (ALLOW, EPERM), "{guess:x}");
         }
     }
 }

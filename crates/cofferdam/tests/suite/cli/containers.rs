@@ -6,7 +6,7 @@ use super::code::typed;
 use super::{WEAKER, cofferdam, has_weaker_containers, json, outcome, run};
 
 /// The command with the engine of the tests; says why there is none.
-fn with_engine(mut command: Command) -> Option<Command> {
+pub(super) fn with_engine(mut command: Command) -> Option<Command> {
     let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
         return None;

@@ -51,13 +51,9 @@ os.wait()",
     assert_eq!(output, "first\nsecond\n");
 }
 
-#[test]
-fn locks_netlink_sockets_and_listeners_are_refused_at_their_maximum_and_had_again_afterwards() {
-    let output = succeeds(&[
-        "--lang",
-        "python",
-        "--code",
-        "import errno, fcntl, os, socket, struct, time
+/// Takes of each kind of object what it can get, and gives it back. Locks of open files come back in process sandboxes only,
+/// where the kernel lists them.
+const OBJECTS: &str = "import errno, fcntl, os, socket, struct, sys, time
 
 def listener():
     made = socket.socket()
@@ -111,15 +107,38 @@ for command, bound in (fcntl.F_SETLK, 40000), (OPEN_FILE_LOCK, 20000):
     assert count < bound, count
     for file in files:
         file.close()
+    if command == OPEN_FILE_LOCK and 'container' in sys.argv:
+        continue
     file = open('/workspace/0', 'w')
     patiently(lambda: lock(file, command, 0))
     for again in range(10000):
         lock(file, command, 0)
         lock(file, command, 0, fcntl.F_UNLCK)
     file.close()
-print('all of them')",
-    ]);
-    assert_eq!(output, "all of them\n");
+print('all of them')";
+
+#[test]
+fn locks_netlink_sockets_and_listeners_are_refused_at_their_maximum_and_had_again_afterwards() {
+    assert_eq!(succeeds(&["--lang", "python", "--code", OBJECTS]), "all of them\n");
+}
+
+#[cfg(feature = "container")]
+#[test]
+fn containers_have_the_same_quotas_and_limit_processes() {
+    use super::containers::with_engine;
+    let run_in_container = |words: &[&str]| {
+        let words = ["--backend", "docker", "--allow-weaker", super::WEAKER].iter().chain(words);
+        with_engine(run(words)).map(|mut command| outcome(&mut command))
+    };
+    let Some((status, output, errors)) =
+        run_in_container(&["--timeout", "50s", "--lang", "python", "--code", OBJECTS, "container"])
+    else {
+        return;
+    };
+    assert_eq!((status, output.as_str()), (0, "all of them\n"), "{errors}");
+    let (_, output, errors) =
+        run_in_container(&["--json", "--processes", "10", "--lang", "python", "--code", PROCESSES]).unwrap();
+    assert_at_limit_of_ten(&output, &errors);
 }
 
 #[test]
@@ -140,4 +159,72 @@ server.listen(0, '127.0.0.1', () => {
     ]);
     assert!(output.starts_with("127.0.0.1"), "{output}");
     assert!(output.ends_with("\nserved\n"), "{output}");
+}
+
+/// Counts the processes that it can have at once, with two threads in each but the first.
+const PROCESSES: &str = "import errno, os, threading, time
+count = 1
+try:
+    while count < 100:
+        if os.fork() == 0:
+            threading.Thread(target=time.sleep, args=(30,)).start()
+            time.sleep(30)
+        count += 1
+except OSError as refused:
+    assert refused.errno == errno.EAGAIN, refused
+print(count)
+os.kill(-1, 9)";
+
+#[test]
+fn processes_are_limited_apart_from_threads() {
+    let (_, output, errors) =
+        outcome(&mut run(["--json", "--processes", "10", "--lang", "python", "--code", PROCESSES]));
+    assert_at_limit_of_ten(&output, &errors);
+}
+
+fn assert_at_limit_of_ten(output: &str, errors: &str) {
+    let result: serde_json::Value = serde_json::from_str(output).unwrap_or_else(|_| panic!("{output}\n{errors}"));
+    assert_eq!(result["stdout"]["text"], "10\n", "{output}\n{errors}");
+    assert_eq!(result["limits_hit"], serde_json::json!(["pids"]), "{output}");
+}
+
+#[test]
+fn programs_that_start_one_process_after_the_other_are_not_hindered() {
+    let output =
+        succeeds(&["--processes", "3", "--", "sh", "-c", "for i in $(seq 300); do /bin/true; done; echo done"]);
+    assert_eq!(output, "done\n");
+    let threads = "import threading
+threads = [threading.Thread(target=lambda: None) for _ in range(100)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print('joined')";
+    assert_eq!(succeeds(&["--processes", "1", "--lang", "python", "--code", threads]), "joined\n");
+}
+
+#[test]
+fn threads_that_fork_at_once_get_no_more_than_the_limit() {
+    let racing = "import os, threading, time
+threading.stack_size(1 << 18)
+ready = threading.Barrier(48)
+def fork():
+    ready.wait()
+    for attempt in range(5):
+        try:
+            if os.fork() == 0:
+                time.sleep(20)
+                os._exit(0)
+        except OSError:
+            pass
+for thread in [threading.Thread(target=fork) for _ in range(48)]:
+    thread.start()
+most = 0
+until = time.time() + 3
+while time.time() < until:
+    most = max(most, sum(name.isdigit() for name in os.listdir('/proc')) - 1)
+print(most, flush=True)
+os.kill(0, 9)";
+    let (_, output, errors) =
+        outcome(&mut run(["--processes", "12", "--timeout", "30s", "--lang", "python", "--code", racing]));
+    let most: u32 = output.trim().parse().unwrap_or_else(|_| panic!("{output}\n{errors}"));
+    assert!((8..=12).contains(&most), "{most}");
 }

@@ -149,6 +149,14 @@ fn objects_of_the_kernel_are_charged_to_groups_of_version_2() {
 }
 
 #[test]
+fn queues_of_listening_sockets_are_short_where_the_kernel_hides_the_setting() {
+    check("queues_of_listening_sockets_are_short_where_the_kernel_hides_the_setting", |case| {
+        let run = case("session of a user queue");
+        assert_eq!((run.status, run.output.as_str()), (0, "17\n"), "{run:#?}");
+    });
+}
+
+#[test]
 fn processes_of_others_are_never_moved() {
     check("processes_of_others_are_never_moved", |case| {
         // The group above is free of processes, and serves.

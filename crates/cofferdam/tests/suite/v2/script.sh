@@ -142,6 +142,22 @@ alive "session of root alive" /user.slice/session.scope 0 /user.slice take
 case_ "session of root doctor" /user.slice/session.scope 0 cofferdam doctor --json --backend process
 case_ "session of a user" /user.slice/session.scope $USER_ID cofferdam run --json --memory 64M -- true
 case_ "session of a user doctor" /user.slice/session.scope $USER_ID cofferdam doctor --json --backend process
+# This kernel hides the setting for the length of queues from users.
+case_ "session of a user queue" /user.slice/session.scope $USER_ID cofferdam run -- python3 -c '
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/tmp/listener")
+listener.listen(4096)
+waiting = []
+try:
+    while len(waiting) < 200:
+        waiting.append(socket.socket(socket.AF_UNIX))
+        waiting[-1].setblocking(False)
+        waiting[-1].connect("/tmp/listener")
+except BlockingIOError:
+    pass
+listener.accept()
+print(len(waiting) - 1)'
 echo 100 > "$TOP/user.slice/session.scope/pids.max"
 case_ "bounded session of root" /user.slice/session.scope 0 cofferdam run --json -- true
 echo "+memory +pids +cpu" > "$TOP/user.slice/cgroup.subtree_control"
