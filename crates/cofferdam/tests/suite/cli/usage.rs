@@ -213,7 +213,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: leave out --tty, or use --stdin to pass a file or pipe on
     ");
     assert_snapshot!(complaint(&["run", "--memory", "1K", "--", "true"], 125), @r"
-    cofferdam: create failed: a memory limit under 1 MiB lets nothing run
+    cofferdam: create failed: the memory limit must be at least 1 MiB
     ");
 }
 
