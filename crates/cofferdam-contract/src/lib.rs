@@ -3,7 +3,7 @@
 //! A frontend (CLI, MCP server, REST server) builds a [`Spec`] and an [`ExecRequest`]. A [`Backend`] creates a
 //! [`Sandbox`] from the spec. The sandbox starts the request and returns an [`ExecHandle`], which delivers the output
 //! and an [`Exit`]. [`Sandbox::posture`] returns the protections that are enforced. This crate depends on no backend
-//! and no frontend, and knows no quotas of tenants.
+//! and no frontend, and enforces no tenant quotas.
 //!
 //! # Layout
 //!

@@ -149,7 +149,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
       try: cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "--memory", "lots", "x.py"], 125), @r"
-    cofferdam: invalid value 'lots' for '--memory <SIZE>': 'lots' is not a size; write a number of bytes or one with K, M, G or T, such as 512M
+    cofferdam: invalid value 'lots' for '--memory <SIZE>': 'lots' is not a size; use a number of bytes, or a number with K, M, G or T, such as 512M
       try: cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "--env", "HOME", "x.py"], 125), @r"
