@@ -1,4 +1,4 @@
-//! One line an execution, with nothing secret in it.
+//! Tests of the audit records: one for each execution, without secrets.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -74,8 +74,8 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
     assert!(text.contains("[redacted:TOKEN]"));
 }
 
-/// Values that need escapes, in the documented encodings, on standard output and in the result. An artifact contains the
-/// result within JSON.
+/// Tests secrets that need escapes, in the documented encodings, on standard output and in the result. An artifact
+/// contains the result within JSON.
 #[tokio::test]
 async fn awkward_secrets_do_not_appear_in_artifacts_either() {
     let home = tempfile::tempdir().expect("a directory");
@@ -146,7 +146,7 @@ fn a_line_ends_though_the_runtime_does() {
     let log = home.path().join("audit");
     let outer = tokio::runtime::Runtime::new().expect("a runtime");
     let world = outer.block_on(World::with(audited(&log), spec()));
-    // Each time the runtime ends before the thread that is to write has begun to, or so it often is.
+    // In most iterations the runtime ends before the writing thread starts.
     for _ in 0..20 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -181,7 +181,7 @@ async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
     world.run("python", "1").await;
     world.try_run(CodeRequest::new("python", "import os")).await.expect_err("screened");
     let once = said();
-    assert!(once.len() == 1 && once[0].starts_with("code runs that is not logged: "), "{once:?}");
+    assert!(once.len() == 1 && once[0].starts_with("code runs without an audit record: "), "{once:?}");
     std::fs::write(&log, "in the way").expect("written");
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
@@ -198,7 +198,7 @@ async fn a_log_that_cannot_be_written_lets_nothing_run() {
     let log = home.path().join("audit");
     let world = World::with(audited(&log), spec()).await;
     world.run("python", "print(1)").await;
-    // Whoever takes the log's directory away takes the right to run with it.
+    // A client that removes the directory of the log also loses the permission to run code.
     std::fs::rename(&log, home.path().join("elsewhere")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     assert!(Executor::new(audited(&log)).is_err_and(|error| error.kind() == ErrorKind::Unavailable));
