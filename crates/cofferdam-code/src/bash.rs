@@ -2,7 +2,6 @@
 //!
 //! Each line runs in a process of its own, so that a line that hangs or crashes does not affect the next one. Only the
 //! working directory carries over to the next line. The answer keeps the beginning and the end of output of any length.
-//! that one which hangs or crashes takes nothing with it. However much it writes, the beginning and the end are kept.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

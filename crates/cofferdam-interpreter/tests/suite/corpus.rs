@@ -1,4 +1,4 @@
-//! Scripts that must not be able to tell whether they were started cold: the same output, errors and exit, either way.
+//! Scripts that give the same output, errors and exit in a cold start and in a prepared interpreter.
 
 use cofferdam_contract::{Completed, ExecRequest, SandboxPath, Stdin};
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
@@ -6,7 +6,7 @@ use cofferdam_process::ProcessBackend;
 
 use crate::support::{backend, block_on, code_with_args, has, main_file, sandbox};
 
-/// Ends a line of a script's own output that differs for a reason: it is left out of the comparison.
+/// A marker at the end of a line of output that differs for a reason and is excluded from the comparison.
 const OWN: &str = "#own";
 
 const PYTHON: &[(&str, &str)] = &[
@@ -251,7 +251,7 @@ fn python_scripts_run_as_from_cold() {
 
 #[test]
 fn preloaded_modules_change_nothing() {
-    // Modules with threads, exit functions, hooks and state of their own.
+    // Modules with their own threads, exit functions, hooks and state.
     let config = InterpreterConfig::python().with_modules([
         "asyncio",
         "concurrent.futures.thread",
@@ -317,7 +317,7 @@ fn request(config: &InterpreterConfig, file: &str, text: &str) -> ExecRequest {
         .expect("valid")
 }
 
-/// What a request gives cold and on a waiting interpreter.
+/// Runs a request in a cold start and in a prepared interpreter.
 async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: ExecRequest) -> (String, String) {
     let cold = sandbox(backend, 0).await.exec(request.clone()).await.expect("it runs");
     let waiting = sandbox(backend, EXTRA_PROCESSES).await;
@@ -326,7 +326,7 @@ async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: Exe
     (told(&cold), told(&warm))
 }
 
-/// What comparison is about. The directory of a script has a name of its own each time.
+/// Returns the compared parts. The directory of a script has a new random name each time.
 fn told(completed: &Completed) -> String {
     let exit = &completed.exit;
     let text = |bytes: &[u8]| {
@@ -353,7 +353,7 @@ fn own_places(text: &str) -> String {
                 line.replace_range(at..at + prefix.len() + end, "DIR");
             }
         }
-        // How often a process or an address comes in a message.
+        // The number of occurrences of a process id or an address in a message.
         let line = mask(&line, "0x");
         mask(&line, "(node:").replace("executeUserEntryPoint [as runMain]", "executeUserEntryPoint")
     });
