@@ -306,7 +306,7 @@ impl Spec {
             Some(named) if *named != found => Err(Error::new(
                 ErrorKind::NotFound,
                 "create",
-                "the directory at this path is not the one recorded when the path was specified",
+                "the directory at this path is not the one that was named any more",
             )
             .with_context("path", path.display().to_string())
             .with_remedy("the directory was replaced in the meantime; specify it again if that was intended")),

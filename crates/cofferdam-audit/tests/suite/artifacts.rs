@@ -93,7 +93,7 @@ fn changed_and_missing_artifacts_are_found() {
     assert_eq!(verify(&audit, &expect()).unwrap().verdict, Verdict::Whole);
     fs::write(audit.join("artifacts/a.jsonl"), "other").unwrap();
     let report = verify(&audit, &expect()).unwrap();
-    assert!(report.to_string().contains("its artifact is not what it was"), "{report}");
+    assert!(report.to_string().contains("its artifact was changed"), "{report}");
     fs::remove_file(audit.join("artifacts/a.jsonl")).unwrap();
     let report = verify(&audit, &expect()).unwrap();
     assert!(report.to_string().contains("its artifact is gone"), "{report}");

@@ -158,7 +158,7 @@ proptest! {
 #[test]
 fn a_missing_segment_is_found_and_named() {
     for (missing, reason) in [
-        (0, "segments before it are missing, and no line tells that retention removed them"),
+        (0, "segments before it are missing, and no line records that retention removed them"),
         (1, "audit-00000002.jsonl is missing before it"),
         (2, "its end was cut off"),
     ] {
@@ -182,7 +182,7 @@ fn breaches_are_reported_by_line() {
     assert_eq!(
         reported,
         [
-            (3, "its hash is not that of its bytes: it was changed"),
+            (3, "its hash does not match its bytes: it was changed"),
             (4, "1 lines are missing before it, by its number 5"),
         ]
     );

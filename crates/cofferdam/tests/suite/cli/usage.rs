@@ -177,7 +177,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: name a file; --workspace DIR gives the code a directory to work in
     ");
     assert_snapshot!(complaint(&["run", "/etc/passwd"], 125), @r"
-    cofferdam: run failed: '/etc/passwd' has no extension that tells its language [file: /etc/passwd]
+    cofferdam: run failed: '/etc/passwd' has no file extension, so its language is unknown [file: /etc/passwd]
       try: name the language with --lang (bash, javascript, python, sh, typescript, wasm), use one of the extensions .bash .js .mjs .cjs .py .sh .ts .mts .cts .wasm, or run it as a command: cofferdam run -- COMMAND
     ");
     assert_snapshot!(complaint(&["run", "--lang", "cobol", "--code", "x"], 125), @r"
