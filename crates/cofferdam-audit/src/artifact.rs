@@ -1,7 +1,7 @@
 //! Artifacts: code and results of an execution in one bounded file, with secrets redacted.
 //!
-//! A file is JSON lines. Each has `section`, and either `text`, or `base64` where the bytes are not UTF-8, or `dropped`,
-//! the number of bytes that did not fit.
+//! A file consists of JSON lines. Each has `section`, and one of `text`, `base64` (for bytes that are not UTF-8) and
+//! `dropped` (the number of bytes beyond the maximum size).
 
 use std::fs::File;
 use std::io::Write;

@@ -27,7 +27,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the default configuration: mandatory, every line synchronised, segments of 64 MiB of which none is removed, no key, no artifacts.
+    /// Returns the default configuration: mandatory, every line synchronized, segments of 64 MiB of which none is
+    /// removed, no key, no artifacts.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),

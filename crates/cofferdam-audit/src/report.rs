@@ -125,7 +125,8 @@ impl Report {
         }
     }
 
-    /// Returns the exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is incomplete.
+    /// Returns the exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is
+    /// incomplete.
     pub fn exit_status(&self) -> u8 {
         match self.verdict {
             Verdict::Whole => 0,

@@ -5,8 +5,9 @@
 //! log. [`Sessions`] keep an interpreter alive between calls. [`BashTool`] runs the shell lines of a model and answers
 //! with one text.
 //!
-//! The crate uses sandboxes through the contract only and knows no backend. It provides no isolation. Data from inside is
-//! bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and outputs.
+//! The crate uses sandboxes through the contract only and knows no backend. It provides no isolation. Data from inside
+//! is bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and
+//! outputs.
 //!
 //! # Layout
 //!

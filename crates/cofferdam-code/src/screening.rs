@@ -14,8 +14,8 @@ pub use cofferdam_screen::Mode as ScreeningMode;
 pub struct ScreeningConfig {
     /// The action on findings. Default `off`: the sandbox is the isolation boundary.
     pub mode: Mode,
-    /// The action on syntax errors. Default `block`, so that a syntax error is reported before anything starts; `off` in a build
-    /// without the parsers.
+    /// The action on syntax errors. Default `block`, so that a syntax error is reported before anything starts; `off`
+    /// in a build without the parsers.
     pub syntax: Mode,
     /// The rules.
     pub rules: Rules,
@@ -169,7 +169,7 @@ mod tests {
         let code = "# coding: utf-7\n#+AAo-import os";
         let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, code) else { panic!("refused") };
         assert_eq!(error.kind(), ErrorKind::Denied);
-        assert!(error.message().contains("line 1 says that the code is in 'utf-7'"), "{error}");
+        assert!(error.message().contains("line 1 declares the encoding 'utf-7'"), "{error}");
         assert!(!reason.contains("utf-7"), "{reason}");
         let Verdict::Runs(Some(reported)) = verdict(Mode::Warn, Mode::Block, code) else { panic!("it runs") };
         assert!(reported.not_screened.is_some_and(|why| why.contains("utf-7")));
