@@ -129,11 +129,11 @@ pub(crate) fn claimed(bytes: &[u8]) -> Option<Digest> {
     split(bytes.strip_suffix(END), HASH).map(|(_, hash)| hash)
 }
 
-/// Splits bytes that end with `mark` and 64 digits. Returns the bytes before `mark`, and the digits.
-fn split<'a>(bytes: Option<&'a [u8]>, mark: &[u8]) -> Option<(&'a [u8], Digest)> {
+/// Splits bytes that end with `marker` and 64 digits. Returns the bytes before `marker`, and the digits.
+fn split<'a>(bytes: Option<&'a [u8]>, marker: &[u8]) -> Option<(&'a [u8], Digest)> {
     let (rest, digits) = bytes.and_then(|bytes| bytes.split_at_checked(bytes.len().checked_sub(DIGITS)?))?;
     let digest = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    Some((rest.strip_suffix(mark)?, digest))
+    Some((rest.strip_suffix(marker)?, digest))
 }
 
 #[cfg(test)]

@@ -504,8 +504,8 @@ mod tests {
     fn only_what_is_lent_to_be_read_is_closed_to_the_file_api() {
         for access in [Access::ReadWrite, Access::ReadOnly] {
             assert!(Workspace::Private { access }.check_change("write_file").is_ok());
-            let lent = Workspace::HostDir { path: "/srv/x".into(), access };
-            let refused = lent.check_change("write_file").err().map(|error| error.kind());
+            let mounted = Workspace::HostDir { path: "/srv/x".into(), access };
+            let refused = mounted.check_change("write_file").err().map(|error| error.kind());
             assert_eq!(refused, (access == Access::ReadOnly).then_some(ErrorKind::Denied));
         }
     }

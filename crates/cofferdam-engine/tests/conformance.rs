@@ -123,8 +123,8 @@ async fn a_refusal_of_the_backend_passes_through() {
     let backend = Arc::new(SimulatedBackend::with_faults(FaultPlan::none()));
     let pooled = pooled(&backend, Spec::default());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let lent = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
-    let spec = Spec::builder().workspace(lent).build().unwrap();
+    let mounted = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
+    let spec = Spec::builder().workspace(mounted).build().unwrap();
     let (one, other) = (backend.create(spec.clone()).await.unwrap_err(), pooled.create(spec).await.unwrap_err());
     assert_eq!(one.to_json(), other.to_json());
 }

@@ -108,20 +108,20 @@ async fn never_more_than_max_are_alive_and_tenants_are_served_in_turn() {
     let (backend, pool) = pool(config, FaultPlan::none());
     let pool = Arc::new(pool);
     let first = pool.claim(of_tenant("z")).await.unwrap();
-    let (told, mut served) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut served) = tokio::sync::mpsc::unbounded_channel();
     for tenant in ["a", "a", "a", "b", "c", "b"] {
-        let (pool, told, backend) = (Arc::clone(&pool), told.clone(), Arc::clone(&backend));
+        let (pool, sender, backend) = (Arc::clone(&pool), sender.clone(), Arc::clone(&backend));
         tokio::spawn(async move {
             let lease = pool.claim(of_tenant(tenant)).await.unwrap();
             assert_eq!(backend.living().len(), 1);
-            told.send(tenant).unwrap();
+            sender.send(tenant).unwrap();
             tokio::time::sleep(SECOND).await;
             drop(lease);
         });
         settle().await;
     }
     assert_eq!(pool.metrics().waiting, 6);
-    drop((first, told));
+    drop((first, sender));
     let mut order = Vec::new();
     while let Some(tenant) = served.recv().await {
         order.push(tenant);
@@ -485,9 +485,9 @@ async fn chaos_leaves_nothing() {
                 // Half of the tasks start in bursts, so that sometimes all slots are used and sometimes they are idle.
                 let pause = if task < 8 { round % 8 / 7 * 20 } else { task + round % 5 };
                 tokio::time::sleep(Duration::from_millis(pause)).await;
-                let patience = Duration::from_micros((task * 37 + round * 91) % 3000);
+                let delay = Duration::from_micros((task * 37 + round * 91) % 3000);
                 match round % 4 {
-                    0 => drop(tokio::time::timeout(patience, pool.claim(spec)).await),
+                    0 => drop(tokio::time::timeout(delay, pool.claim(spec)).await),
                     1 => drop(pool.run(spec, print("x")).await),
                     _ => {
                         if let Ok(lease) = pool.claim(spec.clone()).await {

@@ -250,7 +250,7 @@
       const body = data.subarray(end + 1, end + 1 + length);
       data = data.subarray(end + 1 + length);
       const [one, two] = [body.indexOf(0), body.indexOf(0, body.indexOf(0) + 1)];
-      const [mark, where] = [body.toString("utf8", 0, one), body.toString("utf8", one + 1, two)];
+      const [marker, where] = [body.toString("utf8", 0, one), body.toString("utf8", one + 1, two)];
       busy = true;
       begin();
       const done = (error, result) => {
@@ -266,8 +266,8 @@
         }
         setImmediate(() => {
           finish(where);
-          say(2, `\x1e${mark}\n`);
-          say(1, `\x1e${mark} ${word}\n`);
+          say(2, `\x1e${marker}\n`);
+          say(1, `\x1e${marker} ${word}\n`);
           busy = false;
           next();
         });
@@ -275,8 +275,8 @@
       current = done;
       const exiting = (status) => {
         finish(where);
-        say(2, `\x1e${mark}\n`);
-        say(1, `\x1e${mark} exit ${status & 255}\n`);
+        say(2, `\x1e${marker}\n`);
+        say(1, `\x1e${marker} exit ${status & 255}\n`);
       };
       process.removeAllListeners("exit");
       process.once("exit", (status) => { if (busy) exiting(status); });

@@ -264,7 +264,7 @@ def __cofferdam__(source, name, place, most, session):
             if not head.endswith(b"\n"):
                 return
             body = read.read(int(head))
-            mark, where, code = body.split(b"\0", 2)
+            marker, where, code = body.split(b"\0", 2)
             state["place"], source = where.decode() or None, plain(code.decode())
             count += 1
             file = f"{directory}/call-{count}.py"
@@ -290,8 +290,8 @@ def __cofferdam__(source, name, place, most, session):
                     stream.flush()
                 except Exception:
                     pass
-            save(complaints, b"\x1e%s\n" % mark)
-            save(out, b"\x1e%s %s %d\n" % (mark, word, code or 0))
+            save(complaints, b"\x1e%s\n" % marker)
+            save(out, b"\x1e%s %s %d\n" % (marker, word, code or 0))
             if word == b"exit":
                 sys.exit(code)
 

@@ -125,7 +125,7 @@ async fn what_nobody_measured_or_looked_at_is_no_number() {
     let world = World::with(audited(&log), spec()).await;
     let mut blind = CodeRequest::new("python", "open('unseen', 'w')");
     blind.files = Want::No;
-    assert!(!world.try_run(blind).await.expect("it runs").files.complete, "nobody looked");
+    assert!(!world.try_run(blind).await.expect("it runs").files.complete, "the workspace was not scanned");
     world.run("python", "print('abc')").await;
     let sessions = Sessions::new(world.executor.clone());
     let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
@@ -164,28 +164,28 @@ fn a_line_ends_though_the_runtime_does() {
 async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
     let home = tempfile::tempdir().expect("a directory");
     let log = home.path().join("audit");
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let warnings = Arc::new(Mutex::new(Vec::new()));
     let config = || {
-        let told = Arc::clone(&told);
+        let warnings = Arc::clone(&warnings);
         let mut config = audited(&log);
         config.audit.as_mut().expect("a log").mandatory = false;
-        config.warn = Warn::new(move |text| told.lock().expect("a list").push(text.to_owned()));
+        config.warn = Warn::new(move |text| warnings.lock().expect("a list").push(text.to_owned()));
         config
     };
-    let said = || std::mem::take(&mut *told.lock().expect("a list"));
+    let take_warnings = || std::mem::take(&mut *warnings.lock().expect("a list"));
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
-    assert_eq!(said(), [""; 0]);
+    assert_eq!(take_warnings(), [""; 0]);
     std::fs::remove_dir_all(&log).expect("removed");
     world.run("python", "1").await;
     world.run("python", "1").await;
     world.try_run(CodeRequest::new("python", "import os")).await.expect_err("screened");
-    let once = said();
+    let once = take_warnings();
     assert!(once.len() == 1 && once[0].starts_with("code runs without an audit record: "), "{once:?}");
     std::fs::write(&log, "in the way").expect("written");
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
-    assert_eq!(said().len(), 1);
+    assert_eq!(take_warnings().len(), 1);
 }
 
 #[tokio::test]

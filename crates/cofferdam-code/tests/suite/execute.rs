@@ -153,9 +153,9 @@ async fn javascript_gives_output_and_value() {
         ["\n\nthrow new Error('no')", "await 1;\n\nthrow new Error('no')", "import 'fs';\n\nthrow new Error('no')"]
     {
         let result = world.run("javascript", code).await;
-        let told = result.stderr.text();
-        assert!(result.exit_code == 1 && told.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {told}");
-        assert!(!told.contains("cofferdam") && !told.contains("Warning"), "{code}: {told}");
+        let stderr = result.stderr.text();
+        assert!(result.exit_code == 1 && stderr.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {stderr}");
+        assert!(!stderr.contains("cofferdam") && !stderr.contains("Warning"), "{code}: {stderr}");
     }
     let endless = "import fs from 'fs'; console.log(fs.readdirSync('.').length); await new Promise(() => setInterval(() => {}, 1000))";
     let request = CodeRequest::new("javascript", endless).timeout(Duration::from_secs(3));
@@ -252,8 +252,8 @@ async fn a_workspace_is_compared_with_what_was_there() {
     for name in ["same", "changed", "gone"] {
         std::fs::write(host.path().join(name), "1").expect("written");
     }
-    let lent = |access| spec().workspace(Workspace::HostDir { path: host.path().into(), access });
-    let world = World::with(CodeConfig::default(), lent(Access::ReadWrite)).await;
+    let mounted = |access| spec().workspace(Workspace::HostDir { path: host.path().into(), access });
+    let world = World::with(CodeConfig::default(), mounted(Access::ReadWrite)).await;
     let code = "import os\nos.remove('gone')\nopen('changed','w').write('2')\nos.mkdir('d')\nopen('d/new','wb').write(b'\\xff')\nos.symlink('/etc/passwd', 'link')";
     let result = world.try_run(CodeRequest::new("python", code).with_contents()).await.expect("it runs");
     let seen: Vec<_> = result.files.changes.iter().map(|file| (file.name.as_str(), file.change)).collect();
@@ -268,7 +268,7 @@ async fn a_workspace_is_compared_with_what_was_there() {
     assert_eq!(json["changes"][0]["contents"]["text"], "2");
     assert_eq!(json["changes"][1]["contents"]["base64"], "/w==");
     assert!(json["changes"][3].get("contents").is_none() && json["changes"][3].get("sha256").is_none(), "{json}");
-    let reading = World::with(CodeConfig::default(), lent(Access::ReadOnly)).await;
+    let reading = World::with(CodeConfig::default(), mounted(Access::ReadOnly)).await;
     let result = reading.run("python", "open('same').read()").await;
     assert_eq!(result.results[0].data["text/plain"], "'1'", "results come out of a workspace that is read-only");
     assert_eq!(std::fs::read_dir(host.path()).expect("a listing").count(), 4, "no internal file is left");

@@ -78,8 +78,13 @@ async fn runs_on_a_full_disk(spec: SpecBuilder) {
         );
         assert!(result.files.changes.is_empty(), "{code}: {:?}", result.files);
     }
-    let told = run_in_the_least_room(&world, "python", "with open('more', 'w') as more: more.write('x' * 5000)").await;
-    assert!(told.exit_code == 1 && told.stderr.text().contains("No space left on device"), "{}", told.stderr.text());
+    let failed =
+        run_in_the_least_room(&world, "python", "with open('more', 'w') as more: more.write('x' * 5000)").await;
+    assert!(
+        failed.exit_code == 1 && failed.stderr.text().contains("No space left on device"),
+        "{}",
+        failed.stderr.text()
+    );
     let sessions = Sessions::new(world.executor.clone());
     let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
     let call = async |code: &str| {

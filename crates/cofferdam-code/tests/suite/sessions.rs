@@ -42,8 +42,11 @@ async fn variables_survive_in_python() {
     assert_eq!((value(&second), second.stdout.text().as_ref()), ("42", ""));
     let failed = call(&session, "print('before')\n\nf(None)").await;
     assert_eq!((failed.exit_code, failed.stdout.text().as_ref()), (1, "before\n"));
-    let told = failed.stderr.text().into_owned();
-    assert!(told.contains("line 3, in <module>\n    f(None)") && told.contains("    return x + y"), "{told}");
+    let traceback = failed.stderr.text().into_owned();
+    assert!(
+        traceback.contains("line 3, in <module>\n    f(None)") && traceback.contains("    return x + y"),
+        "{traceback}"
+    );
     assert!(failed.session.as_ref().is_some_and(|state| state.lost.is_none() && state.calls == 3));
     let files = call(&session, "open('made.txt', 'w').write('x')").await;
     assert_eq!(files.files.changes[0].name, "made.txt");

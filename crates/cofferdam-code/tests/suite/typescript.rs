@@ -67,10 +67,14 @@ async fn types_are_taken_away_and_the_rest_is_as_in_javascript() {
             ("process.exit(4 as number)", "", None, 4),
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert_eq!((result.stdout.text().as_ref(), result.exit_code), (stdout, exit), "{root:?} {code}: {told}");
+            let stderr = result.stderr.text();
+            assert_eq!((result.stdout.text().as_ref(), result.exit_code), (stdout, exit), "{root:?} {code}: {stderr}");
             if !is_oldest(root) {
-                assert_eq!((value(&result).filter(|_| shown.is_some()), told.as_ref()), (shown, ""), "{root:?} {code}");
+                assert_eq!(
+                    (value(&result).filter(|_| shown.is_some()), stderr.as_ref()),
+                    (shown, ""),
+                    "{root:?} {code}"
+                );
             }
             let version = result.meta.runtime.version.as_deref().expect("a version");
             assert!(version.starts_with("22.") || version.starts_with("26."), "{root:?}: {version}");
@@ -91,10 +95,10 @@ async fn errors_name_the_lines_of_the_code() {
             "const a: number = await 1;\n\n\nthrow new Error('here')",
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert!(result.exit_code == 1 && told.contains("Error: here"), "{root:?} {code}: {told}");
-            assert!(told.contains("main.ts:4"), "{root:?} {code}: {told}");
-            assert!(!told.contains("cofferdam"), "{root:?} {code}: {told}");
+            let stderr = result.stderr.text();
+            assert!(result.exit_code == 1 && stderr.contains("Error: here"), "{root:?} {code}: {stderr}");
+            assert!(stderr.contains("main.ts:4"), "{root:?} {code}: {stderr}");
+            assert!(!stderr.contains("cofferdam"), "{root:?} {code}: {stderr}");
         }
         // Syntax that needs transformation, not only stripping, is rejected by the interpreter, which reports the
         // position.
@@ -110,10 +114,10 @@ async fn errors_name_the_lines_of_the_code() {
             ),
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert_eq!((result.exit_code, result.stdout.text().as_ref()), (1, ""), "nothing ran: {root:?} {told}");
+            let stderr = result.stderr.text();
+            assert_eq!((result.exit_code, result.stdout.text().as_ref()), (1, ""), "nothing ran: {root:?} {stderr}");
             let place = if is_oldest(root) { "[2:" } else { "main.ts:2" };
-            assert!(told.contains(what) && told.contains(place), "{root:?} {code}: {told}");
+            assert!(stderr.contains(what) && stderr.contains(place), "{root:?} {code}: {stderr}");
         }
     }
 }

@@ -323,11 +323,11 @@ async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: Exe
     let waiting = sandbox(backend, EXTRA_PROCESSES).await;
     let waiting = WaitingInterpreter::warm(waiting, config.clone()).await.expect("it becomes warm");
     let warm = waiting.run(request).await.expect("it runs");
-    (told(&cold), told(&warm))
+    (observable(&cold), observable(&warm))
 }
 
 /// Returns the compared parts. The directory of a script has a new random name each time.
-fn told(completed: &Completed) -> String {
+fn observable(completed: &Completed) -> String {
     let exit = &completed.exit;
     let text = |bytes: &[u8]| {
         let text = own_places(&String::from_utf8_lossy(bytes));
@@ -405,7 +405,7 @@ fn files_of_the_workspace_run_as_from_cold() {
                 let words = config.command.iter().map(String::as_str).chain([*run, "arg"]);
                 let directory = SandboxPath::new("a").expect("valid");
                 let request = ExecRequest::argv(words).working_dir(directory).build().expect("valid");
-                let mut told_by = Vec::new();
+                let mut results = Vec::new();
                 for warmed in [false, true] {
                     let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
                     for (path, text) in files {
@@ -414,13 +414,14 @@ fn files_of_the_workspace_run_as_from_cold() {
                     }
                     if warmed {
                         let waiting = WaitingInterpreter::warm(sandbox, config.clone()).await.expect("it becomes warm");
-                        told_by.push(waiting.run(request.clone()).await);
+                        results.push(waiting.run(request.clone()).await);
                     } else {
-                        told_by.push(sandbox.exec(request.clone()).await);
+                        results.push(sandbox.exec(request.clone()).await);
                     }
                 }
-                let told_by: Vec<String> = told_by.iter().map(|one| told(one.as_ref().expect("it runs"))).collect();
-                assert_eq!(told_by[0], told_by[1], "{run}");
+                let results: Vec<String> =
+                    results.iter().map(|one| observable(one.as_ref().expect("it runs"))).collect();
+                assert_eq!(results[0], results[1], "{run}");
             }
         }
     });

@@ -259,8 +259,8 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
                     print('anchor', [n for n in names if not n.startswith('socket:')], status['PPid'].strip(), \
                     int(status['SigBlk'], 16) & 0x7ff == 0x6ff)";
         let completed = warm(&backend, &InterpreterConfig::python()).await.run(python(text)).await.expect("it runs");
-        let told = stdout(&completed);
-        if told.is_empty() && completed.exit.success() {
+        let printed_text = stdout(&completed);
+        if printed_text.is_empty() && completed.exit.success() {
             let usage = sandbox(&backend, 0).await.usage().await.expect("usage is reported");
             assert_eq!(usage.memory_bytes, None, "the anchor is missing although a cgroup counts memory");
             println!(
@@ -268,7 +268,7 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
             );
             return;
         }
-        assert_eq!(told, "anchor [] 1 True\n", "{}", printed(&completed));
+        assert_eq!(printed_text, "anchor [] 1 True\n", "{}", printed(&completed));
     });
 }
 

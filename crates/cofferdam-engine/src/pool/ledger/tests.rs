@@ -159,9 +159,9 @@ fn a_refill_gives_way_to_creates_but_not_for_ever() {
     ledger.enter(&tenant(0), (0, true)).unwrap();
     assert!(matches!(next(&mut ledger), Some(Next::Cold(..))));
     assert_eq!(ledger.refill(SECOND), 0);
-    let patience = PoolConfig::default().refill_patience;
-    assert_eq!(ledger.next_poll(SECOND), Some(SECOND + patience));
-    assert_eq!(ledger.refill(SECOND + patience), 2);
+    let yield_time = PoolConfig::default().refill_patience;
+    assert_eq!(ledger.next_poll(SECOND), Some(SECOND + yield_time));
+    assert_eq!(ledger.refill(SECOND + yield_time), 2);
 }
 
 #[test]
