@@ -1,7 +1,7 @@
 //! Artifacts: code and results of an execution in one bounded file, with secrets redacted.
 //!
-//! A file is JSON lines. Each has `section`, and either `text`, or `base64` where the bytes are not UTF-8, or `dropped`,
-//! the number of bytes that did not fit.
+//! A file consists of JSON lines. Each has `section`, and one of `text`, `base64` (for bytes that are not UTF-8) and
+//! `dropped` (the number of bytes beyond the maximum size).
 
 use std::fs::File;
 use std::io::Write;
@@ -19,14 +19,14 @@ use crate::error::failed;
 use crate::redact::{RedactionStream, Redactor};
 use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, files, names};
 
-/// Ends the name of an artifact.
+/// The suffix of an artifact's name.
 pub(crate) const ENDING: &str = ".jsonl";
 /// The maximum number of bytes of a section in one line.
 const CHUNK: usize = 16 * 1024;
-/// A file that no line of the log names is only removed when it is so much older than the oldest segment.
+/// The minimum age of an unreferenced file, relative to the oldest segment, before it is removed.
 const STRAY_AGE: Duration = Duration::from_secs(86_400);
 
-/// A file that is being written. Dropped before it is finished, it is removed.
+/// An artifact that is being written. If it is dropped before it is finished, it is removed.
 pub struct ArtifactWriter {
     directory: Arc<OwnedFd>,
     name: String,
@@ -81,14 +81,14 @@ impl ArtifactWriter {
         Ok(writer)
     }
 
-    /// Begins a part, such as `code` or `stdout`. A secret is not looked for across the border of two parts.
+    /// Begins a section, such as `code` or `stdout`. A secret that spans two sections is not found.
     pub fn section(&mut self, name: &str) -> Result<()> {
         self.end_section()?;
         self.section = crate::Text::<64>::new(name).to_string();
         Ok(())
     }
 
-    /// Adds to the part that was begun. What does not fit is dropped and counted.
+    /// Adds bytes to the current section. Bytes beyond the maximum size are dropped and counted.
     pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
         for piece in bytes.chunks(CHUNK) {
             self.redacting.push(piece, &mut self.kept);
@@ -97,15 +97,15 @@ impl ArtifactWriter {
         Ok(())
     }
 
-    /// Adds a value as JSON. Secrets are taken out of each of its texts first: those escape what they show in their own
-    /// way, and JSON would escape that once more.
+    /// Adds a value as JSON. Secrets are first redacted in each of its texts, because JSON would escape an already
+    /// escaped secret once more.
     pub fn add_json(&mut self, value: &serde_json::Value) -> Result<()> {
         let (value, count) = self.redactor.redact_json(value);
         self.redacted += count;
         self.add(value.to_string().as_bytes())
     }
 
-    /// Completes the file and gives it its name. What comes back belongs into the record of the execution's end.
+    /// Completes the file and gives it its final name. The returned value belongs into the end record of the execution.
     pub fn finish(mut self) -> Result<Artifact> {
         self.end_section()?;
         if self.synchronise {
@@ -113,7 +113,7 @@ impl ArtifactWriter {
         }
         let directory = &*self.directory;
         renameat_with(directory, &self.unfinished, directory, &self.name, RenameFlags::NOREPLACE)
-            .map_err(failed("give its name to", &self.name))?;
+            .map_err(failed("rename", &self.name))?;
         self.finished = true;
         if self.synchronise {
             rustix::fs::fsync(directory).map_err(failed("synchronise", names::ARTIFACTS))?;
@@ -138,7 +138,7 @@ impl ArtifactWriter {
         Ok(())
     }
 
-    /// Writes what was kept, in lines, as long as there is so much of it.
+    /// Writes buffered bytes as lines while the buffer is long enough.
     fn write_chunks(&mut self, least: usize) -> Result<()> {
         while self.kept.len() >= least {
             let chunk: Vec<u8> = self.kept.drain(..chunk_length(&self.kept)).collect();
@@ -146,7 +146,7 @@ impl ArtifactWriter {
                 Ok(text) => json!({ "section": self.section, "text": text }),
                 Err(_) => json!({ "section": self.section, "base64": BASE64_STANDARD.encode(&chunk) }),
             };
-            // What comes after dropped bytes is dropped, too, or it would look as if it followed.
+            // Bytes after dropped bytes are dropped too. Otherwise they would seem to follow directly.
             let fits = self.dropped == 0 && self.written + line_length(&line) <= self.max_bytes;
             if fits {
                 self.write_line(&line)?;
@@ -189,7 +189,7 @@ fn chunk_length(kept: &[u8]) -> usize {
     }
 }
 
-/// Removes what writers left that were killed before they finished.
+/// Removes unfinished files of writers that were killed.
 pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
     for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(names::NEW)) {
         let Ok(file) = files::open_own(directory, &name) else { continue };

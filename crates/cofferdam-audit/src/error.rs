@@ -28,7 +28,7 @@ pub enum Error {
         name: String,
     },
     /// Another refusal of the operating system.
-    #[error("cannot {doing} {name}: {source}; look at the directory, its owner and the disk below it")]
+    #[error("cannot {doing} {name}: {source}; check the directory, its owner and its disk")]
     Io {
         /// The operation.
         doing: &'static str,
@@ -37,7 +37,7 @@ pub enum Error {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A file or directory that others can change, or that something leads to which they can change.
+    /// A file or directory that others can change, or whose path others can change.
     #[error("not trusted: {0}; {remedy}", remedy = .0.remedy())]
     Reachable(#[from] cofferdam_linux::trust::Distrust),
     /// A file or directory that another user could change, or of a wrong type.
@@ -48,14 +48,16 @@ pub enum Error {
         /// The reason, and the remedy.
         reason: &'static str,
     },
-    /// Another process holds the lock for too long.
-    #[error("the log was locked for {waited:?}; look for a stopped process that has the log's directory open")]
+    /// Another process held the lock for too long.
+    #[error("the log was locked for {waited:?}; check for a stopped process that has the log's directory open")]
     Busy {
         /// The time that the caller waited.
         waited: Duration,
     },
-    /// The end of the log is not what a crash leaves, so nothing is appended to it.
-    #[error("{file} is damaged at byte {offset}: {reason}; verify the log, keep it aside, and begin a new directory")]
+    /// A damaged end of the log that no crash explains. Nothing is appended to it.
+    #[error(
+        "{file} is damaged at byte {offset}: {reason}; verify the log, move it aside, and start a log in a new directory"
+    )]
     Damaged {
         /// The segment.
         file: String,
@@ -64,27 +66,27 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// The key does not fit, or cannot be used.
+    /// A key that does not match, or cannot be used.
     #[error("the key cannot be used: {reason}")]
     Key {
         /// The reason, and the remedy.
         reason: &'static str,
     },
-    /// A value that the log does not take.
-    #[error("{what} is refused: {reason}")]
+    /// An invalid value.
+    #[error("{what} is invalid: {reason}")]
     Invalid {
         /// The value.
         what: &'static str,
         /// The reason, and the remedy.
         reason: &'static str,
     },
-    /// The process was forked after it opened the log: parent and child would share one lock.
+    /// A process that was forked after it opened the log. Parent and child would share one lock.
     #[error("the log was opened before a fork; open it again in this process")]
     Forked,
 }
 
 impl Error {
-    /// Returns whether a retry can succeed without intervention.
+    /// Returns true if a retry can succeed without intervention.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoSpace { .. } | Self::Busy { .. })
     }

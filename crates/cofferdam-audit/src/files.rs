@@ -1,4 +1,5 @@
-//! Access to the directories and files of a log by descriptor. Refuses those that another user could have put there.
+//! Access to the directories and files of a log by descriptor. Files that another user could have placed there are
+//! rejected.
 
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
@@ -17,10 +18,11 @@ use crate::{Error, Result};
 /// The maximum number of entries that are read from a directory.
 const MAX_ENTRIES: usize = 1 << 20;
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Does not wait for the other end of a pipe.
+/// Open flags that do not wait for the other end of a pipe.
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Opens the log's directory for a writer. Creates a missing one with mode 0700, and refuses one that others can write to.
+/// Opens the log's directory for a writer. Creates a missing one with mode 0700, and rejects one that others can write
+/// to.
 pub(crate) fn own_directory(path: &Path) -> Result<OwnedFd> {
     const SHOWN: &str = "the log's directory";
     match DirBuilder::new().mode(0o700).create(path) {
@@ -133,7 +135,7 @@ fn mine(fd: impl AsFd, name: &str) -> Result<()> {
         return untrusted("it belongs to another user; give the log a directory of its own");
     }
     if stat.st_mode & 0o022 != 0 {
-        return untrusted("others can write to it; take that right away (chmod go-w), and verify the log");
+        return untrusted("others can write to it; remove that permission (chmod go-w), and verify the log");
     }
     Ok(())
 }
@@ -141,10 +143,10 @@ fn mine(fd: impl AsFd, name: &str) -> Result<()> {
 fn regular(stat: &Stat, name: &str) -> Result<()> {
     let untrusted = |reason| Err(Error::Untrusted { name: name.to_owned(), reason });
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return untrusted("it is no regular file; remove it");
+        return untrusted("it is not a regular file; remove it");
     }
     if stat.st_nlink > 1 {
-        return untrusted("it has a second name, by which it can be changed; copy it and remove both");
+        return untrusted("it has a second hard link, through which it can be changed; copy it and remove both");
     }
     Ok(())
 }

@@ -57,9 +57,9 @@ impl From<Digest> for String {
     }
 }
 
-/// The text is not 64 lower-case hexadecimal digits.
+/// An error for a text that is not 64 lower-case hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a SHA-256 value; it has 64 digits, 0 to 9 and a to f")]
+#[error("not a SHA-256 value; it must be 64 digits, 0 to 9 and a to f")]
 pub struct NotADigest;
 
 impl TryFrom<String> for Digest {

@@ -1,7 +1,7 @@
 //! The last line of the log, and the head file that names it.
 //!
-//! The head file of a new log is synchronised and renamed before the first segment, and overwritten in one piece from
-//! then on. So no crash leaves a segment without a readable head file.
+//! The head file of a new log is synchronized and renamed before the first segment, and is then always overwritten in a
+//! single write. No crash therefore leaves a segment without a readable head file.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,24 +14,25 @@ use serde::{Deserialize, Serialize};
 use crate::error::failed;
 use crate::{Digest, Error, Result, files, names};
 
-/// The file has always this length, so that it is written over in one piece.
+/// The fixed length of the file, so that it is overwritten in a single write.
 const LENGTH: usize = 160;
 
-/// A line, by its position in the chain. Stored out of reach of the log's user, it proves whether a log still has the line.
+/// The position of a line in the chain. Stored out of reach of the log's user, it proves later that a log still
+/// contains the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// The line's number.
     pub seq: u64,
-    /// The segment that it is in.
+    /// The number of its segment.
     pub segment: u32,
     /// Its hash.
     pub hash: Digest,
 }
 
-/// The head file of a log, as its writer has it.
+/// The head file of a log, held by its writer.
 pub(crate) struct HeadFile {
     file: File,
-    /// Set if it has its final name.
+    /// True if it has its final name.
     named: bool,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Opened {
     pub file: HeadFile,
     /// The content.
     pub head: Option<Head>,
-    /// Set if the file existed, also an unreadable one.
+    /// True if the file existed, even if it was unreadable.
     pub was_there: bool,
 }
 
@@ -65,7 +66,7 @@ impl HeadFile {
         Ok(Opened { file: Self { file, named: false }, head: None, was_there })
     }
 
-    /// Returns whether it has its final name.
+    /// Returns true if it has its final name.
     pub fn is_named(&self) -> bool {
         self.named
     }
@@ -80,21 +81,20 @@ impl HeadFile {
         self.file.write_all_at(text.as_bytes(), 0).map_err(failed("write", names::HEAD))
     }
 
-    /// Synchronises a new head file and gives it its final name, also with [`crate::Sync::Never`]: an empty head file
+    /// Synchronizes a new head file and gives it its final name, even with [`crate::Sync::Never`]: an empty head file
     /// would look like a log whose end was cut off.
     pub fn name(&mut self, directory: impl AsFd + Copy) -> Result<()> {
         if self.named {
             return Ok(());
         }
         self.file.sync_all().map_err(failed("synchronise", names::HEAD))?;
-        renameat(directory, names::NEW_HEAD, directory, names::HEAD)
-            .map_err(failed("give its name to", names::HEAD))?;
+        renameat(directory, names::NEW_HEAD, directory, names::HEAD).map_err(failed("rename", names::HEAD))?;
         self.named = true;
-        rustix::fs::fsync(directory).map_err(failed("synchronise", "the log's directory"))
+        rustix::fs::fsync(directory).map_err(failed("synchronize", "the log's directory"))
     }
 }
 
-/// Reads a head file; `None` if it is unreadable.
+/// Parses a head file. Returns `None` if it is unreadable.
 fn read(file: &File) -> Result<Option<Head>> {
     let mut bytes = [0; LENGTH + 1];
     let mut length = 0;

@@ -12,7 +12,7 @@ use sha2::Sha256;
 use crate::error::failed;
 use crate::{Digest, Error, Result, files};
 
-/// The minimum length of a key in bytes, the size of the codes that it makes.
+/// The minimum length of a key in bytes, equal to the size of its codes.
 const MIN_LENGTH: usize = 32;
 /// The maximum size of a key file in bytes.
 const MAX_FILE_SIZE: u64 = 4096;
@@ -32,11 +32,11 @@ impl Key {
         let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(failed("look at", SHOWN))?;
         if stat.st_mode & 0o077 != 0 {
             return Err(Error::Key {
-                reason: "others can read its file; chmod 600 it, and make a new one if they did",
+                reason: "others can read its file; set its mode to 600, and create a new key if it was read",
             });
         }
         if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(Error::Key { reason: "its file belongs to another user; create an own one" });
+            return Err(Error::Key { reason: "its file belongs to another user; create your own" });
         }
         trust::check(path, Secrecy::Secret)?;
         let mut bytes = Vec::new();
@@ -61,7 +61,7 @@ impl Key {
 
     /// Returns a public identifier of the key.
     pub fn id(&self) -> Digest {
-        // Lines begin with `{`, so this text is the code of no line.
+        // Lines begin with `{`, so no line has the same code as this text.
         self.sign(b"cofferdam audit: name of the key")
     }
 
@@ -111,7 +111,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let put = |bytes: &[u8], mode| {
-            // One that was made read-only is not written to again.
+            // A read-only key file is not written to again.
             let _ = fs::remove_file(&path);
             fs::write(&path, bytes).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();

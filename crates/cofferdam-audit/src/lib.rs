@@ -1,12 +1,13 @@
 //! An append-only log of executions, one JSON line each, chained by hash.
 //!
-//! [`Log`] writes it: [`Log::reserve`] before something runs, [`Reservation::commit`] when it has ended. [`verify`] says
-//! whether it is as it was written, [`query`] finds lines in it. The format and what it can show are in `docs/audit.md`.
+//! [`Log`] writes the log: [`Log::reserve`] before an execution starts, [`Reservation::commit`] after it has ended.
+//! [`verify`] checks that the log is unchanged, and [`query`] finds lines in it. `docs/audit.md` describes the format
+//! and its guarantees.
 //!
-//! It decides nothing about what runs, knows no backend, and has no field for the text of code, of a command or of an
-//! environment: only hashes of them.
+//! The crate makes no decision about executions and knows no backend. Its records have no field for the text of code,
+//! of a command or of an environment; they only contain hashes.
 //!
-//! # Where to look
+//! # Layout
 //!
 //! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`.
 //! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
@@ -31,7 +32,7 @@
 //!     program: Program::code(b"print(1)"),
 //!     limits: Limits { wall_us: Some(60_000_000), ..Limits::default() },
 //! })?;
-//! // Here it runs.
+//! // The execution runs here.
 //! let head = reservation.commit(Outcome {
 //!     exit: Exit { code: Some(0), ..Exit::default() },
 //!     duration_us: 21_500,

@@ -1,4 +1,4 @@
-//! The format of a line, and the check of one.
+//! The format of a line, and its verification.
 //!
 //! ```text
 //! {"v":1,"seq":7,"prev":"…","kind":"end", …                   ,"mac":"…","hash":"…"}
@@ -20,7 +20,7 @@ const MAC: &[u8] = br#","mac":""#;
 const END: &[u8] = br#""}"#;
 const DIGITS: usize = 64;
 
-/// A line as it stands in the log, its code and hash aside.
+/// A line as written in the log, without its code and hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Line {
     /// The version of the format.
@@ -42,7 +42,7 @@ pub(crate) struct Sealed {
     pub hash: Digest,
 }
 
-/// Writes a line. Lists in an end record are shortened until it fits.
+/// Encodes a line. Lists in an end record are shortened until it fits.
 pub(crate) fn seal(seq: u64, prev: Digest, mut record: Record, key: Option<&Key>) -> Result<Sealed> {
     loop {
         let line = Line { v: VERSION, seq, prev, record };
@@ -65,7 +65,7 @@ pub(crate) fn seal(seq: u64, prev: Digest, mut record: Record, key: Option<&Key>
 }
 
 fn finish(mut bytes: Vec<u8>, key: Option<&Key>) -> Sealed {
-    // The brace comes back behind the hash.
+    // The closing brace is appended again after the hash.
     bytes.pop();
     if let Some(key) = key {
         let code = key.sign(&bytes).to_string();
@@ -81,33 +81,33 @@ fn finish(mut bytes: Vec<u8>, key: Option<&Key>) -> Sealed {
     Sealed { bytes, hash }
 }
 
-/// The reason why bytes are no line of a log.
+/// The reason why bytes are not a line of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Flaw {
-    #[error("it does not end with a hash, so it is no line of a log")]
+    #[error("it does not end with a hash, so it is not a line of a log")]
     NoHash,
-    #[error("its hash is not that of its bytes: it was changed")]
+    #[error("its hash does not match its bytes: it was changed")]
     Changed,
     #[error("it has no code made with the key")]
     NoCode,
-    #[error("its code was not made with this key: it was forged, or the key is another")]
+    #[error("its code was not made with this key: it was forged, or the key is a different one")]
     Forged,
-    #[error("its hash holds, but it is no record that this version reads")]
+    #[error("its hash is correct, but this version cannot read its record")]
     Unreadable,
 }
 
-/// A line whose bytes are as they were written.
+/// A verified line: its bytes are as they were written.
 #[derive(Debug)]
 pub(crate) struct Checked {
     /// Its hash.
     pub hash: Digest,
-    /// Set if the line has a code made with a key.
+    /// True if the line has a code made with a key.
     pub has_code: bool,
     /// The record.
     pub line: Line,
 }
 
-/// Checks a line, without its line break, against its own hash, and against the key if there is one.
+/// Verifies a line, without its line break, against its own hash, and against the key if there is one.
 pub(crate) fn check(bytes: &[u8], key: Option<&Key>) -> Result<Checked, Flaw> {
     let (covered, hash) = split(bytes.strip_suffix(END), HASH).ok_or(Flaw::NoHash)?;
     if Digest::of(covered) != hash {
@@ -129,11 +129,11 @@ pub(crate) fn claimed(bytes: &[u8]) -> Option<Digest> {
     split(bytes.strip_suffix(END), HASH).map(|(_, hash)| hash)
 }
 
-/// Splits bytes that end with `mark` and 64 digits. Returns the bytes before `mark`, and the digits.
-fn split<'a>(bytes: Option<&'a [u8]>, mark: &[u8]) -> Option<(&'a [u8], Digest)> {
+/// Splits bytes that end with `marker` and 64 digits. Returns the bytes before `marker`, and the digits.
+fn split<'a>(bytes: Option<&'a [u8]>, marker: &[u8]) -> Option<(&'a [u8], Digest)> {
     let (rest, digits) = bytes.and_then(|bytes| bytes.split_at_checked(bytes.len().checked_sub(DIGITS)?))?;
     let digest = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    Some((rest.strip_suffix(mark)?, digest))
+    Some((rest.strip_suffix(marker)?, digest))
 }
 
 #[cfg(test)]

@@ -18,10 +18,10 @@ use crate::{
 /// The maximum pause between two attempts to lock the log.
 const MAX_PAUSE: Duration = Duration::from_millis(2);
 
-/// A log that is open for writing. Clones are the same writer; threads and processes may write at once.
+/// A log that is open for writing. Clones are the same writer. Threads and processes may write concurrently.
 ///
-/// Calls wait for the disk and for other writers (at most [`Config::lock_wait`]), so asynchronous code calls them on a
-/// thread where it may wait.
+/// Calls block on the disk and on other writers (at most [`Config::lock_wait`]). Asynchronous code must call them on a
+/// blocking thread.
 #[derive(Clone)]
 pub struct Log(Arc<Shared>);
 
@@ -35,11 +35,12 @@ struct Shared {
 }
 
 impl Log {
-    /// Opens a log, and begins it if its directory is missing or empty.
+    /// Opens a log. Starts a new one if its directory is missing or empty.
     ///
-    /// Repairs what a crash left, and reports it by [`Log::notices`] and in the log. Fails if the directory or a file
-    /// belongs to another user or others can write to it, if the log has another key, or if its end is damaged in a way
-    /// that no crash of a writer explains.
+    /// Repairs the traces of a crash, and reports them through [`Log::notices`] and in the log.
+    ///
+    /// # Errors Fails if the directory or a file belongs to another user or is writable by others, if the log has a
+    /// different key, or if its end is damaged in a way that no crash of a writer explains.
     pub fn open(config: Config) -> Result<Self> {
         let key = config.key.as_deref().map(Key::read).transpose()?;
         let directory = Arc::new(files::own_directory(&config.directory)?);
@@ -58,8 +59,8 @@ impl Log {
     /// Records that an execution is about to begin, and makes sure that the reserve for its outcome is free.
     ///
     /// # Behavior
-    /// - The begin record is in the log when this returns, and on the disk with [`crate::Sync::Each`].
-    /// - A full disk or quota, a read-only file system and an I/O error are errors, after which nothing may be started.
+    /// - When this returns, the begin record is in the log, and on the disk with [`crate::Sync::Each`].
+    /// - A full disk or quota, a read-only file system and an I/O error are errors. Nothing may be started after them.
     ///   With [`Mandatory::No`], [`Reservation::problem`] returns them instead.
     pub fn reserve(&self, subject: Subject) -> Result<Reservation> {
         let reserved = self.0.locked(|writer| {
@@ -78,18 +79,19 @@ impl Log {
         Ok(Reservation { log: self.clone(), subject, begin, problem, open: true })
     }
 
-    /// Returns the last line. Stored out of reach of the log's user, it proves later that the log was not cut off before it.
+    /// Returns the position of the last line. Stored out of reach of the log's user, it proves later that the log was
+    /// not cut off before it.
     pub fn head(&self) -> Result<Head> {
         self.0.locked(|writer| writer.head())
     }
 
-    /// Returns irregularities that were found since the last call, at most 64.
+    /// Returns irregularities found since the last call, at most 64.
     pub fn notices(&self) -> Vec<Notice> {
         self.0.lock().take_notices()
     }
 }
 
-/// An execution that began. `verify` reports it as open if it is dropped without a record of its end.
+/// An execution that has begun. If it is dropped without an end record, `verify` reports it as open.
 pub struct Reservation {
     log: Log,
     subject: Subject,
@@ -100,22 +102,22 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Why the execution could not be logged so far; only where logging is not mandatory.
+    /// Returns the error that prevented a record so far. Only possible if logging is not mandatory.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()
     }
 
-    /// Begins to store code and result. `None` if the log keeps none.
+    /// Starts the artifact with code and result. Returns `None` if the log stores none.
     ///
-    /// An error here is [`crate::Artifact::Lost`] in the record; so is an execution that has no begin line, because an
-    /// artifact that no line explains is taken for one whose lines are gone.
+    /// An error must be recorded as [`crate::Artifact::Lost`]. An execution without a begin record is also an error: an
+    /// artifact that no line explains would look like one whose lines were removed.
     pub fn artifact(&self, redactor: &Redactor) -> Result<Option<ArtifactWriter>> {
         self.log.0.locked(|writer| {
             let (Some(directory), Some(most)) = (&writer.artifacts, writer.config.artifact_bytes) else {
                 return Ok(None);
             };
             if self.begin.is_none() {
-                let reason = "the log could not say that its execution began; mend the log first";
+                let reason = "the log has no begin record of its execution; repair the log first";
                 return Err(Error::Invalid { what: "an artifact", reason });
             }
             let synchronise = writer.config.sync != crate::Sync::Never;
@@ -143,10 +145,10 @@ impl Reservation {
 
     fn finish(&mut self, record: Record) -> Result<Head> {
         if !self.open {
-            return Err(Error::Invalid { what: "a second end record", reason: "an execution ends once" });
+            return Err(Error::Invalid { what: "a second end record", reason: "an execution can end only once" });
         }
         let (head, written) = self.log.0.locked(|writer| {
-            // The reserve is for executions that the log allowed to begin.
+            // The reserve is only for executions whose begin was recorded.
             if self.begin.is_none() {
                 writer.reserve_space()?;
             }
@@ -159,7 +161,7 @@ impl Reservation {
 }
 
 impl Shared {
-    /// Locks the writer, also after another thread panicked with it.
+    /// Locks the writer, even if another thread panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(|poisoned: PoisonError<_>| {
             self.writer.clear_poison();
@@ -169,12 +171,12 @@ impl Shared {
         })
     }
 
-    /// Synchronises a line outside of the lock, so that threads share one call.
+    /// Synchronizes a line outside of the lock, so that threads share one call.
     fn synchronise(&self, written: Option<Written>) -> Result<()> {
         written.map_or(Ok(()), |written| self.group.synchronise(&written))
     }
 
-    /// Runs an operation under the lock of the log, with the end of the log known.
+    /// Runs an operation under the lock of the log, after refreshing the known end of the log.
     fn locked<T>(&self, work: impl FnOnce(&mut Writer) -> Result<T>) -> Result<T> {
         if std::process::id() != self.process {
             return Err(Error::Forked);

@@ -8,11 +8,11 @@ use crate::{Result, files};
 pub(crate) const HEAD: &str = "head";
 /// The temporary name of a new head file.
 pub(crate) const NEW_HEAD: &str = "head.new";
-/// The directory of code and results, one file an execution.
+/// The directory of artifacts, one file per execution.
 pub(crate) const ARTIFACTS: &str = "artifacts";
 /// The suffix of an unfinished file.
 pub(crate) const NEW: &str = ".new";
-/// The suffix of set-aside bytes that no line records yet.
+/// The suffix of a file with set-aside bytes that no line records yet.
 pub(crate) const PENDING: &str = ".torn.pending";
 
 /// Returns the name of a segment. The first is 1.
@@ -35,12 +35,12 @@ pub(crate) fn segments(directory: impl AsFd) -> Result<Vec<u32>> {
     Ok(segments)
 }
 
-/// Returns the name of the bytes that were set aside from a segment.
+/// Returns the name of the file with the bytes that were set aside from a segment.
 pub(crate) fn torn(segment: u32, offset: u64) -> String {
     format!("audit-{segment:08}-{offset}.torn")
 }
 
-/// Returns segment and offset of set-aside bytes from their name.
+/// Returns segment and offset of set-aside bytes from their file name.
 pub(crate) fn torn_position(name: &str) -> Option<(u32, u64)> {
     let (number, offset) = name.strip_prefix("audit-")?.strip_suffix(".torn")?.split_once('-')?;
     let (number, offset) = (number.parse().ok()?, offset.parse().ok()?);

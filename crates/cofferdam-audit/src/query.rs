@@ -11,7 +11,7 @@ use crate::error::failed;
 use crate::segment::Lines;
 use crate::{Digest, Error, ExecutionId, Record, Result, Text, Timestamp, files, line, names};
 
-/// The conditions of a query, all of which a line must meet. Lines without an execution match only a filter without id
+/// The conditions of a query. A line must meet all of them. Lines without an execution match only a filter without id
 /// and tenant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -21,12 +21,12 @@ pub struct Filter {
     pub tenant: Option<Text<128>>,
     /// The earliest time. The time of an execution is its start.
     pub from: Option<Timestamp>,
-    /// The first time that is too late.
+    /// The end of the time range, exclusive.
     pub until: Option<Timestamp>,
 }
 
 impl Filter {
-    /// Returns whether a line meets all conditions.
+    /// Returns true if a line meets all conditions.
     pub fn matches(&self, record: &Record) -> bool {
         let id = self.id.as_ref().is_none_or(|id| record.id() == Some(id));
         let tenant = self.tenant.as_ref().is_none_or(|tenant| record.tenant() == Some(tenant.as_str()));
@@ -51,7 +51,7 @@ pub struct Entry {
     pub record: Record,
 }
 
-/// Reads the segments that a log has now, and returns the lines that match.
+/// Queries the segments that a log has now, and returns matching lines.
 pub fn query(directory: &Path, filter: Filter) -> Result<Query> {
     let directory = files::any_directory(directory)?;
     let mut segments = names::segments(&directory)?;
@@ -59,13 +59,13 @@ pub fn query(directory: &Path, filter: Filter) -> Result<Query> {
     Ok(Query { directory, filter, segments, reading: None })
 }
 
-/// An iterator over the lines that match, in the order in which they were written.
+/// An iterator over matching lines, in the order in which they were written.
 ///
-/// A damaged line is an error, after which the next lines follow. Any other error is the last item.
+/// A damaged line is an error, and the iterator continues with the next line. Any other error is the last item.
 pub struct Query {
     directory: OwnedFd,
     filter: Filter,
-    /// The segments that were not opened yet, the last first.
+    /// The remaining segments, the last one first.
     segments: Vec<u32>,
     reading: Option<Reader>,
 }
@@ -77,7 +77,7 @@ struct Reader {
 }
 
 impl Query {
-    /// Returns the last `count` lines that match.
+    /// Returns the last `count` matching lines.
     pub fn tail(self, count: usize) -> Result<Vec<Entry>> {
         let mut last = VecDeque::new();
         for entry in self {
@@ -117,11 +117,11 @@ impl Reader {
     fn read(&mut self) -> Result<Option<Entry>> {
         let file = names::segment(self.segment);
         let raw = self.lines.next().map_err(failed("read", &file))?;
-        // A writer has not completed the last line, or was killed within it.
+        // A writer has not completed the last line, or was killed while it wrote it.
         let Some(raw) = raw.filter(|raw| raw.ended) else { return Ok(None) };
         self.line += 1;
         let checked = match raw.is_too_long() {
-            true => Err("a line is longer than a line can be".to_owned()),
+            true => Err("a line exceeds the maximum length".to_owned()),
             false => line::check(raw.bytes, None).map_err(|flaw| flaw.to_string()),
         };
         let checked = checked.map_err(|reason| Error::Damaged { file, offset: raw.offset, reason })?;

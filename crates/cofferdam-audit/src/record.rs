@@ -1,4 +1,4 @@
-//! The records in the lines. They contain hashes of code and commands, and no text of them or of an environment.
+//! The records of the log. They contain hashes of code and commands, but neither their text nor an environment.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,24 @@ pub const MAX_FILES: usize = 32;
 /// The most denials that a record names.
 pub const MAX_DENIALS: usize = 16;
 
-/// The name of an execution: 1 to 64 letters, digits, `-` and `_` of ASCII, of which the first is a letter or digit.
+/// The id of an execution: 1 to 64 ASCII letters, digits, `-` and `_`, starting with a letter or digit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ExecutionId(String);
 
 impl ExecutionId {
-    /// Refuses what could not name a file.
+    /// Creates an id. Fails for a text that is not safe as a file name.
     pub fn new(text: impl Into<String>) -> Result<Self> {
         let text = text.into();
         let plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-' || c == b'_');
         if plain && text.len() <= 64 && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric) {
             return Ok(Self(text));
         }
-        let reason = "it must be 1 to 64 letters, digits, - and _, and begin with a letter or digit";
+        let reason = "it must be 1 to 64 letters, digits, - and _, and start with a letter or digit";
         Err(Error::Invalid { what: "the execution id", reason })
     }
 
-    /// The text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -46,10 +46,10 @@ impl TryFrom<String> for ExecutionId {
     }
 }
 
-/// An execution, as known before it begins.
+/// An execution before its start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
-    /// The execution.
+    /// The id of the execution.
     pub id: ExecutionId,
     /// The tenant.
     pub tenant: Option<Text<128>>,
@@ -57,27 +57,27 @@ pub struct Subject {
     pub start: Timestamp,
     /// The backend, such as `process`.
     pub backend: Text<64>,
-    /// The backend's level of isolation, such as `2`.
+    /// The isolation level of the backend, such as `2`.
     pub level: Text<32>,
     /// The interpreter of the code, such as `python`.
     pub runtime: Option<Text<64>>,
     /// The runtime's version.
     pub version: Option<Text<64>>,
-    /// The program, by its hash.
+    /// The program, identified by its hash.
     pub program: Program,
     /// The limits.
     pub limits: Limits,
 }
 
-/// A program, by its hash.
+/// A program, identified by its hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Code, a command or a snapshot.
+    /// The kind: code, a command or a snapshot.
     pub of: ProgramKind,
-    /// Of code: SHA-256 of its bytes. Of a command: of each argument's length (8 bytes, least first) and bytes. Of a
-    /// snapshot: as the caller defines.
+    /// The SHA-256. For code, of its bytes. For a command, of the length (8 bytes, little-endian) and the bytes of each
+    /// argument. For a snapshot, as the caller defines.
     pub sha256: Digest,
-    /// Bytes of the code, of all arguments, or of the snapshot where they are known, else 0.
+    /// The size in bytes of the code, of all arguments, or of the snapshot; 0 if unknown.
     pub bytes: u64,
 }
 
@@ -87,19 +87,20 @@ pub struct Program {
 pub enum ProgramKind {
     /// Source text.
     Code,
-    /// A command's arguments, its name included.
+    /// The arguments of a command, including its name.
     Command,
     /// The state that a sandbox was restored from.
     Snapshot,
 }
 
 impl Program {
-    /// The hash of source text.
+    /// Hashes source text.
     pub fn code(text: &[u8]) -> Self {
         Self { of: ProgramKind::Code, sha256: Digest::of(text), bytes: text.len() as u64 }
     }
 
-    /// The hash of a command's arguments. Their lengths count, so that `["a b"]` is another command than `["a", "b"]`.
+    /// Hashes the arguments of a command. Lengths are included, so that `["a b"]` and `["a", "b"]` have different
+    /// hashes.
     pub fn command<A: AsRef<[u8]>>(arguments: impl IntoIterator<Item = A>) -> Self {
         let mut hashed = Vec::new();
         let mut bytes = 0;
@@ -113,21 +114,21 @@ impl Program {
     }
 }
 
-/// Limits of an execution. A missing one was not set.
+/// The limits of an execution. A missing limit was not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
-    /// Real time, in microseconds.
+    /// Wall-clock time, in microseconds.
     pub wall_us: Option<u64>,
-    /// Processor time, in microseconds.
+    /// CPU time, in microseconds.
     pub cpu_us: Option<u64>,
     /// Memory, in bytes.
     pub memory_bytes: Option<u64>,
     /// Stored bytes.
     pub disk_bytes: Option<u64>,
-    /// Processes and threads at once.
+    /// Number of live processes and threads.
     pub processes: Option<u64>,
-    /// Bytes of output that are kept.
+    /// Maximum size of the output, in bytes.
     pub output_bytes: Option<u64>,
 }
 
@@ -136,22 +137,22 @@ pub struct Limits {
 pub struct Outcome {
     /// The end of the process.
     pub exit: Exit,
-    /// Real time from start to end, in microseconds.
+    /// Wall-clock time from start to end, in microseconds.
     pub duration_us: u64,
-    /// The resources that it used.
+    /// The resource usage.
     pub usage: Usage,
-    /// SHA-256 of the posture, as the caller defines.
+    /// The SHA-256 of the posture, as the caller defines.
     pub posture: Option<Digest>,
-    /// The files that it touched; missing if they were not compared.
+    /// The changed files; missing if the workspace was not compared.
     pub files: Option<Listed<FileTouched, MAX_FILES>>,
     /// The denied operations.
     pub denials: Listed<Denial, MAX_DENIALS>,
-    /// Code and result, where they are kept.
+    /// The artifact with code and result, if artifacts are stored.
     pub artifact: Option<Artifact>,
-    /// The sandbox, by the name that its backend gave it; missing where there was none.
+    /// The backend's id of the sandbox; missing if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Text<128>>,
-    /// The origin of the sandbox, if it was created from another's state.
+    /// The origin of the sandbox, if it was created from the state of another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<Restored>,
 }
@@ -159,10 +160,10 @@ pub struct Outcome {
 /// The origin of a restored sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// The sandbox whose state it was, where that is known.
+    /// The sandbox that the state was taken from, if it is known.
     pub from: Option<Text<128>>,
-    /// Set if programs that ran in that sandbox continue in this one. They were not screened here, and have no line of
-    /// their own.
+    /// True if programs of that sandbox continue in this one. They were not analyzed here, and have no records of their
+    /// own.
     pub programs: bool,
 }
 
@@ -170,35 +171,35 @@ pub struct Restored {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exit {
-    /// The exit code; missing if it had none, as after a signal.
+    /// The exit code; missing if there is none, as after a signal.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the program, if any.
     pub signal: Option<i32>,
-    /// The limit that ended it, such as `memory`.
+    /// The limit that ended the program, such as `memory`.
     pub killed_by: Option<Text<32>>,
-    /// Real time ran out.
+    /// True if the wall-clock timeout expired.
     pub timed_out: bool,
-    /// The caller cancelled it.
+    /// True if the caller cancelled the execution.
     pub cancelled: bool,
-    /// Output was dropped.
+    /// True if output was dropped.
     pub truncated: bool,
-    /// The sandbox failed, not the program: what was wrong.
+    /// The error of the sandbox, if the sandbox failed and not the program.
     pub failed: Option<Text<256>>,
 }
 
-/// The resources that an execution used.
+/// The resource usage of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Processor time, in microseconds; missing if it was not measured.
+    /// CPU time, in microseconds; missing if it was not measured.
     pub cpu_us: Option<u64>,
-    /// The most memory at once, in bytes; missing if the backend cannot measure it.
+    /// Peak memory use, in bytes; missing if the backend cannot measure it.
     pub peak_memory_bytes: Option<u64>,
-    /// Bytes of output, those that were dropped included; missing if they were not counted.
+    /// Bytes of output, including dropped ones; missing if they were not counted.
     pub output_bytes: Option<u64>,
 }
 
-/// The first items of a list, and the number of all.
+/// The first items of a list, and the total number of items.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed<T, const MAX: usize> {
     /// The number of all items.
@@ -224,7 +225,7 @@ impl<T, const MAX: usize> FromIterator<T> for Listed<T, MAX> {
 }
 
 impl<T, const MAX: usize> Listed<T, MAX> {
-    /// Adds an item. Beyond the maximum it is only counted.
+    /// Adds an item. Items beyond the maximum are only counted.
     pub fn push(&mut self, item: T) {
         self.count += 1;
         if self.first.len() < MAX {
@@ -232,22 +233,22 @@ impl<T, const MAX: usize> Listed<T, MAX> {
         }
     }
 
-    /// Counts more items without naming them.
+    /// Adds to the count without adding items.
     pub fn add_unnamed(&mut self, more: u64) {
         self.count = self.count.saturating_add(more);
     }
 
-    /// Returns the number of all items.
+    /// Returns the total number of items.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Returns the named items.
+    /// Returns the listed items.
     pub fn named(&self) -> &[T] {
         &self.first
     }
 
-    /// Drops half of the named items. Returns false if there are none.
+    /// Drops half of the listed items. Returns false if there are none.
     pub(crate) fn halve(&mut self) -> bool {
         let some = !self.first.is_empty();
         self.first.truncate(self.first.len() / 2);
@@ -255,20 +256,20 @@ impl<T, const MAX: usize> Listed<T, MAX> {
     }
 }
 
-/// A file that an execution made, changed or removed.
+/// A file that an execution created, changed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTouched {
-    /// Its name in the workspace.
+    /// The name in the workspace.
     pub name: Text<256>,
-    /// The change.
+    /// The type of the change.
     pub change: Change,
-    /// Its size now, in bytes.
+    /// The current size, in bytes.
     pub bytes: u64,
-    /// SHA-256 of its contents now, if it was computed.
+    /// The SHA-256 of the current contents, if it was computed.
     pub sha256: Option<Digest>,
 }
 
-/// A change of a file.
+/// The type of a file change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
@@ -297,15 +298,15 @@ pub struct Denial {
 pub enum Artifact {
     /// A file in the log's `artifacts` directory.
     Stored {
-        /// The file's name there.
+        /// The file's name in that directory.
         file: String,
         /// SHA-256 of the file.
         sha256: Digest,
-        /// Its size.
+        /// The size in bytes.
         bytes: u64,
-        /// Secrets that were replaced in it.
+        /// The number of redacted secrets.
         redacted: u64,
-        /// Bytes that did not fit were dropped.
+        /// True if bytes beyond the maximum size were dropped.
         truncated: bool,
     },
     /// An artifact that could not be stored.
@@ -315,7 +316,8 @@ pub enum Artifact {
     },
 }
 
-/// One line of the log. No field of a record is called `v`, `seq`, `prev`, `mac` or `hash`: those are the line's own.
+/// A record of the log. No field of a record is called `v`, `seq`, `prev`, `mac` or `hash`, which are fields of the
+/// line itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Record {
@@ -327,13 +329,13 @@ pub enum Record {
     End(Box<End>),
     /// An execution that was never started after its begin record.
     Cancelled(Cancelled),
-    /// A line that a crash left unfinished was set aside.
+    /// A line that a crash left unfinished and that was set aside.
     Torn(Torn),
-    /// Lines that a writer knows of are missing.
+    /// A gap: lines that are known to have been written are missing.
     Gap(Gap),
-    /// Old segments are about to be removed.
+    /// An announcement that old segments will be removed.
     Removed(Removed),
-    /// A kind of a later version.
+    /// A record kind of a later version.
     #[serde(other)]
     Unknown,
 }
@@ -341,11 +343,11 @@ pub enum Record {
 /// The first line of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentStart {
-    /// Its number, from 1.
+    /// The number of the segment, from 1.
     pub segment: u32,
-    /// The time of its creation.
+    /// The time of creation.
     pub time: Timestamp,
-    /// The file name of the segment before. Its last line's hash is this line's `prev`.
+    /// The file name of the previous segment. The hash of its last line is the `prev` of this line.
     pub after: Option<String>,
     /// The identifier of the log's key; missing without a key.
     pub key: Option<Digest>,
@@ -354,7 +356,7 @@ pub struct SegmentStart {
 /// An execution that has ended. Repeats the content of its begin record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// The number of its begin record's line; missing if that could not be written.
+    /// The number of the begin record's line; missing if that could not be written.
     pub begin: Option<u64>,
     /// The execution.
     #[serde(flatten)]
@@ -364,10 +366,10 @@ pub struct End {
     pub outcome: Outcome,
 }
 
-/// Something that had begun and was never started.
+/// An execution that had begun and was never started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancelled {
-    /// The number of its begin record's line.
+    /// The number of the begin record's line.
     pub begin: u64,
     /// The execution.
     pub id: ExecutionId,
@@ -379,31 +381,31 @@ pub struct Cancelled {
     pub reason: Text<256>,
 }
 
-/// Bytes at the end of a segment that were no whole line.
+/// Bytes at the end of a segment that are not a complete line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Torn {
-    /// The file that holds them now.
+    /// The file that they were moved to.
     pub file: String,
-    /// The segment that held them.
+    /// The segment that they were in.
     pub segment: u32,
-    /// Their offset.
+    /// Their offset in the segment.
     pub offset: u64,
     /// Their number.
     pub bytes: u64,
-    /// SHA-256 of them.
+    /// Their SHA-256.
     pub sha256: Digest,
     /// The time of their removal.
     pub time: Timestamp,
 }
 
-/// Lines that are missing at this place, and had been written: they were lost in a power cut, or cut off.
+/// Lines that had been written and are missing at this position. They were lost in a power failure, or cut off.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// The number of the last line that had been written; where that was not known any more, as `found`.
+    /// The number of the last line that had been written; equal to `found` if it is unknown.
     pub written: u64,
-    /// Its hash; zero where it was not known.
+    /// Its hash; zero if it is unknown.
     pub written_hash: Digest,
-    /// The number of the last line that was still there.
+    /// The number of the last line that was found.
     pub found: u64,
     /// The time of the discovery.
     pub time: Timestamp,
@@ -412,9 +414,9 @@ pub struct Gap {
 /// Old segments that retention removes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
-    /// All segments up to this number.
+    /// The number of the last removed segment.
     pub through: u32,
-    /// The hash of the last line removed.
+    /// The hash of the last removed line.
     pub last_hash: Digest,
     /// The time of the removal.
     pub time: Timestamp,

@@ -1,6 +1,6 @@
 //! Redaction of secrets in streams of bytes, in the encodings in which programs commonly print them.
 //!
-//! A transformed, split or encrypted secret is not found. Where that must not happen, store no artifacts.
+//! A transformed, split or encrypted secret is not found. If that is not acceptable, store no artifacts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MAX_SECRET: usize = 16 * 1024;
 const MAX_ENCODINGS: usize = 2 << 20;
 /// The minimum length in bytes of a line that is redacted on its own, in a secret of several lines.
 const MIN_LINE: usize = 16;
-/// The bytes that a stream buffers at least before it searches them.
+/// The minimum number of bytes that a stream buffers before it searches them.
 const MIN_BATCH: usize = 4 * 1024;
 
 /// A set of secrets to redact. Its debug output contains none of them.
@@ -38,12 +38,13 @@ struct Patterns {
 }
 
 impl Redactor {
-    /// Builds a redactor from names and values. Each value becomes `[redacted:NAME]`, as it is, in base64 (also within
-    /// a longer text, standard and URL-safe), in hexadecimal digits, percent-encoded and JSON-escaped. So does the value
-    /// without the white space at its ends, where 4 bytes are left, and each line of 16 bytes or more.
+    /// Creates a redactor from names and values. It replaces each value by `[redacted:NAME]`: the plain value, and the
+    /// value in base64 (standard and URL-safe, also within a longer text), in hexadecimal, percent-encoded and
+    /// JSON-escaped. The same applies to the value without surrounding white space, if 4 bytes are left, and to each of
+    /// its lines of 16 bytes or more.
     ///
-    /// A name has 1 to 64 letters, digits, `_`, `-` and `.`; a value has 4 bytes to 16 KiB. Fails for other values
-    /// rather than ignoring them: store no artifact then.
+    /// A name has 1 to 64 letters, digits, `_`, `-` and `.`. A value has 4 bytes to 16 KiB. Fails for other values
+    /// instead of ignoring them; the caller must then store no artifact.
     pub fn new<N: AsRef<str>, V: AsRef<[u8]>>(secrets: impl IntoIterator<Item = (N, V)>) -> Result<Self> {
         let (mut patterns, mut indices, mut marks) = (Vec::new(), Vec::new(), Vec::new());
         let mut bytes = 0;
@@ -56,7 +57,7 @@ impl Redactor {
                 indices.push(marks.len());
             }
             if bytes > MAX_ENCODINGS {
-                let reason = "together they are too long to search for; store no artifacts, or pass fewer";
+                let reason = "they are too long in total; store no artifacts, or pass fewer secrets";
                 return Err(Error::Invalid { what: "the secrets to redact", reason });
             }
             marks.push(format!("[redacted:{name}]").into_bytes());
@@ -68,7 +69,7 @@ impl Redactor {
             true => None,
             false => Some(builder.build(patterns).map_err(|_| Error::Invalid {
                 what: "the secrets to redact",
-                reason: "no search can be built for them; store no artifacts, or pass fewer",
+                reason: "the search automaton cannot be built; store no artifacts, or pass fewer secrets",
             })?),
         };
         Ok(Self(Arc::new(Patterns { matcher, secrets: indices, marks, max_length })))
@@ -84,13 +85,13 @@ impl Redactor {
         RedactionStream { patterns: self.0.clone(), buffer: Vec::new(), redacted_prefix: 0, count: 0 }
     }
 
-    /// Redacts bytes that are complete.
+    /// Redacts a complete sequence of bytes.
     pub fn redact(&self, bytes: &[u8]) -> Vec<u8> {
         self.redact_counting(bytes, &mut 0)
     }
 
-    /// Redacts each text of a JSON value on its own, field names included, because serialization would escape an encoded
-    /// secret once more. Returns the number of redactions as well.
+    /// Redacts each text of a JSON value on its own, including field names, because serialization would escape an
+    /// encoded secret once more. Also returns the number of redactions.
     pub(crate) fn redact_json(&self, value: &Value) -> (Value, u64) {
         let mut count = 0;
         (self.redact_value(value, &mut count), count)
@@ -146,7 +147,7 @@ pub struct RedactionStream {
     patterns: Arc<Patterns>,
     /// Bytes that were not emitted yet.
     buffer: Vec<u8>,
-    /// The number of bytes at the start of the buffer that belong to a secret whose mark was emitted already.
+    /// The number of bytes at the start of the buffer that belong to a secret whose replacement was already emitted.
     redacted_prefix: usize,
     count: u64,
 }
@@ -155,14 +156,14 @@ impl RedactionStream {
     /// Adds bytes, and emits those that no later byte can turn into a secret.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.buffer.extend_from_slice(bytes);
-        // A secret that is still incomplete begins in the last bytes.
+        // An incomplete secret can only start in the last bytes.
         let undecided = self.patterns.max_length.saturating_sub(1);
         if self.buffer.len() >= 2 * undecided + MIN_BATCH || undecided == 0 {
             self.emit(self.buffer.len() - undecided, out);
         }
     }
 
-    /// Emits the rest. The next byte begins another stream.
+    /// Emits the remaining bytes. The next byte starts a new stream.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         self.emit(self.buffer.len(), out);
         self.redacted_prefix = 0;
@@ -173,11 +174,11 @@ impl RedactionStream {
         self.count
     }
 
-    /// Emits the first `decided` bytes of the buffer. Secrets that overlap are redacted as one, under the name of the
+    /// Emits the first `decided` bytes of the buffer. Overlapping secrets are redacted as one, with the name of the
     /// first.
     fn emit(&mut self, decided: usize, out: &mut Vec<u8>) {
         let patterns = Arc::clone(&self.patterns);
-        // From here on nothing was emitted, apart from marks.
+        // Bytes from here on were not emitted, except as replacements.
         let mut position = self.redacted_prefix;
         for (start, end, secret) in patterns.find(&self.buffer) {
             if start >= decided {
@@ -199,8 +200,8 @@ impl RedactionStream {
 }
 
 impl Patterns {
-    /// Finds all secrets, also those that overlap, sorted by their start, the longest first. Returns start, end and
-    /// secret of each.
+    /// Finds all secrets, including overlapping ones, sorted by start, the longest first. Returns start, end and secret
+    /// of each.
     fn find(&self, bytes: &[u8]) -> Vec<(usize, usize, usize)> {
         let Some(matcher) = &self.matcher else { return Vec::new() };
         let found = matcher.find_overlapping_iter(bytes);
@@ -227,7 +228,7 @@ fn encodings_of_value(value: &[u8]) -> Vec<Vec<u8>> {
     found.extend(base64(value));
     found.push(value.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into_bytes());
     found.push(value.iter().map(|byte| format!("{byte:02X}")).collect::<String>().into_bytes());
-    // The characters that RFC 3986, `encodeURIComponent` and Python's `quote` leave as they are.
+    // The characters that RFC 3986, `encodeURIComponent` and Python's `quote` leave unchanged.
     for unreserved in [&b"-_.~"[..], b"-_.!~*'()", b"-_.~/"] {
         let encoded = percent(value, unreserved);
         found.push(encoded.replace("%20", "+").into_bytes());
@@ -241,8 +242,8 @@ fn encodings_of_value(value: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// Encodes a value on its own and at each of the three alignments within a longer text. There, characters that also
-/// encode bits of neighbouring bytes are left out.
+/// Encodes a value on its own and at each of the three alignments within a longer text. In the latter, characters that
+/// also encode bits of neighbouring bytes are omitted.
 fn base64(value: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for engine in [BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD] {
@@ -251,7 +252,7 @@ fn base64(value: &[u8]) -> Vec<Vec<u8>> {
             let padded = [&[0; 2][..before], value].concat();
             let (first, last) = ((before * 8).div_ceil(6), padded.len() * 8 / 6);
             let inside = &engine.encode(&padded).into_bytes()[first..last];
-            // Fewer characters would match by chance.
+            // A shorter pattern would match by chance.
             if inside.len() >= 4 {
                 found.push(inside.to_vec());
             }
@@ -274,7 +275,7 @@ fn json(text: &str) -> String {
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// Escapes what is not printable ASCII as well.
+/// Also escapes characters that are not printable ASCII.
 fn ascii_json(escaped: &str) -> String {
     let mut units = [0; 2];
     let mut escape = |c: char| match c {
@@ -368,7 +369,7 @@ mod tests {
         assert_eq!(redactor.redact(b"short"), b"short");
     }
 
-    /// Programs trim values that they read from a file.
+    /// Values are trimmed by programs that read them from a file.
     #[test]
     fn a_value_without_the_white_space_at_its_ends_is_found() {
         for (secret, trimmed) in [

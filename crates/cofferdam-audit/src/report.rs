@@ -13,9 +13,9 @@ const MAX_FINDINGS: u64 = 100;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Every line that is there is as it was written, and in its place, and none is known to be lost.
+    /// Every line is unchanged and in its place, and no line is known to be lost.
     Whole,
-    /// The same, but lines are known to be lost or unfinished, as after a crash. The findings say which.
+    /// Every line is unchanged, but lines are known to be lost or unfinished, as after a crash. The findings list them.
     Incomplete,
     /// Lines were changed, removed, added or moved.
     Broken,
@@ -29,7 +29,7 @@ pub enum Weight {
     Note,
     /// A loss, as after a crash.
     Loss,
-    /// A deviation from what was written.
+    /// A deviation from the log as it was written.
     Breach,
 }
 
@@ -38,9 +38,9 @@ pub enum Weight {
 pub struct Finding {
     /// The severity.
     pub weight: Weight,
-    /// The file in the log's directory.
+    /// The file, by its name in the log's directory.
     pub file: String,
-    /// The line in the file, from 1; 0 if it is of the file as a whole.
+    /// The number of the line in the file, from 1; 0 for the file as a whole.
     pub line: u64,
     /// The description.
     pub reason: String,
@@ -55,7 +55,7 @@ pub struct Counts {
     pub ended: u64,
     /// Executions that were never started.
     pub cancelled: u64,
-    /// Executions without an end: they run, or their supervisor was killed.
+    /// Executions without an end: they are running, or their supervisor was killed.
     pub open: u64,
 }
 
@@ -64,23 +64,23 @@ pub struct Counts {
 pub struct Report {
     /// The verdict.
     pub verdict: Verdict,
-    /// Segments that are there.
+    /// Number of segments.
     pub segments: u64,
-    /// Lines that were read.
+    /// Number of lines.
     pub lines: u64,
-    /// Their bytes.
+    /// Number of bytes.
     pub bytes: u64,
     /// The creation time of the first segment.
     pub since: Option<Timestamp>,
     /// The last line.
     pub head: Option<Head>,
-    /// Set if lines are signed with a key.
+    /// True if lines are signed with a key.
     pub keyed: bool,
-    /// Set if the signatures were checked with a key.
+    /// True if the signatures were checked with a key.
     pub key_checked: bool,
     /// Executions.
     pub executions: Counts,
-    /// Names of some that have no end, at most 100.
+    /// Ids of executions without an end, at most 100.
     pub open: Vec<String>,
     /// The findings, at most 100 of each severity.
     pub findings: Vec<Finding>,
@@ -125,7 +125,8 @@ impl Report {
         }
     }
 
-    /// Returns the exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is incomplete.
+    /// Returns the exit status of a command that verifies: 0 if the log is whole, 1 if it is broken, 3 if it is
+    /// incomplete.
     pub fn exit_status(&self) -> u8 {
         match self.verdict {
             Verdict::Whole => 0,
@@ -144,10 +145,8 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = match self.verdict {
-            Verdict::Whole => "whole: every line is as it was written",
-            Verdict::Incomplete => {
-                "incomplete: every line is as it was written, but some are known to be lost or unfinished"
-            }
+            Verdict::Whole => "whole: every line is unchanged",
+            Verdict::Incomplete => "incomplete: every line is unchanged, but some are known to be lost or unfinished",
             Verdict::Broken => "BROKEN: lines were changed, removed, added or moved",
         };
         writeln!(f, "{verdict}")?;

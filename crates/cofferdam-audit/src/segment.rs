@@ -1,4 +1,4 @@
-//! Reading of segments: line by line in bounded memory, and their end.
+//! Reading of segments line by line in bounded memory, and detection of their end.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,11 +14,11 @@ const MAX_TORN: u64 = 1 << 20;
 /// The end of a segment.
 #[derive(Debug)]
 pub(crate) struct SegmentEnd {
-    /// The last whole line.
+    /// The last complete line.
     pub last: Checked,
-    /// The offset behind it and its line break.
+    /// The offset after it and its line break.
     pub offset: u64,
-    /// The bytes behind it.
+    /// The bytes after it.
     pub torn: Vec<u8>,
 }
 
@@ -37,19 +37,19 @@ pub(crate) struct RawLine<'a> {
     pub length: u64,
     /// The offset in the file.
     pub offset: u64,
-    /// Set if a line break follows.
+    /// True if a line break follows.
     pub ended: bool,
 }
 
 impl RawLine<'_> {
-    /// Returns whether it is longer than a line can be.
+    /// Returns true if it exceeds the maximum length of a line.
     pub fn is_too_long(&self) -> bool {
         self.length > MAX_LINE as u64
     }
 }
 
 impl<R: Read> Lines<R> {
-    /// Reads lines from a reader that is at `offset` of the file.
+    /// Creates a reader of lines. `reader` must be at `offset` of the file.
     pub fn new(reader: R, offset: u64) -> Self {
         Self { reader: BufReader::with_capacity(64 * 1024, reader), kept: Vec::new(), offset }
     }
@@ -94,7 +94,7 @@ pub(crate) struct ReadAt<'a> {
 }
 
 impl<'a> ReadAt<'a> {
-    /// Reads from an offset on.
+    /// Creates a reader that starts at an offset.
     pub fn new(file: &'a File, at: u64) -> Self {
         Self { file, at }
     }
@@ -128,7 +128,7 @@ pub(crate) fn read_end(file: &File, size: u64, name: &str, key: Option<&Key>) ->
             }
             None if window < most => window = most,
             None => {
-                let reason = "no whole line stands near its end".to_owned();
+                let reason = "there is no complete line near its end".to_owned();
                 return Err(Error::Damaged { file: name.to_owned(), offset: start, reason });
             }
         }

@@ -1,7 +1,7 @@
-//! Synchronisation of lines with the disk, many with one call.
+//! Synchronization of lines with the disk, many with one call.
 //!
-//! One thread at a time waits for the disk, also for the lines of others. A failure is final, because the kernel reports
-//! a lost page only once.
+//! One thread at a time waits for the disk, on behalf of all. A failure is final, because the kernel reports a lost
+//! page only once.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::failed;
 use crate::{Error, Result};
 
-/// A line that was written.
+/// A written line.
 #[derive(Clone)]
 pub(crate) struct Written {
     file: Arc<File>,
@@ -25,25 +25,25 @@ pub(crate) struct Group {
 
 #[derive(Default)]
 struct State {
-    /// Lines up to this number are on the disk.
+    /// The number of the last line that is on the disk.
     done: u64,
     failed: bool,
 }
 
 impl Group {
-    /// Counts a line. A file that lines went to before this one is on the disk already.
+    /// Records a written line. Files of earlier lines are already on the disk.
     pub fn wrote(&self, file: &Arc<File>) {
         let mut latest = lock(&self.latest);
         let number = latest.as_ref().map_or(0, |latest| latest.number) + 1;
         *latest = Some(Written { file: file.clone(), number });
     }
 
-    /// The line that was written last.
+    /// The last written line.
     pub fn latest(&self) -> Option<Written> {
         lock(&self.latest).clone()
     }
 
-    /// Returns when this line is on the disk.
+    /// Waits until this line is on the disk.
     pub fn synchronise(&self, written: &Written) -> Result<()> {
         let mut state = lock(&self.state);
         check_usable(&state)?;
@@ -59,7 +59,7 @@ impl Group {
         synchronised.map_err(failed("synchronise", "the segment"))
     }
 
-    /// Takes note of how a synchronisation of the log's files ended that was not one of [`Self::synchronise`].
+    /// Records the result of a synchronization of the log's files other than [`Self::synchronise`].
     pub fn note<E>(&self, synchronised: Result<(), E>) -> Result<(), E> {
         if synchronised.is_err() {
             lock(&self.state).failed = true;
@@ -67,7 +67,7 @@ impl Group {
         synchronised
     }
 
-    /// Refuses once something could not be synchronised.
+    /// Fails after any synchronization has failed.
     pub fn check(&self) -> Result<()> {
         check_usable(&lock(&self.state))
     }
@@ -75,7 +75,7 @@ impl Group {
 
 fn check_usable(state: &State) -> Result<()> {
     if state.failed {
-        let reason = "lines that it took may not be on the disk; look at the disk, then open the log again";
+        let reason = "accepted lines may not be on the disk; check the disk, then open the log again";
         return Err(Error::Invalid { what: "the log", reason });
     }
     Ok(())

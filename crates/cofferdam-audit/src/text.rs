@@ -1,4 +1,4 @@
-//! Strings that may come from inside of a sandbox, made safe for a line and for a terminal.
+//! Strings that may come from inside a sandbox, made safe for a line of the log and for a terminal.
 
 use std::fmt;
 
@@ -9,9 +9,10 @@ const CUT: char = '…';
 
 /// A text of at most `MAX` bytes in which everything but letters, digits and printable ASCII is escaped.
 ///
-/// A backslash becomes `\\`, a character that is neither printable ASCII nor a letter or digit becomes `\u{…}`, a byte
-/// that is not UTF-8 becomes `\xNN`. What is too long is cut between two of these, and ends with `…`, which stands in no
-/// text otherwise. So the same input gives the same text, and no text moves a cursor, breaks a line or turns the
+/// A backslash becomes `\\`, a character that is neither printable ASCII nor a letter or digit becomes `\u{…}`, and an
+/// invalid UTF-8 byte becomes `\xNN`. A text that is too long is cut between two of these and ends with `…`, which
+/// otherwise never occurs. The same input therefore gives the same text, and no text moves a cursor, breaks a line or
+/// changes the writing direction.
 /// direction of writing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -21,7 +22,7 @@ impl<const MAX: usize> Text<MAX> {
     /// Escapes and truncates a text.
     pub fn new(raw: impl AsRef<[u8]>) -> Self {
         let mut made = String::new();
-        // Where the text can be cut so that the mark still fits.
+        // The last position at which the truncation mark still fits.
         let mut cut = 0;
         for piece in raw.as_ref().utf8_chunks() {
             let valid = piece.valid().chars().map(escaped);
@@ -46,7 +47,7 @@ impl<const MAX: usize> Text<MAX> {
         &self.0
     }
 
-    /// Returns whether the text was truncated.
+    /// Returns true if the text was truncated.
     pub fn is_cut(&self) -> bool {
         self.0.ends_with(CUT)
     }

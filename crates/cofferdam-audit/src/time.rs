@@ -54,7 +54,8 @@ impl From<Timestamp> for String {
     }
 }
 
-/// The error of a text that is not of the form `2026-01-31T12:00:00Z`, with up to six digits of a second's fraction.
+/// An error for a text that does not have the form `2026-01-31T12:00:00Z`, with up to six digits of a second's
+/// fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a time in UTC; write it as 2026-01-31T12:00:00Z")]
 pub struct NotATime;

@@ -21,28 +21,27 @@ use crate::{artifact, files, head, names};
 
 /// The maximum number of executions without an end that are tracked by name.
 const MAX_OPEN: usize = 1 << 16;
-/// The maximum number of them that are listed.
+/// The maximum number of listed executions without an end.
 const MAX_LISTED: usize = 100;
 /// The maximum time to wait for a writer.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
-/// The maximum number of attempts when retention removes files meanwhile.
+/// The maximum number of attempts if retention removes files meanwhile.
 const MAX_ATTEMPTS: usize = 16;
 
-/// Expectations of a log that its user holds elsewhere.
+/// Expectations of a log, stored outside of it.
 #[derive(Debug, Default)]
 pub struct Expect {
-    /// The hash of a line that was once the last. A log that does not have it was cut off, or written anew.
+    /// The hash of a line that was once the last. A log without it was cut off or rewritten.
     pub head: Option<Digest>,
-    /// The key by which lines are signed.
+    /// The key that signs the lines.
     pub key: Option<Key>,
-    /// Also compares artifacts with their hashes, and reports those that no line names.
+    /// True to also compare artifacts with their hashes, and to report artifacts without a line.
     pub artifacts: bool,
 }
 
 /// Verifies the whole log. Writers may continue meanwhile; lines that they add later are not read.
 ///
-/// # Errors
-/// Returns an error if a file cannot be read. A broken log is no error, but a verdict of the report.
+/// # Errors Fails if a file cannot be read. A broken log is no error, but a verdict of the report.
 pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
     let directory = files::any_directory(directory)?;
     let mut attempts = 0;
@@ -58,20 +57,20 @@ pub fn verify(directory: &Path, expect: &Expect) -> Result<Report> {
 
 /// The files of a log at one moment.
 struct Snapshot {
-    /// Segments in their order, with their sizes.
+    /// Segments in order, with their sizes.
     segments: Vec<(u32, u64)>,
     head: Option<Result<Head, ()>>,
-    /// The first line of a log whose segment a writer has not come to give its name.
+    /// The first line of a log whose first segment does not have its final name yet.
     unfinished: Option<Head>,
-    /// Names of artifacts, where they are asked for. Whatever they belong to has begun before.
+    /// Names of artifacts, if they are to be checked. Their executions began before this list was read.
     artifacts: Vec<String>,
 }
 
 impl Snapshot {
-    /// While no writer is in the middle of something.
+    /// Lists the files under the lock, while no writer is in the middle of an operation.
     fn take(directory: &OwnedFd, expect: &Expect) -> Result<Self> {
         const SHOWN: &str = "the log's directory";
-        // A descriptor of its own, so that the lock ends with it.
+        // A separate descriptor, so that the lock ends with it.
         let lock = files::reopen(directory)?;
         let begun = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockShared) {
@@ -101,8 +100,8 @@ impl Snapshot {
         Ok(Self { segments, head, unfinished, artifacts })
     }
 
-    /// Returns whether a writer was killed while it began the log: the head file names the first line, whose segment has
-    /// its temporary name.
+    /// Returns true if a writer was killed while it started the log: the head file names the first line, whose segment
+    /// still has its temporary name.
     fn is_beginning(&self) -> bool {
         self.segments.is_empty() && self.unfinished.is_some() && self.head == self.unfinished.map(Ok)
     }
@@ -113,29 +112,29 @@ struct Walk<'a> {
     directory: &'a OwnedFd,
     expect: &'a Expect,
     report: Report,
-    /// The file that is read, and the line.
+    /// The current file and line.
     file: String,
     number: u64,
     segment: u32,
-    /// Hash and number of the line before, where it could be read.
+    /// Hash and number of the previous line, if it could be read.
     before: Option<Digest>,
     seq: Option<u64>,
-    /// The hash before the first line that is there.
+    /// The hash before the first existing line.
     origin: Option<Digest>,
     /// The last line of each segment.
     ends: HashMap<u32, Digest>,
     removed: Option<Removed>,
     open: HashMap<ExecutionId, u64>,
-    /// Artifacts that no line has accounted for so far, and whether their execution goes on, or went when its writer was
+    /// Artifacts without a line so far. The flag is true if their execution is running, or was when its writer was
     /// killed.
     artifacts: BTreeMap<String, bool>,
-    /// Set if lines are known to be missing.
+    /// True if lines are known to be missing.
     gaps: bool,
     head: Option<Head>,
     expected_found: bool,
-    /// Set if the lines of this segment have codes.
+    /// True if the lines of this segment have codes.
     signed: bool,
-    /// The number of the first line that is there.
+    /// The number of the first existing line.
     first: u64,
 }
 
@@ -202,7 +201,7 @@ impl<'a> Walk<'a> {
             self.breach("it became shorter while it was read");
         }
         if self.number == 0 {
-            self.breach("it has no line");
+            self.breach("it has no lines");
         }
         if let Some(hash) = self.before {
             self.ends.insert(segment, hash);
@@ -217,7 +216,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let checked = if raw.is_too_long() {
-            Err("it is longer than a line can be".to_owned())
+            Err("it exceeds the maximum length of a line".to_owned())
         } else if !raw.ended {
             Err("it has no line break, and is not the last".to_owned())
         } else {
@@ -239,7 +238,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Compares a line with the one before it, and with what is known of it from elsewhere.
+    /// Compares a line with the previous one, and with other knowledge about it.
     fn link(&mut self, checked: &Checked) {
         let (seq, prev) = (checked.line.seq, checked.line.prev);
         self.first = self.first.min(seq);
@@ -253,7 +252,7 @@ impl<'a> Walk<'a> {
             match (prev == before, follows) {
                 (true, true) => {}
                 (true, false) => self.breach(format!("it has number {seq} and follows number {number}")),
-                (false, true) => self.breach("the line before it is not the one that it was written after"),
+                (false, true) => self.breach("the previous line is not the one that it was written after"),
                 (false, false) if seq > number => {
                     self.breach(format!("{} lines are missing before it, by its number {seq}", seq - number - 1));
                 }
@@ -261,14 +260,14 @@ impl<'a> Walk<'a> {
             }
         }
         if self.head.is_some_and(|head| head.seq == seq && head.hash != checked.hash) {
-            self.breach("it is not the line of this number that the head file names");
+            self.breach("it differs from the line with this number in the head file");
         }
         if self.number > 1 && checked.has_code != self.signed {
             self.breach("it is signed, and its segment is not, or the other way round");
         }
         self.expected_found |= self.expect.head == Some(checked.hash);
         if checked.line.v > VERSION {
-            self.note(format!("it is of version {} of the format, of which only the chain is checked", checked.line.v));
+            self.note(format!("it has format version {}, of which only the chain is checked", checked.line.v));
         }
     }
 
@@ -276,7 +275,11 @@ impl<'a> Walk<'a> {
         let seq = checked.line.seq;
         let starts = matches!(checked.line.record, Record::Segment(_));
         if starts != (self.number == 1) {
-            self.breach(if starts { "a segment begins within another" } else { "it is no beginning of a segment" });
+            self.breach(if starts {
+                "a segment begins within another"
+            } else {
+                "it is not the first line of a segment"
+            });
         }
         match checked.line.record {
             Record::Segment(start) => self.start(&start),
@@ -294,7 +297,7 @@ impl<'a> Walk<'a> {
                 self.close(&end.subject.id, end.begin);
                 match &end.outcome.artifact {
                     Some(Artifact::Stored { file, .. }) => drop(self.artifacts.remove(&**file)),
-                    // It was given its name, perhaps, before it was lost.
+                    // The file may have got its final name before it was lost.
                     Some(Artifact::Lost { .. }) => drop(self.artifacts.remove(&artifact_name(&end.subject.id))),
                     None => self.own_artifact(&end.subject.id, false),
                 }
@@ -310,9 +313,7 @@ impl<'a> Walk<'a> {
             Record::Torn(torn) => self.torn(&torn)?,
             Record::Gap(Gap { written, found, .. }) if written == found => {
                 self.gaps = true;
-                self.loss(format!(
-                    "how far the log had gone was not known any more; it went to number {found} at least"
-                ));
+                self.loss(format!("the length of the log was unknown; it went to number {found} at least"));
             }
             Record::Gap(gap) => {
                 self.gaps = true;
@@ -321,7 +322,7 @@ impl<'a> Walk<'a> {
                 self.loss(reason);
             }
             Record::Removed(removed) => self.removed = Some(removed),
-            Record::Unknown => self.note("it is of a kind that this version does not know"),
+            Record::Unknown => self.note("it has a record kind that this version does not know"),
         }
         Ok(())
     }
@@ -334,19 +335,20 @@ impl<'a> Walk<'a> {
         }
         let after = (self.segment > 1).then(|| names::segment(self.segment - 1));
         if start.segment != self.segment || start.after != after {
-            self.breach(format!("its first line says that it is segment {}", start.segment));
+            self.breach(format!("its first line has segment number {}", start.segment));
         }
         if let Some(key) = &self.expect.key
             && start.key != Some(key.id())
         {
-            self.breach("it was written with another key, or with none");
+            self.breach("it was written with a different key, or with none");
         }
     }
 
     fn close(&mut self, id: &ExecutionId, begin: Option<u64>) {
         match self.open.get(id) {
             Some(begun) if begin == Some(*begun) => drop(self.open.remove(id)),
-            // It was one too many to be remembered. If its beginning was removed, it was never counted.
+            // The execution was not tracked, because there were too many. If its begin was removed, it was never
+            // counted.
             _ if begin.is_some_and(|begin| begin >= self.first) => {
                 self.report.executions.open = self.report.executions.open.saturating_sub(1)
             }
@@ -361,12 +363,12 @@ impl<'a> Walk<'a> {
             names::torn(torn.segment, torn.offset)
         );
         self.loss(what);
-        // Only names that this crate gives are looked at.
+        // Only names that this crate assigns are checked.
         match self.hash_of(self.directory, &names::torn(torn.segment, torn.offset))? {
-            Some(hash) if hash != torn.sha256 => self.breach("what was set aside is not what it was"),
+            Some(hash) if hash != torn.sha256 => self.breach("the set-aside bytes were changed"),
             None => {
                 self.retained()?;
-                self.note("what was set aside is gone");
+                self.note("the set-aside bytes are gone");
             }
             _ => {}
         }
@@ -379,7 +381,7 @@ impl<'a> Walk<'a> {
         let found = if named { self.hash_of_artifact(file)? } else { None };
         match found {
             Some(hash) if hash == *sha256 => {}
-            Some(_) => self.breach("its artifact is not what it was"),
+            Some(_) => self.breach("its artifact was changed"),
             None => {
                 self.retained()?;
                 self.breach("its artifact is gone");
@@ -388,14 +390,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Fails with `NotFound` where the segment that is read has no name any more: retention removes it before what it names,
-    /// and its lines can still be read. Nothing that is missing tells of anything then, and the caller begins again.
+    /// Fails with `NotFound` if the current segment was removed. Retention removes a segment before the files that it
+    /// names, while its lines can still be read. Missing files then mean nothing, and the caller starts again.
     fn retained(&self) -> Result<()> {
         let segment = names::segment(self.segment);
         statat(self.directory, &segment, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(failed("look at", &segment))
     }
 
-    /// Notes whether the execution of an artifact is running, and so may have stored it without a line.
+    /// Records if the execution of an artifact is running, and so may have stored it without a line.
     fn own_artifact(&mut self, id: &ExecutionId, running: bool) {
         if !self.artifacts.is_empty()
             && let Some(own) = self.artifacts.get_mut(&artifact_name(id))
@@ -413,10 +415,12 @@ impl<'a> Walk<'a> {
             let older = self.report.since.is_some_and(|since: Timestamp| modified < since.as_micros());
             self.file = format!("{}/{}", names::ARTIFACTS, crate::Text::<256>::new(&name));
             match (&self.removed, self.gaps) {
-                // A writer that was killed while it removed segments leaves some, for the next.
-                (Some(_), _) if older => self.note("no line names it; retention removed those that did, by its age"),
-                (Some(_), _) | (_, true) => self.loss("no line names it; it may be of one of those that are gone"),
-                (None, false) => self.breach("no line names it: those of its execution are gone, or it is forged"),
+                // A writer that was killed while it removed segments leaves some for the next writer.
+                (Some(_), _) if older => self.note("no line names it; by its age, retention removed its lines"),
+                (Some(_), _) | (_, true) => self.loss("no line names it; its line may be among the missing ones"),
+                (None, false) => {
+                    self.breach("no line names it: the lines of its execution were removed, or it is forged")
+                }
             }
         }
         Ok(())
@@ -442,7 +446,7 @@ impl<'a> Walk<'a> {
         self.number = 0;
         self.file = names::segment(snapshot.segments.first().map_or(1, |(first, _)| *first));
         if snapshot.is_beginning() {
-            self.loss("a writer was killed while it began the log; the next one goes on with it");
+            self.loss("a writer was killed while it started the log; the next writer completes it");
         } else if snapshot.segments.is_empty() {
             self.breach("there is no segment in the directory");
         }
@@ -463,10 +467,10 @@ impl<'a> Walk<'a> {
             Some(Ok(_)) => {}
         }
         if self.expect.head.is_some() && !self.expected_found {
-            self.breach("no line has the expected hash: the log was cut off before it, or written anew");
+            self.breach("no line has the expected hash: the log was cut off before it, or rewritten");
         }
         if self.report.keyed && !self.report.key_checked {
-            self.note("lines are signed, but no key was given, so a log written anew would not be noticed");
+            self.note("lines are signed, but no key was given, so a rewritten log would not be detected");
         }
         self.report.executions.open += self.open.len() as u64;
         let mut open: Vec<_> = self.open.iter().map(|(id, seq)| (*seq, id.as_str().to_owned())).collect();
@@ -474,20 +478,20 @@ impl<'a> Walk<'a> {
         self.report.open = open.into_iter().take(MAX_LISTED).map(|(_, id)| id).collect();
     }
 
-    /// A log that does not begin with segment 1 must say itself that retention removed what was before.
+    /// Checks that a log which does not begin with segment 1 records the removal of earlier segments by retention.
     fn beginning(&mut self, snapshot: &Snapshot) {
         let Some((first, _)) = snapshot.segments.first().copied() else { return };
         let Some(removed) = self.removed.clone() else {
             if first > 1 {
-                self.breach("segments before it are missing, and no line tells that retention removed them");
+                self.breach("segments before it are missing, and no line records that retention removed them");
             }
             return;
         };
-        // A writer that was killed between the line and the removal leaves some.
+        // A writer that was killed between the line and the removal leaves some segments.
         let last_removed = match removed.through.checked_add(1) {
             Some(next) if next == first => self.origin,
             Some(next) if next > first => {
-                self.note(format!("retention was to remove segments up to {}, and did not end", removed.through));
+                self.note(format!("retention started to remove segments up to {} and did not finish", removed.through));
                 self.ends.get(&removed.through).copied()
             }
             _ => None,
@@ -521,7 +525,7 @@ fn artifact_name(id: &ExecutionId) -> String {
 mod tests {
     use super::*;
 
-    /// As retention does while the segment is read.
+    /// Removes files as retention does while the segment is read.
     #[test]
     fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
         let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A line in the audit log for each execution: begun before anything is started, ended whatever becomes of the caller.
+//! The audit record of each execution: begun before the start, and committed even if the caller is cancelled.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,39 +15,40 @@ use serde::{Deserialize, Serialize};
 use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Place, Touched, Warn, error};
 
-/// When lines are made to survive a power cut.
+/// The policy for flushing records to stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditSync {
-    /// When the kernel sees fit.
+    /// Leave flushing to the kernel.
     Never,
-    /// Each line, before the call goes on.
+    /// Flush each record before the call continues.
     #[default]
     Each,
 }
 
-/// How the audit log is kept: the table `[audit]`.
+/// The configuration of the audit log: the table `[audit]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditConfig {
     /// The log's own directory.
     pub directory: PathBuf,
-    /// Whether nothing runs that cannot be logged. Default true. Else what is not logged is told once.
+    /// True if code must not run without an audit record. If false, a missing record only causes one warning. Default:
+    /// true.
     #[serde(default = "mandatory")]
     pub mandatory: bool,
-    /// When lines are made to survive a power cut.
+    /// The policy for flushing records to stable storage. Default: `each`.
     #[serde(default)]
     pub sync: AuditSync,
-    /// The file of a key that signs each line.
+    /// The file of a key that signs each record. Default: records are not signed.
     #[serde(default)]
     pub key: Option<PathBuf>,
-    /// Bytes of a segment.
+    /// Size of a segment in bytes. Default: the default of the audit log.
     #[serde(default)]
     pub segment_bytes: Option<u64>,
-    /// Closed segments that are kept; all where nothing is said.
+    /// Number of closed segments to keep. Default: all.
     #[serde(default)]
     pub keep_segments: Option<u32>,
-    /// Whether code and result are kept, and up to how many bytes an execution. Default: they are not.
+    /// Maximum size in bytes of an artifact with the code and result of an execution. Default: no artifacts are stored.
     #[serde(default)]
     pub artifact_bytes: Option<u64>,
 }
@@ -74,7 +75,7 @@ impl AuditConfig {
     }
 }
 
-/// The log, opened.
+/// An open audit log.
 #[derive(Clone)]
 pub struct Audit {
     log: Log,
@@ -95,7 +96,7 @@ impl Missing {
             return Err(error);
         }
         if !self.warned.swap(true, Ordering::Relaxed) {
-            self.warn.tell(&format!("code runs that is not logged: {}", error.message()));
+            self.warn.emit(&format!("code runs without an audit record: {}", error.message()));
         }
         Ok(())
     }
@@ -104,7 +105,7 @@ impl Missing {
     fn report(&self, error: Error) {
         // Only returns the error if the log is mandatory.
         let Err(error) = self.allow(error) else { return };
-        self.warn.tell(&format!("an outcome is missing in the audit log: {}", error.message()));
+        self.warn.emit(&format!("the audit log lacks the outcome of an execution: {}", error.message()));
     }
 }
 
@@ -115,7 +116,7 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
-    /// Opens the log; `None` where it cannot be opened and is not mandatory.
+    /// Opens the log. Returns `None` if it cannot be opened and is not mandatory.
     pub fn open(config: &AuditConfig, warn: Warn) -> Result<Option<Self>> {
         let missing = Missing { mandatory: config.mandatory, warn, warned: AtomicBool::new(false) };
         match Log::open(config.log()) {
@@ -124,7 +125,7 @@ impl Audit {
         }
     }
 
-    /// Says that code is about to run.
+    /// Records that code is about to run.
     pub async fn begin(
         &self,
         id: &str,
@@ -155,7 +156,8 @@ impl Audit {
         };
         let redactor = redactor(request)?;
         let (log, missing, code) = (self.log.clone(), Arc::clone(&self.missing), request.code.clone());
-        // The entry is made where the line is, so that it ends if nobody waits for it any more.
+        // The entry is created on the thread that reserves the record, so that the record is committed even if no task
+        // awaits it.
         let reserve =
             move || log.reserve(subject).map(|reservation| Entry(Some(Open { reservation, redactor, code, missing })));
         let reserved = tokio::task::spawn_blocking(reserve).await.map_err(|_| error::task("audit"))?;
@@ -184,16 +186,16 @@ struct Open {
     missing: Arc<Missing>,
 }
 
-/// Work that is done for certain: also where the runtime ends before its thread came to it.
-struct Surely<T, F: FnOnce() -> T>(Option<F>);
+/// Work that is guaranteed to run, even if the runtime shuts down before its thread starts.
+struct Guaranteed<T, F: FnOnce() -> T>(Option<F>);
 
-impl<T, F: FnOnce() -> T> Surely<T, F> {
+impl<T, F: FnOnce() -> T> Guaranteed<T, F> {
     fn work(mut self) -> Option<T> {
         self.0.take().map(|work| work())
     }
 }
 
-impl<T, F: FnOnce() -> T> Drop for Surely<T, F> {
+impl<T, F: FnOnce() -> T> Drop for Guaranteed<T, F> {
     fn drop(&mut self) {
         if let Some(work) = self.0.take() {
             work();
@@ -201,12 +203,12 @@ impl<T, F: FnOnce() -> T> Drop for Surely<T, F> {
     }
 }
 
-/// Writes on a thread that may wait, even if nobody waits for it.
+/// Writes on a blocking thread, even if no task awaits the result.
 async fn write<F>(missing: Arc<Missing>, work: F) -> Result<()>
 where
     F: FnOnce() -> cofferdam_audit::Result<()> + Send + 'static,
 {
-    let work = Surely(Some(work));
+    let work = Guaranteed(Some(work));
     match tokio::task::spawn_blocking(move || work.work()).await {
         Ok(Some(Ok(()))) => Ok(()),
         Ok(Some(Err(problem))) => missing.allow(refused("audit", problem)),
@@ -214,7 +216,7 @@ where
     }
 }
 
-/// A sandbox that was made from another's state.
+/// A sandbox that was created from the state of another one.
 #[derive(Debug)]
 pub struct Made {
     pub sandbox: SandboxId,
@@ -224,7 +226,7 @@ pub struct Made {
     pub duration: Duration,
 }
 
-/// An execution that the log waits for. Dropped, it ends as cancelled.
+/// The open record of an execution. If it is dropped, the record ends as cancelled.
 pub struct Entry(Option<Open>);
 
 impl std::fmt::Debug for Entry {
@@ -234,14 +236,14 @@ impl std::fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// Writes that it was never started. The reason must name nothing of the code.
+    /// Records that the execution was never started. The reason must not contain any part of the code.
     pub async fn never_started(mut self, reason: String) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
         write(Arc::clone(&open.missing), move || open.reservation.cancel(&reason)).await
     }
 
-    /// Writes how it ended, and keeps code and result if they are to be kept. `output` is how many bytes came, where the
-    /// result does not say.
+    /// Records the outcome, and stores code and result if artifacts are enabled. `output` is the number of output
+    /// bytes, for results without usage.
     pub async fn ended(mut self, result: &CodeResult, output: Option<u64>) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
         let outcome = outcome(result, output, &open.redactor);
@@ -249,7 +251,7 @@ impl Entry {
         write(Arc::clone(&open.missing), move || commit(open, outcome, Some(&result))).await
     }
 
-    /// Writes that a sandbox was made from another's state.
+    /// Records that a sandbox was created from the state of another one.
     pub async fn made(mut self, made: Made) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
         let outcome = Outcome {
@@ -262,7 +264,8 @@ impl Entry {
         write(Arc::clone(&open.missing), move || commit(open, outcome, None)).await
     }
 
-    /// Writes that the sandbox failed. The reason is a kind of error: what an error says may hold anything.
+    /// Records that the sandbox failed. Only the kind of the error is recorded, because its message may contain
+    /// anything.
     pub async fn failed(mut self, kind: ErrorKind) {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { failed: Some(Text::new(kind.as_str())), ..Exit::default() });
@@ -279,7 +282,7 @@ impl Drop for Entry {
         let Some(open) = self.0.take() else { return };
         let outcome = unknown(Exit { cancelled: true, ..Exit::default() });
         let missing = Arc::clone(&open.missing);
-        let work = Surely(Some(move || {
+        let work = Guaranteed(Some(move || {
             if let Err(problem) = commit(open, outcome, None) {
                 missing.report(refused("audit", problem));
             }
@@ -333,7 +336,7 @@ fn unknown(exit: Exit) -> Outcome {
 fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Outcome {
     let exit = result.exit();
     let touched = result.files.changes.iter().map(|change| FileTouched {
-        // A name is the code's, and may be made of a secret.
+        // The guest chooses the name, which may contain a secret.
         name: Text::new(redactor.redact(change.name.as_bytes())),
         change: match change.change {
             Touched::Created => Change::Created,
@@ -345,7 +348,7 @@ fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Out
     });
     let mut files: Listed<_, { cofferdam_audit::MAX_FILES }> = touched.collect();
     files.add_unnamed(result.files.total.saturating_sub(result.files.changes.len() as u64));
-    // Where nobody looked, none seen is no number of files.
+    // If the workspace was not scanned, an empty list is not a count of zero.
     let files = Some(files).filter(|files| files.count() > 0 || result.files.complete);
     let refused = |limit| Denial { by: Text::new("limit"), what: Text::new(limit_name(limit)), times: 1 };
     let usage = result.usage;
@@ -387,7 +390,7 @@ fn unwritable(operation: &'static str, problem: &cofferdam_audit::Error) -> Erro
     Error::new(ErrorKind::Unavailable, operation, format!("the audit log cannot be written: {problem}"))
         .with_fault(Fault::Host)
         .with_retry(retry)
-        .with_remedy("mend what the message names; [audit] in the configuration says where the log is and whether it is mandatory")
+        .with_remedy("correct the cause in the message; the table [audit] of the configuration sets the directory of the log and whether it is mandatory")
 }
 
 #[cfg(test)]

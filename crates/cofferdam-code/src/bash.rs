@@ -1,7 +1,7 @@
-//! A tool for agents: a line for a shell, answered by one text (K5, C8).
+//! A shell tool for agents: it runs a command line and answers with one text (K5, C8).
 //!
-//! The directory that a line leaves is the next one's. Everything else ends with the line: each is a process of its own, so
-//! that one which hangs or crashes takes nothing with it. However much it writes, the beginning and the end are kept.
+//! Each line runs in a process of its own, so that a line that hangs or crashes does not affect the next one. Only the
+//! working directory carries over to the next line. The answer keeps the beginning and the end of output of any length.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +14,18 @@ use crate::ends::{Ends, Text};
 use crate::result::limit_name;
 use crate::{CodeRequest, CodeResult, Executor, Place};
 
-/// Sandboxes whose directory is remembered.
+/// The most sandboxes whose working directory is remembered.
 const MAX_DIRECTORIES: usize = 256;
-/// What is said where the default sandbox had to be made anew.
-const ANEW: &str = "[the sandbox had ended; this ran in a new one, and what was in the old one is gone]\n";
+/// The notice in an answer after the default sandbox was recreated.
+const RECREATED: &str = "[the sandbox had ended; this ran in a new one, and the contents of the old one are lost]\n";
 
-/// How the tool answers.
+/// The configuration of the tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BashConfig {
-    /// The shell, one of the languages. Default `bash`.
+    /// The shell, one of the languages. Default: `bash`.
     pub shell: String,
-    /// Characters of an answer, not counting what it says about itself. Default 30,000.
+    /// Maximum number of characters of an answer, not counting remarks of the tool. Default: 30,000.
     pub max_answer: usize,
 }
 
@@ -35,13 +35,13 @@ impl Default for BashConfig {
     }
 }
 
-/// Where the tool finds a sandbox: that of its context, else one that it makes when it is first needed.
+/// A shell tool that runs lines in the sandbox of its context, or in a default sandbox that it creates on first use.
 #[derive(Debug, Clone)]
 pub struct BashTool {
     executor: Executor,
     config: BashConfig,
     default: Arc<Fallback>,
-    /// Where the next line begins, in those sandboxes where it is not the workspace itself.
+    /// The working directory of each sandbox in which it is not the workspace itself.
     directories: Arc<Mutex<VecDeque<(SandboxId, SandboxPath)>>>,
 }
 
@@ -53,17 +53,17 @@ struct Fallback {
 }
 
 impl BashTool {
-    /// A tool whose default is a sandbox of `backend`, made from `spec` when a line comes without one.
+    /// Creates a tool. Its default sandbox is created from `spec` by `backend` when a line comes without a context.
     pub fn new(executor: Executor, config: BashConfig, backend: Arc<dyn Backend>, spec: Spec) -> Result<Self> {
         executor.config().languages.by_name(&config.shell)?;
         if config.max_answer < 200 {
-            return Err(Error::invalid("configure", "an answer of the bash tool has at least 200 characters"));
+            return Err(Error::invalid("configure", "max_answer of the bash tool must be at least 200"));
         }
         let default = Arc::new(Fallback { backend, spec, made: tokio::sync::Mutex::new(None) });
         Ok(Self { executor, config, default, directories: Arc::default() })
     }
 
-    /// Runs a line, and answers with one text, also if it could not be run.
+    /// Runs a line and returns one text, even if the line could not be run.
     ///
     /// `context` is the sandbox of the conversation, if there is one.
     pub async fn call(
@@ -72,23 +72,23 @@ impl BashTool {
         line: &str,
         timeout: Option<Duration>,
     ) -> String {
-        match self.run_kept(context, line, timeout).await {
+        match self.run_bounded(context, line, timeout).await {
             Ok((result, shown)) => answer(&result, shown, self.config.max_answer),
             Err(error) => failure(&error),
         }
     }
 
-    /// As [`Self::call`], with all that came of it; of output, what is within the bounds of a call.
+    /// Runs a line like [`Self::call`] and returns the full result, with output up to the bounds of a call.
     pub async fn run(
         &self,
         context: Option<(&Place, &Arc<dyn Sandbox>)>,
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<CodeResult> {
-        self.run_kept(context, line, timeout).await.map(|(result, _)| result)
+        self.run_bounded(context, line, timeout).await.map(|(result, _)| result)
     }
 
-    async fn run_kept(
+    async fn run_bounded(
         &self,
         context: Option<(&Place, &Arc<dyn Sandbox>)>,
         line: &str,
@@ -107,8 +107,8 @@ impl BashTool {
         self.default.forget(&sandbox).await;
         let sandbox = self.default.sandbox().await?;
         let (mut result, mut shown) = self.run_in(&place, &*sandbox, line, timeout).await?;
-        result.stderr = bytes::Bytes::from([ANEW.as_bytes(), result.stderr.bytes()].concat()).into();
-        shown.0[1].head.splice(..0, ANEW.bytes());
+        result.stderr = bytes::Bytes::from([RECREATED.as_bytes(), result.stderr.bytes()].concat()).into();
+        shown.0[1].head.splice(..0, RECREATED.bytes());
         Ok((result, shown))
     }
 
@@ -127,7 +127,7 @@ impl BashTool {
         let keep = self.config.max_answer.saturating_mul(4);
         let begins = self.directory(sandbox.id());
         let ran = match self.executor.run_line(place, sandbox, request(begins.clone()), keep, &|_| {}).await {
-            // The directory may be gone.
+            // The directory may have been removed.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !begins.is_workspace() => {
                 self.move_to(sandbox.id(), SandboxPath::default());
                 self.executor.run_line(place, sandbox, request(SandboxPath::default()), keep, &|_| {}).await?
@@ -140,13 +140,13 @@ impl BashTool {
         Ok((ran.result, Shown([ran.stdout, ran.stderr])))
     }
 
-    /// The directory that the next line begins in, in this sandbox.
+    /// Returns the working directory of the next line in this sandbox.
     pub fn directory(&self, sandbox: &SandboxId) -> SandboxPath {
         let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
         directories.iter().find(|(id, _)| id == sandbox).map(|(_, directory)| directory.clone()).unwrap_or_default()
     }
 
-    /// Ends the default sandbox, if one was made. A line that comes later gets another, and its answer says so.
+    /// Closes the default sandbox, if it exists. A later line creates a new one, and its answer reports that.
     pub async fn close(&self) -> Result<()> {
         let made = self.default.made.lock().await.clone();
         match made {
@@ -176,41 +176,41 @@ impl Fallback {
         Ok(sandbox)
     }
 
-    /// Gives up a sandbox that has ended, unless another one is there by now.
+    /// Removes a sandbox that has ended, unless it was already replaced.
     async fn forget(&self, ended: &Arc<dyn Sandbox>) {
         let mut made = self.made.lock().await;
         if made.as_ref().is_some_and(|made| made.id() == ended.id()) {
             *made = None;
         }
         drop(made);
-        // It has ended already: only what is left of it is taken away.
+        // The sandbox has already ended. This only frees its remains.
         let _ = ended.close().await;
     }
 }
 
-/// What is shown of output and of standard error: the beginning, the number of characters between, the end.
+/// The shown parts of standard output and standard error: beginning, number of omitted characters, end.
 struct Shown([Ends; 2]);
 
-/// What an agent reads of a result: output, then whatever is not as usual, each on a line.
-fn answer(result: &CodeResult, shown: Shown, most: usize) -> String {
-    let (mut text, _) = shown.text().cut(most);
-    let mut say = |line: String| {
+/// Returns the text that an agent reads: the output, then a line for anything unusual.
+fn answer(result: &CodeResult, shown: Shown, max: usize) -> String {
+    let (mut text, _) = shown.text().cut(max);
+    let mut remark = |line: String| {
         if !text.is_empty() {
             text.push('\n');
         }
         text += &line;
     };
     if result.timed_out {
-        say(format!("[killed after {:.1} s: the time was over]", result.duration.as_secs_f64()));
+        remark(format!("[killed after {:.1} s: the time was over]", result.duration.as_secs_f64()));
     } else if let Some(limit) = result.killed_by {
-        say(format!("[killed at the limit {}]", limit_name(limit)));
+        remark(format!("[killed at the limit {}]", limit_name(limit)));
     } else if let Some(signal) = result.signal {
-        say(format!("[ended by signal {signal}]"));
+        remark(format!("[ended by signal {signal}]"));
     } else if result.exit_code != 0 {
-        say(format!("[exit code {}]", result.exit_code));
+        remark(format!("[exit code {}]", result.exit_code));
     }
     for limit in result.limits_hit.iter().filter(|limit| Some(**limit) != result.killed_by) {
-        say(format!("[something was refused or killed at the limit {}]", limit_name(*limit)));
+        remark(format!("[something was refused or killed at the limit {}]", limit_name(*limit)));
     }
     if text.is_empty() { "[no output]".to_owned() } else { text }
 }
@@ -224,7 +224,7 @@ fn failure(error: &Error) -> String {
 }
 
 impl Shown {
-    /// Both streams, the output first.
+    /// Returns both streams as one text, standard output first.
     fn text(self) -> Text {
         let mut text = Text::default();
         for Ends { head, between, tail } in self.0 {
@@ -242,7 +242,7 @@ impl Shown {
     }
 }
 
-/// What comes next begins a line of its own, if there is anything before and after.
+/// Starts a new line before `next`, if there is text before and after.
 fn begin_line(text: &mut Text, next: &[u8]) {
     let end = text.end();
     if !end.is_empty() && !end.ends_with('\n') && !next.is_empty() {
@@ -250,7 +250,7 @@ fn begin_line(text: &mut Text, next: &[u8]) {
     }
 }
 
-/// Control characters that move a cursor are made visible.
+/// Appends bytes as text. Control characters that move a cursor are replaced.
 fn add(text: &mut Text, bytes: &[u8]) {
     let more = String::from_utf8_lossy(bytes);
     text.end().extend(more.chars().map(|c| match c {
@@ -275,7 +275,7 @@ mod tests {
         let tool = BashTool::new(executor, BashConfig::default(), backend, spec).unwrap();
         assert_eq!(tool.call(None, "mkdir a; cd a", None).await, "[no output]");
         tool.close().await.unwrap();
-        assert_eq!(tool.call(None, "pwd", None).await, format!("/workspace\n{}", ANEW.trim_end()));
+        assert_eq!(tool.call(None, "pwd", None).await, format!("/workspace\n{}", RECREATED.trim_end()));
         assert_eq!(tool.call(None, "pwd; ls", None).await, "/workspace");
         tool.close().await.unwrap();
     }
@@ -289,9 +289,9 @@ mod tests {
         let cut = |text: &str| shown((text, 0, ""), ("", 0, "")).text().cut(200).0;
         assert_eq!(cut("short"), "short");
         let text = format!("{}{}", "a".repeat(150), "b".repeat(150));
-        let told = cut(&text);
-        assert!(told.starts_with(&"a".repeat(100)) && told.ends_with(&"b".repeat(100)), "{told}");
-        assert!(told.contains("[… 100 of 300 characters left out …]"), "{told}");
+        let shortened = cut(&text);
+        assert!(shortened.starts_with(&"a".repeat(100)) && shortened.ends_with(&"b".repeat(100)), "{shortened}");
+        assert!(shortened.contains("[… 100 of 300 characters left out …]"), "{shortened}");
         assert_eq!(cut("a\u{1b}[31mb\r\tc\n"), "a\u{fffd}[31mb\u{fffd}\tc");
     }
 

@@ -1,33 +1,34 @@
-//! How much one call may ask for and bring back. Configuration sets it; no call can widen it.
+//! Upper bounds of a call. The configuration sets them; a call cannot raise them.
 
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, DEFAULT_MAX_OUTPUT, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// The most output that can be configured: it is held in memory.
+/// The greatest configurable amount of output, which is held in memory.
 const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 
 /// Upper bounds of one call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bounds {
-    /// Real time that a call may ask for, within the sandbox's wall time; `None` is that time.
+    /// Maximum wall-clock timeout of a call. `None`, the default, means the wall time of the sandbox, which always
+    /// applies.
     #[serde(with = "cofferdam_contract::serde_optional_duration")]
     pub max_timeout: Option<Duration>,
-    /// Output that a call may ask for, and gets where it does not. Default 1 MiB.
+    /// Maximum output of a call, and its default. Default: 1 MiB.
     pub max_output: ByteSize,
-    /// Code of one call. Default 1 MiB.
+    /// Maximum size of the code of a call. Default: 1 MiB.
     pub max_code: ByteSize,
-    /// Results beside the output, in bytes as they come from inside. Default 8 MiB.
+    /// Maximum size of the results besides the output, in bytes as the guest writes them. Default: 8 MiB.
     pub max_results: ByteSize,
-    /// Files that are looked at in the workspace, before and after. Default 10,000.
+    /// Maximum number of files scanned in the workspace, before and after the call. Default: 10,000.
     pub max_files: usize,
-    /// Files that a result names. Default 1000.
+    /// Maximum number of files listed in a result. Default: 1000.
     pub max_named_files: usize,
-    /// Bytes of files that are read to tell whether they changed, before and after. Default 64 MiB.
+    /// Maximum number of bytes hashed to detect changes, before and after the call. Default: 64 MiB.
     pub max_hashed: ByteSize,
-    /// Bytes of files that a result carries, where contents were asked for. Default 1 MiB.
+    /// Maximum number of bytes of file contents in a result, if contents were requested. Default: 1 MiB.
     pub max_contents: ByteSize,
 }
 
@@ -47,7 +48,7 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Refuses what would need unbounded memory.
+    /// Rejects bounds that would need too much memory.
     pub(crate) fn validate(&self) -> Result<()> {
         let too_much = self.max_output > MAX_OUTPUT
             || self.max_results > MAX_OUTPUT
@@ -57,51 +58,49 @@ impl Bounds {
         if too_much {
             return Err(Error::invalid(
                 "configure",
-                format!("bounds of code are too high: at most {MAX_OUTPUT} of output, results and contents, 8 MiB of code, 100000 files"),
+                format!("bounds of code are too high: the maximum is {MAX_OUTPUT} of output, results and contents, 8 MiB of code and 100000 files"),
             )
-            .with_remedy("lower them in the table [code] of the configuration, or by --max-output"));
+            .with_remedy("lower them in the table [code] of the configuration, or with --max-output"));
         }
         Ok(())
     }
 
-    /// The time that a call gets, in a sandbox whose execs get `wall`.
+    /// Returns the timeout of a call, in a sandbox whose execs have the wall time `wall`.
     pub(crate) fn timeout(&self, asked: Option<Duration>, wall: Duration) -> Result<Duration> {
-        let most = self.max_timeout.map_or(wall, |most| most.min(wall));
+        let max = self.max_timeout.map_or(wall, |max| max.min(wall));
         match asked {
-            None => Ok(wall.min(most)),
-            Some(asked) if asked <= most => Ok(asked),
+            None => Ok(wall.min(max)),
+            Some(asked) if asked <= max => Ok(asked),
             Some(asked) => Err(denied(format!(
-                "a time-out of {} s is more than the {} s that are allowed",
+                "a timeout of {} s is more than the allowed {} s",
                 asked.as_secs_f64(),
-                most.as_secs_f64()
+                max.as_secs_f64()
             ))),
         }
     }
 
-    /// The output that a call gets.
+    /// Returns the maximum output of a call.
     pub(crate) fn output(&self, asked: Option<ByteSize>) -> Result<ByteSize> {
         match asked {
             None => Ok(self.max_output),
             Some(asked) if asked <= self.max_output => Ok(asked),
-            Some(asked) => {
-                Err(denied(format!("{asked} of output is more than the {} that are allowed", self.max_output)))
-            }
+            Some(asked) => Err(denied(format!("{asked} of output is more than the allowed {}", self.max_output))),
         }
     }
 
-    /// Refuses code that is too long.
+    /// Rejects code that is too long.
     pub(crate) fn code(&self, code: &str) -> Result<()> {
         if code.len() as u64 <= self.max_code.as_bytes() {
             return Ok(());
         }
-        Err(Error::invalid("execute", format!("the code is longer than the {} that are allowed", self.max_code))
-            .with_remedy("put data into a file of the workspace, and read it from there"))
+        Err(Error::invalid("execute", format!("the code is longer than the allowed {}", self.max_code))
+            .with_remedy("write data to a file of the workspace and read it from there"))
     }
 }
 
 fn denied(message: String) -> Error {
     Error::new(ErrorKind::Denied, "execute", message)
-        .with_remedy("ask for less; the configuration sets what is allowed")
+        .with_remedy("request less, or raise the bound in the configuration")
 }
 
 #[cfg(test)]

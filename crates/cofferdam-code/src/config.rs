@@ -1,4 +1,4 @@
-//! What configuration says about code, put together.
+//! The configuration of code execution.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,37 +7,37 @@ use cofferdam_contract::Result;
 
 use crate::{AuditConfig, Bounds, Languages, ScreeningConfig, SessionBounds};
 
-/// How code runs. It comes from configuration; no call can widen it.
+/// The configuration of code execution. A call cannot widen it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CodeConfig {
     /// The languages that may run.
     pub languages: Languages,
     /// Upper bounds of one call.
     pub bounds: Bounds,
-    /// Whether code is screened, and by which rules.
+    /// The static analysis of code.
     pub screening: ScreeningConfig,
-    /// The audit log; `None` keeps none.
+    /// The audit log. Default: none.
     pub audit: Option<AuditConfig>,
-    /// How many sessions there are, and for how long.
+    /// Number and lifetime of sessions.
     pub sessions: SessionBounds,
-    /// Who is told of what goes wrong and stops nothing.
+    /// The receiver of warnings.
     pub warn: Warn,
 }
 
-/// What tells of something that goes wrong and stops nothing, once for each executor. By default nobody is told. It is no
-/// part of what is configured: any two are equal.
+/// A receiver of warnings about problems that do not stop an execution, each emitted once per executor. By default
+/// warnings are discarded. All values compare as equal, so that configurations can be compared.
 #[derive(Clone, Default)]
-pub struct Warn(Option<Arc<Tell>>);
+pub struct Warn(Option<Arc<Callback>>);
 
-type Tell = dyn Fn(&str) + Send + Sync;
+type Callback = dyn Fn(&str) + Send + Sync;
 
 impl Warn {
-    /// Tells through `tell`, in one sentence.
+    /// Creates a receiver that calls `tell` with one sentence per warning.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(tell)))
     }
 
-    pub(crate) fn tell(&self, text: &str) {
+    pub(crate) fn emit(&self, text: &str) {
         if let Some(tell) = &self.0 {
             tell(text);
         }

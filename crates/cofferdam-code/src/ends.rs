@@ -1,98 +1,98 @@
-//! The beginning and the end of output of any length, and how much there was between them. Pure.
+//! The beginning and the end of output of any length, and the number of characters between. Pure.
 
 use std::collections::VecDeque;
 
-/// The beginning and the end of one stream. Text is UTF-8; whatever is not counts and shows as a character a byte at most.
+/// The beginning and the end of a stream. Text is UTF-8. Each invalid byte counts and shows as at most one character.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ends {
     pub(crate) head: Vec<u8>,
-    /// Characters between the two; where there are none, the head is all.
+    /// Number of characters between the two; 0 if the head is everything.
     pub(crate) between: u64,
     pub(crate) tail: Vec<u8>,
 }
 
 impl Ends {
-    /// Returns the stream as text of at most `most` characters: the beginning and the end of a longer one, with a line
-    /// between them that says how much is left out. The flag says whether anything is.
-    pub fn text(&self, most: usize) -> (String, bool) {
+    /// Returns the stream as text of at most `max` characters. A longer stream is reduced to its beginning and end,
+    /// with a line between them that states how much is omitted. The flag is true if anything is omitted.
+    pub fn text(&self, max: usize) -> (String, bool) {
         let decode = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let missing = (self.between > 0).then(|| (self.between, decode(&self.tail)));
-        Text { before: decode(&self.head), missing }.cut(most)
+        Text { before: decode(&self.head), missing }.cut(max)
     }
 }
 
-/// A text of which something may be missing in the middle.
+/// A text that may lack a part in the middle.
 #[derive(Debug, Default, PartialEq)]
 pub struct Text {
     pub before: String,
-    /// Characters that are missing, and what comes after them.
+    /// Number of missing characters, and the text after them.
     pub missing: Option<(u64, String)>,
 }
 
 impl Text {
-    /// Returns the part in which the text ends.
+    /// Returns the last part of the text.
     pub fn end(&mut self) -> &mut String {
         self.missing.as_mut().map_or(&mut self.before, |(_, after)| after)
     }
 
-    /// Keeps the beginning and the end, and says how much is missing between them, if anything is.
-    pub fn cut(self, most: usize) -> (String, bool) {
+    /// Reduces the text to its beginning and end, with a line between them that states how much is omitted.
+    pub fn cut(self, max: usize) -> (String, bool) {
         let (missing, after) = self.missing.unwrap_or((0, self.before.clone()));
         let length = |text: &str| text.chars().count();
         let count = length(&self.before) as u64 + missing + if missing > 0 { length(&after) as u64 } else { 0 };
-        if missing == 0 && count <= most as u64 {
+        if missing == 0 && count <= max as u64 {
             return (self.before, false);
         }
-        let first: String = self.before.chars().take(most / 2).collect();
-        let last: String = after.chars().skip(length(&after).saturating_sub(most - most / 2)).collect();
+        let first: String = self.before.chars().take(max / 2).collect();
+        let last: String = after.chars().skip(length(&after).saturating_sub(max - max / 2)).collect();
         let left_out = count - (length(&first) + length(&last)) as u64;
         (format!("{first}\n[… {left_out} of {count} characters left out …]\n{last}"), true)
     }
 }
 
-/// Collects the ends of one stream as it comes.
+/// A buffer that collects the ends of a stream.
 #[derive(Debug)]
-pub struct Kept {
-    /// Bytes of the beginning, and of the end, that are kept.
-    most: usize,
+pub struct EndsBuffer {
+    /// Number of bytes kept of the beginning, and of the end.
+    max: usize,
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    /// Characters between the two, and bytes.
+    /// Number of characters and bytes between the two.
     between: u64,
     passed: u64,
-    /// Whether the beginning has ended.
+    /// True if the beginning is complete.
     later: bool,
 }
 
-impl Kept {
-    /// Keeps so many bytes of the beginning, and as many of the end.
+impl EndsBuffer {
+    /// Creates a buffer for `bytes` bytes of the beginning and as many of the end.
     pub fn new(bytes: usize) -> Self {
-        Self { most: bytes, head: Vec::new(), tail: VecDeque::new(), between: 0, passed: 0, later: false }
+        Self { max: bytes, head: Vec::new(), tail: VecDeque::new(), between: 0, passed: 0, later: false }
     }
 
-    /// Takes what came.
+    /// Adds output.
     pub fn take(&mut self, data: &[u8]) {
-        let room = if self.later { 0 } else { self.most - self.head.len() };
+        let room = if self.later { 0 } else { self.max - self.head.len() };
         let (first, rest) = data.split_at(data.len().min(room));
         self.head.extend_from_slice(first);
         self.later |= !rest.is_empty();
-        // What the end of this pushes out of the tail would never be in it.
-        let (passing, last) = rest.split_at(rest.len().saturating_sub(self.most));
+        // Bytes that would immediately be pushed out of the tail are only counted.
+        let (passing, last) = rest.split_at(rest.len().saturating_sub(self.max));
         let over =
-            if passing.is_empty() { (self.tail.len() + last.len()).saturating_sub(self.most) } else { self.tail.len() };
+            if passing.is_empty() { (self.tail.len() + last.len()).saturating_sub(self.max) } else { self.tail.len() };
         self.passed += (over + passing.len()) as u64;
         self.between += characters(self.tail.drain(..over)) + characters(passing.iter().copied());
         self.tail.extend(last);
     }
 
-    /// Bytes are gone that nobody saw: each counts as a character.
+    /// Counts lost bytes as one character each.
     pub fn lose(&mut self, bytes: u64) {
         self.later = true;
         self.passed += self.tail.len() as u64 + bytes;
         self.between += characters(self.tail.drain(..)) + bytes;
     }
 
-    /// Returns the ends. A character that is cut counts as one between.
+    /// Returns the ends. A character that was cut counts as one between them.
     pub fn ends(mut self) -> Ends {
         let tail = self.tail.make_contiguous();
         if self.passed == 0 {
@@ -107,7 +107,7 @@ impl Kept {
     }
 }
 
-/// Whether a byte goes on with a character that began before it.
+/// Returns true if a byte continues a UTF-8 character.
 fn is_later(byte: u8) -> bool {
     byte & 0xc0 == 0x80
 }
@@ -116,14 +116,14 @@ fn characters(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.filter(|byte| !is_later(*byte)).count() as u64
 }
 
-/// Bytes of a character at the end whose other bytes are missing.
+/// Returns the number of bytes of an incomplete character at the end.
 fn begun(bytes: &[u8]) -> usize {
     let last: Vec<u8> = bytes.iter().rev().take(3).copied().collect();
     let first = last.iter().position(|byte| !is_later(*byte));
     first.map_or(0, |at| if at + 1 < width(last[at]) { at + 1 } else { 0 })
 }
 
-/// Bytes of the character that begins with this one.
+/// Returns the length in bytes of the character that starts with this byte.
 fn width(first: u8) -> usize {
     match first {
         0xc0..=0xdf => 2,
@@ -138,13 +138,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parts(kept: Kept) -> (Vec<u8>, u64, Vec<u8>) {
+    fn parts(kept: EndsBuffer) -> (Vec<u8>, u64, Vec<u8>) {
         let Ends { head, between, tail } = kept.ends();
         (head, between, tail)
     }
 
-    fn kept(most: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
-        let mut kept = Kept::new(4 * most);
+    fn kept(max: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
+        let mut kept = EndsBuffer::new(4 * max);
         pieces.iter().for_each(|piece| kept.take(piece));
         parts(kept)
     }
@@ -165,7 +165,7 @@ mod tests {
                 text.chars().count() as u64
             );
         }
-        let mut lost = Kept::new(4);
+        let mut lost = EndsBuffer::new(4);
         lost.take(b"ab");
         lost.lose(7);
         lost.take(b"yz");
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_it_comes(text in "\\PC{0,80}", most in 1usize..6, cuts in prop::collection::vec(0usize..400, 0..6)) {
+        fn it_does_not_matter_how_it_comes(text in "\\PC{0,80}", max in 1usize..6, cuts in prop::collection::vec(0usize..400, 0..6)) {
             let bytes = text.as_bytes();
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
             cuts.sort_unstable();
@@ -195,8 +195,8 @@ mod tests {
                 from = cut;
             }
             pieces.push(&bytes[from..]);
-            let (head, between, tail) = kept(most, &pieces);
-            prop_assert_eq!((head.clone(), between, tail.clone()), kept(most, &[bytes]));
+            let (head, between, tail) = kept(max, &pieces);
+            prop_assert_eq!((head.clone(), between, tail.clone()), kept(max, &[bytes]));
             prop_assert!(bytes.starts_with(&head) && bytes.ends_with(&tail));
             let (head, tail) = (String::from_utf8(head).expect("text"), String::from_utf8(tail).expect("text"));
             prop_assert_eq!(head.chars().count() as u64 + between + tail.chars().count() as u64, text.chars().count() as u64);

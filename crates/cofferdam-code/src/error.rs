@@ -1,8 +1,8 @@
-//! Errors of this crate's own, in the contract's type.
+//! Errors of this crate, as errors of the contract.
 
 use cofferdam_contract::{Error, ErrorKind, Fault};
 
-/// What says that an interpreter is not there, where the backend said that its program is not.
+/// Converts the error for a missing program into one for a missing interpreter.
 pub fn not_started(error: Error, language: &str, program: &str) -> Error {
     if error.kind() != ErrorKind::NotFound {
         return error;
@@ -16,12 +16,12 @@ pub fn not_started(error: Error, language: &str, program: &str) -> Error {
         .with_source(error)
 }
 
-/// A task that died.
+/// Creates the error for a background task that ended early.
 pub fn task(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Internal, operation, "a task of its own ended early")
+    Error::new(ErrorKind::Internal, operation, "a background task ended early")
 }
 
-/// What cannot be made known of itself.
+/// Creates the error for a failure of the random number generator.
 pub fn random(error: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Io, "execute", format!("the host gives no random bytes: {error}"))
+    Error::new(ErrorKind::Io, "execute", format!("cannot read random bytes: {error}"))
 }

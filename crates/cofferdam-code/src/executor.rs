@@ -1,10 +1,10 @@
-//! Runs code: screened, said in the audit log, started, collected, compared with what was there before.
+//! Execution of code: static analysis, audit record, start, collection of output, comparison of the workspace.
 //!
 //! ```text
-//! begin: bounds -> audit line -> screening -> request for the backend
-//! prepare: version of the interpreter -> look at the workspace
-//! start: Sandbox::start, the caller's or `execute`'s
-//! finish: results from inside -> look again -> audit line -> CodeResult
+//! begin: bounds -> audit record -> static analysis -> exec request
+//! prepare: version of the interpreter -> scan of the workspace
+//! start: Sandbox::start, by the caller or by `execute`
+//! finish: results from the guest -> second scan -> audit record -> CodeResult
 //! ```
 
 use std::fmt;
@@ -20,8 +20,8 @@ use cofferdam_contract::{
 };
 
 use crate::audit::{Audit, Entry};
-use crate::bootstrap::{self, Told};
-use crate::files::{self, Look, OwnFile, OwnFiles};
+use crate::bootstrap::{self, Parameters};
+use crate::files::{self, OwnFile, OwnFiles, Scan};
 use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
 use crate::screening::{self, Verdict};
@@ -30,39 +30,39 @@ use crate::{
     error, rich,
 };
 
-/// Real time for bringing results out.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for reading results from the sandbox.
+const RESULTS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a sandbox comes from, as far as results say so.
+/// The origin of a sandbox: its backend, isolation level and capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The backend's name.
     pub backend: String,
-    /// How thick its wall is.
+    /// Its isolation level.
     pub level: Level,
-    /// What it can do.
+    /// Its optional features.
     pub capabilities: Capabilities,
 }
 
 impl Place {
-    /// The place of a backend's sandboxes.
+    /// Describes the sandboxes of a backend.
     pub fn of(backend: &dyn Backend) -> Self {
         Self { backend: backend.name().to_owned(), level: backend.level(), capabilities: backend.capabilities() }
     }
 }
 
-/// Told of output as it comes.
+/// A callback for output as it arrives.
 pub type OnOutput<'a> = &'a (dyn Fn(&Chunk) + Send + Sync);
-/// Told of output as it comes, and of what was lost of it.
+/// A callback for output as it arrives, and for lost output.
 pub(crate) type OnEvent<'a> = &'a (dyn Fn(&OutputEvent) + Send + Sync);
 
-/// Output that passes where it is bounded by who keeps it.
+/// The output limit of an exec whose output is bounded by its reader.
 pub(crate) const MAX_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
-/// Output that waits for being read where its beginning is wanted too: what is written faster than it is taken, and is more
-/// than this, is lost from its beginning on.
-const PATIENT_BUFFER: ByteSize = ByteSize::from_mebibytes(64);
+/// The output buffer of an exec whose complete output is wanted. Output beyond it is lost from the beginning, if it is
+/// written faster than it is read.
+const FULL_OUTPUT_BUFFER: ByteSize = ByteSize::from_mebibytes(64);
 
-/// Runs code as configuration allows. Clones are the same.
+/// An executor of code within the bounds of its configuration. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct Executor(pub(crate) Arc<Inner>);
 
@@ -75,31 +75,34 @@ pub(crate) struct Inner {
 }
 
 impl Executor {
-    /// Opens the audit log, if there is to be one.
+    /// Creates an executor and opens the audit log, if one is configured.
     pub fn new(config: CodeConfig) -> Result<Self> {
         config.validate()?;
         let audit = config.audit.as_ref().map(|audit| Audit::open(audit, config.warn.clone())).transpose()?.flatten();
         Ok(Self(Arc::new(Inner { config, audit, versions: Versions::default(), own_files: Arc::default() })))
     }
 
-    /// What is configured.
+    /// Returns the configuration.
     pub fn config(&self) -> &CodeConfig {
         &self.0.config
     }
 
-    /// Runs code in a sandbox that is there.
+    /// Runs code in an existing sandbox.
     ///
     /// # Behavior
-    /// - Fails before anything is started where the language is not allowed (`Denied`), screening refuses the code, the
-    ///   interpreter is missing (`NotFound`), the call asks for more than is configured, or a mandatory audit log cannot
-    ///   be written.
-    /// - What the code does, a time-out included, is a result and not an error.
-    /// - Dropping the future kills the code, and ends its line in the audit log.
+    /// - A failure of the code, including a timeout, is a result and not an error.
+    /// - Dropping the future kills the code and ends its audit record.
+    ///
+    /// # Errors Fails before anything is started if
+    /// - the language is not allowed, or the static analysis rejects the code (`Denied`),
+    /// - the interpreter is missing (`NotFound`),
+    /// - the request exceeds the configured bounds, or
+    /// - a mandatory audit log cannot be written (`Unavailable`).
     pub async fn execute(&self, place: &Place, sandbox: &dyn Sandbox, request: CodeRequest) -> Result<CodeResult> {
         self.execute_live(place, sandbox, request, &|_| {}).await
     }
 
-    /// As [`Self::execute`], and tells of output as it comes.
+    /// Runs code like [`Self::execute`], and calls `on_output` for output as it arrives.
     pub async fn execute_live(
         &self,
         place: &Place,
@@ -113,10 +116,11 @@ impl Executor {
             }
         };
         let call = self.begin(place, sandbox.spec(), request).await?;
-        self.carry_out(sandbox, call, &on_event).await
+        self.run_call(sandbox, call, &on_event).await
     }
 
-    /// As [`Self::execute`], and tells of all output to its end. The result keeps as much of it as it does elsewhere.
+    /// Runs code like [`Self::execute`], and calls `on_event` for all of its output. The result keeps output only up to
+    /// the usual bound.
     pub(crate) async fn execute_to_the_end(
         &self,
         place: &Place,
@@ -125,14 +129,14 @@ impl Executor {
         on_event: OnEvent<'_>,
     ) -> Result<CodeResult> {
         let mut call = self.begin(place, sandbox.spec(), request).await?;
-        match call.exec.to_builder().max_output(MAX_OUTPUT).output_buffer(PATIENT_BUFFER).build() {
+        match call.exec.to_builder().max_output(MAX_OUTPUT).output_buffer(FULL_OUTPUT_BUFFER).build() {
             Ok(exec) => call.exec = exec,
             Err(error) => return Err(call.not_started(error).await),
         }
-        self.carry_out(sandbox, call, on_event).await
+        self.run_call(sandbox, call, on_event).await
     }
 
-    async fn carry_out(&self, sandbox: &dyn Sandbox, mut call: Call, on_event: OnEvent<'_>) -> Result<CodeResult> {
+    async fn run_call(&self, sandbox: &dyn Sandbox, mut call: Call, on_event: OnEvent<'_>) -> Result<CodeResult> {
         if let Err(error) = call.prepare(sandbox).await {
             return Err(call.not_started(error).await);
         }
@@ -146,26 +150,27 @@ impl Executor {
         }
     }
 
-    /// Makes a sandbox, runs code in it, closes it.
+    /// Creates a sandbox, runs code in it and closes it.
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
         let sandbox = backend.create(spec).await?;
         let result = self.execute(&Place::of(backend), &*sandbox, request).await;
         after_close(result, sandbox.close().await)
     }
 
-    /// The version of a language's interpreter in a sandbox. It is asked once for each backend and root; ask before any
-    /// code that nobody vouches for has run there.
+    /// Returns the version of a language's interpreter in a sandbox. The sandbox is asked once per backend and root
+    /// file system. Call this before untrusted code has run in the sandbox.
     ///
     /// # Errors
-    /// `NotFound` if it is missing, `Unavailable` if it is too old; both say what to do.
+    /// - `NotFound` if the interpreter is missing.
+    /// - `Unavailable` if it is too old.
     pub async fn detect(&self, place: &Place, sandbox: &dyn Sandbox, language: &str) -> Result<Option<String>> {
         let known = self.0.config.languages.by_name(language)?;
         let version = self.0.versions.ask(place, sandbox, language, known).await?;
         Ok(version.map(|version| version.to_string()))
     }
 
-    /// Does all that comes before the sandbox, for callers who make it, start the exec and follow it themselves: checks,
-    /// screening, the line in the audit log.
+    /// Performs all steps before the start, for callers that create the sandbox, start the exec and follow it
+    /// themselves: checks, static analysis, audit record.
     pub async fn begin(&self, place: &Place, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
         let Inner { config, .. } = &*self.0;
         let language = config.languages.by_name(&request.language)?.clone();
@@ -175,8 +180,8 @@ impl Executor {
         (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
         let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
         let id = random_id()?;
-        let what = Program::code(request.code.as_bytes());
-        let mut entry = self.entry(&id, place, spec, &request, what, version.as_deref()).await?;
+        let program = Program::code(request.code.as_bytes());
+        let mut entry = self.entry(&id, place, spec, &request, program, version.as_deref()).await?;
         let screened = self.screen(&mut entry, &language, &request.code).await?;
         let channel = match request.results {
             Want::Yes if language.results() != Results::None => Channel::choose(place, spec, &self.0.own_files)?,
@@ -202,14 +207,15 @@ impl Executor {
         })
     }
 
-    /// Screens code as [`Self::begin`] does, for who runs it by other means: neither bounds nor log know of it.
+    /// Analyzes code like [`Self::begin`], for callers that run it by other means. It applies no bounds and writes no
+    /// audit record.
     pub async fn look_at(&self, language: &str, code: &str) -> Result<Option<Screened>> {
         let known = self.0.config.languages.by_name(language)?;
         self.screen(&mut None, known, code).await
     }
 
-    /// As [`Self::begin`], for a command that is not code: there is nothing to screen, and no result but its exit. Those
-    /// of its variables that `secrets` names stand in no artifact.
+    /// Performs the steps of [`Self::begin`] for a command that is not code: there is no static analysis, and the only
+    /// result is its exit. Values of variables in `secrets` are removed from artifacts.
     pub async fn begin_command(&self, place: &Place, spec: &Spec, exec: ExecRequest, secrets: Secrets) -> Result<Call> {
         let words: Vec<&[u8]> = match exec.command() {
             Command::Argv(argv) => argv.iter().map(String::as_bytes).collect(),
@@ -246,16 +252,16 @@ impl Executor {
         place: &Place,
         spec: &Spec,
         request: &CodeRequest,
-        what: Program,
+        program: Program,
         version: Option<&str>,
     ) -> Result<Option<Entry>> {
         match &self.0.audit {
-            Some(audit) => audit.begin(id, place, spec, request, what, version).await.map(Some),
+            Some(audit) => audit.begin(id, place, spec, request, program, version).await.map(Some),
             None => Ok(None),
         }
     }
 
-    /// Screens code; one that is refused ends its line in the audit log.
+    /// Analyzes code. Rejected code ends its audit record.
     pub(crate) async fn screen(
         &self,
         entry: &mut Option<Entry>,
@@ -274,7 +280,7 @@ impl Executor {
     }
 }
 
-/// Code that may be started now. Dropped, it ends its line in the audit log as cancelled.
+/// Code that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub struct Call {
     executor: Executor,
     place: Place,
@@ -288,7 +294,7 @@ pub struct Call {
     entry: Option<Entry>,
     screened: Option<Screened>,
     channel: Option<Channel>,
-    before: Option<Look>,
+    before: Option<Scan>,
     timeout: Duration,
     max_output: ByteSize,
 }
@@ -300,37 +306,38 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
-    /// What to start. Its input and environment may be changed; its command is the call's, unless it wanted no results.
+    /// Returns the exec request. The caller may change its input and environment, but not its command, unless no
+    /// results were requested.
     pub fn request(&self) -> &ExecRequest {
         &self.exec
     }
 
-    /// What screening found, if the code was screened.
+    /// Returns the findings of the static analysis, if the code was analyzed.
     pub fn screened(&self) -> Option<&Screened> {
         self.screened.as_ref()
     }
 
-    /// The execution's id.
+    /// Returns the execution's id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Asks the sandbox what it has to say before the start: the interpreter's version where it does not tell it itself,
-    /// and what stands in the workspace. Without this, a result names no files.
+    /// Queries the sandbox before the start: the interpreter's version, if the interpreter does not report it itself,
+    /// and the contents of the workspace. Without this call, a result lists no files.
     pub async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
-        let tells = self.language.results() != Results::None && self.language.least_version.is_none();
-        if self.version.is_none() && !tells && self.place.level != Level::Wasm {
+        let self_reported = self.language.results() != Results::None && self.language.least_version.is_none();
+        if self.version.is_none() && !self_reported && self.place.level != Level::Wasm {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
             self.version = asked.map(|version| version.to_string());
         }
         if self.files == Want::Yes {
-            self.before = Some(files::look(sandbox, &inner.config.bounds, &inner.own_files).await);
+            self.before = Some(files::scan(sandbox, &inner.config.bounds, &inner.own_files).await);
         }
         Ok(())
     }
 
-    /// It could not be started; gives the error to answer with.
+    /// Records that the code could not be started. Returns the error for the caller.
     pub async fn not_started(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take()
             && let Err(problem) = entry.never_started(format!("not started: {}", error.kind().as_str())).await
@@ -343,7 +350,7 @@ impl Call {
         }
     }
 
-    /// The sandbox failed while it ran; gives the error to answer with.
+    /// Records that the sandbox failed during the execution. Returns the error for the caller.
     pub async fn failed(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take() {
             entry.failed(error.kind()).await;
@@ -351,7 +358,7 @@ impl Call {
         error
     }
 
-    /// It has ended: takes what came of it.
+    /// Collects the results after the exec has ended.
     pub async fn finish(mut self, sandbox: &dyn Sandbox, completed: Completed) -> Result<CodeResult> {
         let config = &self.executor.0.config;
         let Completed { exit, stdout, stderr } = completed;
@@ -379,7 +386,7 @@ impl Call {
     }
 }
 
-/// Returns a command as an artifact has it: the words as JSON, a shell line or a script as it is.
+/// Returns a command as it appears in an artifact: arguments as JSON, a shell line or script unchanged.
 fn command_text(command: &Command) -> String {
     match command {
         Command::Argv(words) => serde_json::to_string(words).unwrap_or_default(),
@@ -388,7 +395,7 @@ fn command_text(command: &Command) -> String {
     }
 }
 
-/// A result of which only the exit and the output are known.
+/// Creates a result from exit and output only.
 pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> CodeResult {
     CodeResult {
         id: String::new(),
@@ -426,7 +433,7 @@ pub(crate) fn meta(
         level: place.level,
         sandbox: sandbox.id().clone(),
         tenant: sandbox.spec().tenant().clone(),
-        runtime: runtime::told(language, version),
+        runtime: runtime::describe(language, version),
         limits: sandbox.spec().limits().clone(),
         timeout,
         max_output,
@@ -439,15 +446,20 @@ fn exec_request(
     language: &Language,
     request: &CodeRequest,
     channel: Option<&Channel>,
-    most: ByteSize,
+    max: ByteSize,
 ) -> Result<ExecRequest> {
     let name = request.file_name.clone().unwrap_or_else(|| language.file_name());
-    let place = channel.map(Channel::inside);
-    let told =
-        Told { code: &request.code, name: &name, place: place.as_deref(), most: most.as_bytes(), session: false };
-    // Who wants no results gets the program as it is.
-    let around = if channel.is_some() { bootstrap::around(language.results(), told) } else { None };
-    let (contents, name) = match around {
+    let path = channel.map(Channel::inside);
+    let parameters = Parameters {
+        code: &request.code,
+        name: &name,
+        results_path: path.as_deref(),
+        max_results: max.as_bytes(),
+        session: false,
+    };
+    // If no results are wanted, the code runs without a wrapper.
+    let wrapped = if channel.is_some() { bootstrap::wrap(language.results(), parameters) } else { None };
+    let (contents, name) = match wrapped {
         Some((text, name)) => (text.into_bytes().into(), name.to_owned()),
         None => (Bytes::from(request.code.clone().into_bytes()), name),
     };
@@ -471,11 +483,11 @@ fn exec_request(
     builder.build()
 }
 
-/// Collects output up to what is allowed, and tells of all that comes.
-async fn collect(handle: ExecHandle, most: ByteSize, on_event: OnEvent<'_>) -> Result<Completed> {
+/// Collects output up to the maximum, and passes all events to `on_event`.
+async fn collect(handle: ExecHandle, max: ByteSize, on_event: OnEvent<'_>) -> Result<Completed> {
     let mut output = handle.output();
     let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
-    let (mut left, mut cut) = (usize::try_from(most.as_bytes()).unwrap_or(usize::MAX), false);
+    let (mut left, mut cut) = (usize::try_from(max.as_bytes()).unwrap_or(usize::MAX), false);
     while let Some(event) = output.next().await {
         on_event(&event);
         match event {
@@ -489,7 +501,7 @@ async fn collect(handle: ExecHandle, most: ByteSize, on_event: OnEvent<'_>) -> R
             }
             OutputEvent::Lost { .. } => cut = true,
         }
-        // A program that never stops writing must not keep others from their turn.
+        // A program that never stops writing must not starve other tasks.
         tokio::task::consume_budget().await;
     }
     let mut exit = handle.exit().await?;
@@ -497,17 +509,17 @@ async fn collect(handle: ExecHandle, most: ByteSize, on_event: OnEvent<'_>) -> R
     Ok(Completed { exit, stdout: stdout.freeze(), stderr: stderr.freeze() })
 }
 
-/// How results come out: a file in the workspace, else one outside that a program inside reads.
+/// The path of results out of the sandbox: a file in the workspace, or else a temporary file that another exec prints.
 #[derive(Debug)]
 pub(crate) enum Channel {
-    /// A file with a name that nobody could guess.
+    /// A file with an unpredictable name in the workspace.
     Workspace(OwnFile),
-    /// The same in the sandbox's own temporary directory.
+    /// A file with an unpredictable name in the sandbox's own temporary directory.
     Temporary(String),
 }
 
 impl Channel {
-    /// A channel of its own for one call; `None` where there is no way.
+    /// Chooses a channel for one call. Returns `None` if the backend supports none.
     pub(crate) fn choose(place: &Place, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
         let has = |capability| place.capabilities.contains(&capability);
         let id = random_id()?;
@@ -519,7 +531,7 @@ impl Channel {
         Ok(programs.then(|| Self::Temporary(format!("/tmp/.cofferdam-{id}"))))
     }
 
-    /// The file, as code inside names it.
+    /// Returns the absolute path inside the sandbox.
     pub(crate) fn inside(&self) -> String {
         match self {
             Self::Workspace(file) => file.path().inside(),
@@ -527,7 +539,7 @@ impl Channel {
         }
     }
 
-    /// The file, where it is in the workspace.
+    /// Returns the path in the workspace, if the file is there.
     pub(crate) fn path(&self) -> Option<&SandboxPath> {
         match self {
             Self::Workspace(file) => Some(file.path()),
@@ -535,22 +547,23 @@ impl Channel {
         }
     }
 
-    /// Takes what is there, and removes it. Whatever is wrong with it, there is no error: only no result.
-    pub(crate) async fn take(&self, sandbox: &dyn Sandbox, most: ByteSize) -> rich::Taken {
+    /// Reads and removes the results. An invalid file is no error; it only yields no results.
+    pub(crate) async fn take(&self, sandbox: &dyn Sandbox, max: ByteSize) -> rich::Taken {
         let work = async {
             match self {
                 Self::Workspace(file) => {
                     let path = file.path();
-                    let read = files::read(sandbox, path, most.as_bytes()).await;
+                    let read = files::read(sandbox, path, max.as_bytes()).await;
                     let missing = matches!(&read, Err(error) if error.kind() == ErrorKind::NotFound);
                     if !missing {
-                        // What cannot be removed is left to whoever has the workspace.
+                        // A file that cannot be removed is left to the owner of the workspace.
                         let _ = sandbox.remove(path).await;
                     }
                     (read.ok(), missing)
                 }
                 Self::Temporary(path) => {
-                    let request = ExecRequest::argv(["cat", "--", path]).timeout(PATIENCE).max_output(most).build();
+                    let request =
+                        ExecRequest::argv(["cat", "--", path]).timeout(RESULTS_TIMEOUT).max_output(max).build();
                     let completed = match request {
                         Ok(request) => sandbox.exec(request).await,
                         Err(error) => Err(error),
@@ -561,8 +574,8 @@ impl Channel {
                 }
             }
         };
-        match tokio::time::timeout(PATIENCE * 2, work).await {
-            // An interpreter always says what it is: nothing at all is what a full disk left.
+        match tokio::time::timeout(RESULTS_TIMEOUT * 2, work).await {
+            // An interpreter always reports its version. An empty file is therefore the effect of a full disk.
             Ok((Some(bytes), _)) if bytes.is_empty() => rich::Taken { dropped: 1, ..rich::Taken::default() },
             Ok((Some(bytes), _)) => rich::take(&bytes),
             Ok((None, true)) => rich::Taken::default(),

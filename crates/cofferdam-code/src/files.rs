@@ -1,7 +1,7 @@
-//! What code did to the workspace: looked at before and after, through the file API of the contract.
+//! Changes of the workspace, found by scans before and after a call through the contract's file API.
 //!
-//! Names, kinds and contents are the code's, which may go on changing them. So everything is bounded: entries, bytes that
-//! are read, time; and links are never followed.
+//! The guest chooses names, types and contents, and may change them during a scan. Entries, bytes read and time are
+//! therefore bounded, and symlinks are never followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,14 +16,14 @@ use tokio::time::Instant;
 use crate::result::hex;
 use crate::{Bounds, Contents, Data, FileChange, Files, Touched};
 
-/// Real time that one look may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Directories that stand in each other.
+/// Timeout of one scan.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The greatest depth of nested directories.
 const MAX_DEPTH: usize = 32;
-/// How names of our own begin.
-const OWN: &str = ".cofferdam-";
+/// The prefix of names of internal files.
+const OWN_PREFIX: &str = ".cofferdam-";
 
-/// Files of our own that calls have in workspaces now. Anything else of such a name is the code's.
+/// Internal files of running calls in workspaces. Any other file with such a name belongs to the guest.
 #[derive(Debug, Default)]
 pub struct OwnFiles(Mutex<BTreeSet<String>>);
 
@@ -33,7 +33,7 @@ impl OwnFiles {
     }
 }
 
-/// A file of our own, at the top of a workspace, as long as its call goes on.
+/// An internal file at the top of a workspace, registered for the duration of its call.
 #[derive(Debug)]
 pub struct OwnFile {
     path: SandboxPath,
@@ -41,14 +41,14 @@ pub struct OwnFile {
 }
 
 impl OwnFile {
-    /// A file that is not there yet.
+    /// Registers a file that does not exist yet.
     pub fn new(id: &str, of: &Arc<OwnFiles>) -> Result<Self> {
-        let path = SandboxPath::new(format!("{OWN}{id}"))?;
+        let path = SandboxPath::new(format!("{OWN_PREFIX}{id}"))?;
         of.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.as_str().to_owned());
         Ok(Self { path, of: Arc::clone(of) })
     }
 
-    /// Where it is.
+    /// Returns the file's path.
     pub fn path(&self) -> &SandboxPath {
         &self.path
     }
@@ -60,12 +60,12 @@ impl Drop for OwnFile {
     }
 }
 
-/// What is said of files where nobody looked.
+/// Returns the changes of a workspace that was not scanned.
 pub fn unseen() -> Files {
     Files { changes: Vec::new(), total: 0, complete: false }
 }
 
-/// A file as it was at one time.
+/// A file at the time of a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     kind: EntryKind,
@@ -73,36 +73,36 @@ struct Seen {
     sha256: Option<[u8; 32]>,
 }
 
-/// A workspace as it was at one time.
+/// A workspace at the time of a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
+pub struct Scan {
     files: BTreeMap<String, Seen>,
-    /// Whether that is all of it.
+    /// True if every entry was listed.
     whole: bool,
-    /// Whether every plain file was read.
+    /// True if every regular file was read.
     read: bool,
 }
 
-impl Look {
-    /// That of a workspace which nobody looked at.
+impl Scan {
+    /// Returns the scan of a workspace that could not be listed.
     fn blind() -> Self {
         Self { files: BTreeMap::new(), whole: false, read: false }
     }
 }
 
-/// Looks at a workspace, where nothing needs to be looked at that no code can change.
-pub async fn look(sandbox: &dyn Sandbox, bounds: &Bounds, own: &OwnFiles) -> Look {
+/// Scans a workspace. A read-only workspace is not scanned, because code cannot change it.
+pub async fn scan(sandbox: &dyn Sandbox, bounds: &Bounds, own: &OwnFiles) -> Scan {
     if sandbox.spec().workspace().access() == Access::ReadOnly {
-        return Look { files: BTreeMap::new(), whole: true, read: true };
+        return Scan { files: BTreeMap::new(), whole: true, read: true };
     }
     walk(sandbox, bounds, None, &own.names()).await
 }
 
-/// Looks again, and tells what differs. What is left at the place of `results` is the code's.
+/// Scans the workspace again and returns the differences. A file left at the path of `results` belongs to the guest.
 pub async fn compare(
     sandbox: &dyn Sandbox,
     bounds: &Bounds,
-    before: Option<Look>,
+    before: Option<Scan>,
     contents: Contents,
     (own, results): (&OwnFiles, Option<&SandboxPath>),
 ) -> Files {
@@ -120,13 +120,13 @@ pub async fn compare(
     let total = found.len() as u64;
     found.truncate(bounds.max_named_files);
     if contents == Contents::Carry {
-        carry(sandbox, bounds, &mut found).await;
+        add_contents(sandbox, bounds, &mut found).await;
     }
     let complete = complete && total == found.len() as u64;
     Files { changes: found, total, complete }
 }
 
-fn differences(before: &Look, after: &Look) -> Vec<FileChange> {
+fn differences(before: &Scan, after: &Scan) -> Vec<FileChange> {
     let change = |name: &str, seen: &Seen, change| FileChange {
         name: name.to_owned(),
         change,
@@ -140,7 +140,7 @@ fn differences(before: &Look, after: &Look) -> Vec<FileChange> {
         match before.files.get(name) {
             Some(old) if differs(old, seen) => found.push(change(name, seen, Touched::Changed)),
             Some(_) => {}
-            // What was not looked at before may have been there.
+            // A file that the first scan did not list may have existed.
             None if before.whole => found.push(change(name, seen, Touched::Created)),
             None => {}
         }
@@ -153,8 +153,8 @@ fn differences(before: &Look, after: &Look) -> Vec<FileChange> {
     found
 }
 
-/// Whether something may differ that cannot be compared: where a link leads is not read.
-fn may_differ(before: &Look, after: &Look) -> bool {
+/// Returns true if files may differ that cannot be compared. The target of a symlink is not read.
+fn may_differ(before: &Scan, after: &Scan) -> bool {
     let link = |seen: &Seen| seen.kind == EntryKind::Symlink;
     after.files.iter().any(|(name, seen)| link(seen) && before.files.get(name).is_some_and(link))
 }
@@ -164,31 +164,31 @@ fn differs(old: &Seen, new: &Seen) -> bool {
     old.kind != new.kind || old.size != new.size || hashes
 }
 
-/// What is left of the bounds of one look.
+/// The remaining bounds of a scan.
 struct Budget {
     entries: usize,
     bytes: u64,
     until: Instant,
 }
 
-async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>, skipped: &BTreeSet<String>) -> Look {
-    let until = Instant::now() + PATIENCE;
+async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Scan>, skipped: &BTreeSet<String>) -> Scan {
+    let until = Instant::now() + SCAN_TIMEOUT;
     let mut budget = Budget { entries: bounds.max_files, bytes: bounds.max_hashed.as_bytes(), until };
-    let mut look = Look { files: BTreeMap::new(), whole: true, read: true };
-    // In this order, so that two looks that end early end at the same place.
+    let mut scan = Scan { files: BTreeMap::new(), whole: true, read: true };
+    // The order is fixed, so that two incomplete scans end at the same entry.
     let mut waiting = vec![(String::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let Ok(path) = SandboxPath::new(&directory) else {
-            look.whole = false;
+            scan.whole = false;
             continue;
         };
         let listed = tokio::time::timeout_at(until, sandbox.list_dir(&path)).await;
         let Ok(Ok(entries)) = listed else {
-            // The workspace itself can always be listed, unless it holds too much.
+            // The workspace itself can always be listed, unless it has too many entries.
             if directory.is_empty() {
-                return Look::blind();
+                return Scan::blind();
             }
-            look.whole = false;
+            scan.whole = false;
             continue;
         };
         for entry in entries {
@@ -196,46 +196,46 @@ async fn walk(sandbox: &dyn Sandbox, bounds: &Bounds, before: Option<&Look>, ski
                 continue;
             }
             if budget.entries == 0 || Instant::now() >= budget.until {
-                look.whole = false;
-                return look;
+                scan.whole = false;
+                return scan;
             }
             budget.entries -= 1;
             let name = if directory.is_empty() { entry.name } else { format!("{directory}/{}", entry.name) };
             if entry.kind == EntryKind::Directory {
                 match depth < MAX_DEPTH {
                     true => waiting.push((name, depth + 1)),
-                    false => look.whole = false,
+                    false => scan.whole = false,
                 }
                 continue;
             }
             let mut seen = Seen { kind: entry.kind, size: entry.size, sha256: None };
-            // Where there was nothing, there is nothing to compare with; the hash is told all the same, for files that are named.
+            // A new file needs no hash for the comparison. It is hashed only if the result may list it.
             let worth = before.is_none_or(|before| before.files.contains_key(&name))
-                || look.files.len() <= bounds.max_named_files;
+                || scan.files.len() <= bounds.max_named_files;
             if entry.kind == EntryKind::File && worth {
                 seen.sha256 = hash(sandbox, &name, &mut budget, &mut seen.size).await;
-                look.read &= seen.sha256.is_some();
+                scan.read &= seen.sha256.is_some();
             }
-            look.files.insert(name, seen);
+            scan.files.insert(name, seen);
         }
     }
-    look
+    scan
 }
 
-/// Reads a file, as far as the budget goes. A file that grew meanwhile has the size that was read.
+/// Hashes a file within the budget. If the file grew meanwhile, `size` becomes the number of bytes read.
 async fn hash(sandbox: &dyn Sandbox, name: &str, budget: &mut Budget, size: &mut u64) -> Option<[u8; 32]> {
     if *size > budget.bytes {
         return None;
     }
     let path = SandboxPath::new(name).ok()?;
-    let most = budget.bytes;
+    let max = budget.bytes;
     let work = async {
-        let mut reader = sandbox.read_file(&path).await.ok()?.take(most);
+        let mut reader = sandbox.read_file(&path).await.ok()?.take(max);
         let (mut hasher, mut buffer, mut length) = (Sha256::new(), vec![0; 64 * 1024], 0);
         loop {
             let count = reader.read(&mut buffer).await.ok()?;
             if count == 0 {
-                return (length < most || length == *size).then(|| (hasher.finalize().into(), length));
+                return (length < max || length == *size).then(|| (hasher.finalize().into(), length));
             }
             hasher.update(&buffer[..count]);
             length += count as u64;
@@ -247,22 +247,22 @@ async fn hash(sandbox: &dyn Sandbox, name: &str, budget: &mut Budget, size: &mut
     Some(hash)
 }
 
-/// Reads a whole file of at most `most` bytes.
-pub async fn read(sandbox: &dyn Sandbox, path: &SandboxPath, most: u64) -> Result<Vec<u8>> {
-    let mut reader = sandbox.read_file(path).await?.take(most.saturating_add(1));
+/// Reads a whole file of at most `max` bytes.
+pub async fn read(sandbox: &dyn Sandbox, path: &SandboxPath, max: u64) -> Result<Vec<u8>> {
+    let mut reader = sandbox.read_file(path).await?.take(max.saturating_add(1));
     let mut contents = Vec::new();
     reader.read_to_end(&mut contents).await.map_err(|error| {
-        Error::new(ErrorKind::Io, "execute", "cannot read a file of the workspace").with_source(error)
+        Error::new(ErrorKind::Io, "execute", "cannot read a file in the workspace").with_source(error)
     })?;
-    if contents.len() as u64 > most {
-        return Err(Error::new(ErrorKind::ResourceExhausted, "execute", "a file of the workspace is too large"));
+    if contents.len() as u64 > max {
+        return Err(Error::new(ErrorKind::ResourceExhausted, "execute", "a file in the workspace is too large"));
     }
     Ok(contents)
 }
 
-/// Adds contents, file by file, until the bound is reached.
-async fn carry(sandbox: &dyn Sandbox, bounds: &Bounds, changes: &mut [FileChange]) {
-    let until = Instant::now() + PATIENCE;
+/// Adds file contents until the bound is reached.
+async fn add_contents(sandbox: &dyn Sandbox, bounds: &Bounds, changes: &mut [FileChange]) {
+    let until = Instant::now() + SCAN_TIMEOUT;
     let mut left = bounds.max_contents.as_bytes();
     for change in changes.iter_mut().filter(|change| change.change != Touched::Removed) {
         if change.kind != EntryKind::File || change.size > left {
@@ -279,20 +279,20 @@ async fn carry(sandbox: &dyn Sandbox, bounds: &Bounds, changes: &mut [FileChange
 mod tests {
     use super::*;
 
-    fn look(files: &[(&str, u64, Option<u8>)], whole: bool) -> Look {
+    fn scan(files: &[(&str, u64, Option<u8>)], whole: bool) -> Scan {
         let seen = |size, hash: Option<u8>| Seen { kind: EntryKind::File, size, sha256: hash.map(|byte| [byte; 32]) };
         let files = files.iter().map(|(name, size, hash)| ((*name).to_owned(), seen(*size, *hash))).collect();
-        Look { files, whole, read: true }
+        Scan { files, whole, read: true }
     }
 
-    fn changes(before: &Look, after: &Look) -> Vec<(String, Touched)> {
+    fn changes(before: &Scan, after: &Scan) -> Vec<(String, Touched)> {
         differences(before, after).into_iter().map(|change| (change.name, change.change)).collect()
     }
 
     #[test]
     fn what_differs_is_told() {
-        let before = look(&[("a", 1, Some(1)), ("b", 1, Some(1)), ("c", 1, None), ("d", 1, None)], true);
-        let after = look(&[("a", 1, Some(1)), ("b", 1, Some(2)), ("c", 2, None), ("e", 0, None)], true);
+        let before = scan(&[("a", 1, Some(1)), ("b", 1, Some(1)), ("c", 1, None), ("d", 1, None)], true);
+        let after = scan(&[("a", 1, Some(1)), ("b", 1, Some(2)), ("c", 2, None), ("e", 0, None)], true);
         let expected =
             [("b", Touched::Changed), ("c", Touched::Changed), ("d", Touched::Removed), ("e", Touched::Created)];
         assert_eq!(changes(&before, &after), expected.map(|(name, change)| (name.to_owned(), change)));
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_what_was_not_seen() {
-        let (part, all) = (look(&[("a", 1, None)], false), look(&[("a", 1, None), ("b", 1, None)], true));
+        let (part, all) = (scan(&[("a", 1, None)], false), scan(&[("a", 1, None), ("b", 1, None)], true));
         assert_eq!(changes(&part, &all), [], "b may have been there");
         assert_eq!(changes(&all, &part), [], "b may be there still");
     }

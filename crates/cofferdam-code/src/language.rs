@@ -1,6 +1,7 @@
-//! Which languages run, and how: an explicit list (C7). A file's extension picks from it; a `#!` line is never trusted.
+//! The languages that may run, as an explicit list (C7). The extension of a file selects one. A `#!` line is never
+//! trusted.
 //!
-//! Configuration can add languages, change built-in ones, and restrict which are allowed. It cannot make an unknown
+//! The configuration can add languages, change built-in ones, and restrict the list. It cannot make an unknown
 //! extension run.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,65 +10,65 @@ use std::path::Path;
 use cofferdam_contract::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
-/// The language of compiled WebAssembly modules, which have a backend of their own.
+/// The language of compiled WebAssembly modules, which run on a separate backend.
 pub const MODULE: &str = "wasm";
-/// What a script names as its interpreter whose contents are a WebAssembly module.
+/// The interpreter name of a script whose contents are a WebAssembly module.
 pub const MODULE_INTERPRETER: &str = "wasm";
-/// Where the file with the code stands in a command.
+/// The placeholder for the path of the code in a command.
 const FILE: &str = "{file}";
-/// Where the program stands that a compiler makes of it.
+/// The placeholder for the path of the compiled program in a command.
 const PROGRAM: &str = "{program}";
 
-/// How results besides the output are had, and by which parser code is screened.
+/// The support for results besides the output, and the parser for static analysis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Results {
-    /// The output is all, and nothing is screened.
+    /// No support: the output is the only result, and the code is not analyzed. The default.
     #[default]
     None,
     /// Python 3.
     Python,
     /// JavaScript.
     JavaScript,
-    /// TypeScript, which Node runs without its types.
+    /// TypeScript, run by Node with types stripped.
     TypeScript,
 }
 
-/// One language: the extensions that mean it, and what runs it.
+/// A language: its extensions and its interpreter or compiler.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Language {
-    /// Extensions without the dot, in lower case.
+    /// File extensions without the dot, in lower case.
     pub extensions: Vec<String>,
-    /// The interpreter and its options; the file comes after them. Or a compiler: then `{file}` stands for the file and
-    /// `{program}` for what it makes.
+    /// The interpreter and its options, followed by the file. Or a compiler, with `{file}` for the path of the code and
+    /// `{program}` for the path of its output.
     pub interpreter: Vec<String>,
-    /// For a compiler: what runs then, usually `["{program}"]`.
+    /// The command that runs a compiled program, usually `["{program}"]`. Empty for interpreters.
     #[serde(default)]
     pub run: Vec<String>,
-    /// The file's name; `main` with the first extension where nothing is said.
+    /// The file name of the code. Default: `main` with the first extension.
     #[serde(default)]
     pub file: Option<String>,
-    /// A command that tells the version.
+    /// A command that prints the version. Default: none.
     #[serde(default)]
     pub version: Vec<String>,
-    /// The least version that will do, as numbers with dots between them.
+    /// The minimum version, as numbers separated by dots. Default: none.
     #[serde(default)]
     pub least_version: Option<String>,
-    /// How results besides the output are had, and by which parser code is screened. Where nothing is said it is that of
-    /// the built-in language of this name, else `none`.
+    /// The support for results besides the output, and the parser for static analysis. Default: that of the built-in
+    /// language with this name, otherwise `none`.
     #[serde(default)]
     pub results: Option<Results>,
 }
 
 impl Language {
-    /// How results besides the output are had, and by which parser code is screened.
+    /// Returns the support for results besides the output.
     pub fn results(&self) -> Results {
         self.results.unwrap_or_default()
     }
 
-    /// Takes what is not said from the built-in language of the same name; what its program says of its version only where
-    /// the program is the same.
+    /// Takes unset fields from the built-in language of the same name. The version command is only taken if the program
+    /// is the same.
     fn inherit(mut self, built_in: &Self) -> Self {
         self.results = self.results.or(built_in.results);
         if self.program() == built_in.program() {
@@ -79,15 +80,15 @@ impl Language {
         self
     }
 
-    /// The name of the file that the code is put into.
+    /// Returns the file name of the code.
     pub fn file_name(&self) -> String {
         let extension = self.extensions.first().map_or(String::new(), |extension| format!(".{extension}"));
         self.file.clone().unwrap_or_else(|| format!("main{extension}"))
     }
 
-    /// What stands before the file on the command line: the interpreter, or a shell that compiles and runs.
+    /// Returns the command before the file: the interpreter, or a shell script that compiles and runs.
     pub fn command(&self) -> Vec<String> {
-        let has_place = |word: &String| word.contains(FILE) || word.contains(PROGRAM);
+        let has_placeholder = |word: &String| word.contains(FILE) || word.contains(PROGRAM);
         if self.run.is_empty() && !self.interpreter.iter().any(has_place) {
             return self.interpreter.clone();
         }
@@ -104,13 +105,13 @@ impl Language {
         ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
     }
 
-    /// The program that has to be there.
+    /// Returns the program that must exist in the sandbox.
     pub fn program(&self) -> &str {
         self.interpreter.first().map_or("", String::as_str)
     }
 }
 
-/// Words as a shell takes them, each as it is but for the places.
+/// Quotes words for a shell and replaces the placeholders.
 fn shell(words: &[String]) -> String {
     let quote = |word: &String| {
         let plain = word.replace('\'', r"'\''");
@@ -123,7 +124,7 @@ fn shell(words: &[String]) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Languages(BTreeMap<String, Language>);
 
-/// What is built in of a language.
+/// The definition of a built-in language.
 struct Row {
     name: &'static str,
     extensions: &'static [&'static str],
@@ -133,7 +134,8 @@ struct Row {
     results: Results,
 }
 
-/// Python's `-u` makes output live. Each of V8's worker threads counts as a process, so Node gets only two.
+/// The built-in languages. Python's `-u` makes output live. Each of V8's worker threads counts as a process, so Node
+/// gets only two.
 const BUILT_IN: &[Row] = &[
     Row {
         name: "python",
@@ -201,7 +203,7 @@ impl Default for Languages {
 }
 
 impl Languages {
-    /// The built-in languages, with `added` put over them, restricted to `allowed`.
+    /// Creates the list: the built-in languages, overridden by `added`, restricted to `allowed`.
     pub fn new(added: &BTreeMap<String, Language>, allowed: Option<&BTreeSet<String>>) -> Result<Self> {
         let (mut languages, built_in) = (Self::default(), Self::default());
         for (name, language) in added {
@@ -210,7 +212,7 @@ impl Languages {
                 None => language.clone(),
             };
             check(name, &language)?;
-            // An extension means one language: the configured one takes it over.
+            // An extension selects one language. The configured language takes it over.
             for other in languages.0.values_mut() {
                 other.extensions.retain(|extension| !language.extensions.contains(extension));
             }
@@ -219,19 +221,19 @@ impl Languages {
         if let Some(allowed) = allowed {
             if let Some(unknown) = allowed.iter().find(|name| !languages.0.contains_key(*name)) {
                 return Err(invalid(format!("languages_allowed names '{unknown}', which is not a language"))
-                    .with_remedy(format!("known are {}", languages.names())));
+                    .with_remedy(format!("use one of: {}", languages.names())));
             }
             languages.0.retain(|name, _| allowed.contains(name));
         }
         Ok(languages)
     }
 
-    /// All of them, by name.
+    /// Iterates over all languages by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Language)> {
         self.0.iter().map(|(name, language)| (name.as_str(), language))
     }
 
-    /// The language of this name.
+    /// Returns the language with this name. Fails with `Denied` if it is not in the list.
     pub fn by_name(&self, name: &str) -> Result<&Language> {
         self.0.get(name).ok_or_else(|| {
             let shown: String = name.chars().take(40).collect();
@@ -240,7 +242,7 @@ impl Languages {
         })
     }
 
-    /// The language that a file's extension means, with its name.
+    /// Returns the name and the language for the extension of a file. Fails with `Denied` if there is none.
     pub fn by_extension(&self, file: &Path) -> Result<(&str, &Language)> {
         let extension = file.extension().and_then(|text| text.to_str()).map(str::to_ascii_lowercase);
         let found = extension.as_ref().and_then(|extension| {
@@ -251,7 +253,7 @@ impl Languages {
             let shown = shown.escape_debug();
             let message = match &extension {
                 Some(extension) => format!("no language runs files that end in '.{}'", extension.escape_debug()),
-                None => format!("'{shown}' has no extension that tells its language"),
+                None => format!("'{shown}' has no file extension, so its language is unknown"),
             };
             denied(message).with_context("file", shown.to_string()).with_remedy(format!(
                 "name the language with --lang ({}), use one of the extensions {}, or run it as a command: \
@@ -262,7 +264,7 @@ impl Languages {
         })
     }
 
-    /// Their names, for people.
+    /// Returns the names of all languages, separated by commas.
     pub fn names(&self) -> String {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
@@ -276,25 +278,25 @@ impl Languages {
 fn check(name: &str, language: &Language) -> Result<()> {
     let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     if !plain(name) {
-        return Err(invalid(format!("a language's name is lower-case letters and digits, not '{name}'")));
+        return Err(invalid(format!("a language's name must be lower-case letters and digits: '{name}'")));
     }
     if language.interpreter.first().is_none_or(String::is_empty) {
-        return Err(invalid(format!("languages.{name}.interpreter names no program")));
+        return Err(invalid(format!("languages.{name}.interpreter must name a program")));
     }
     if language.results() != Results::None && language.command() != language.interpreter {
         return Err(invalid(format!("languages.{name}.results is for interpreters, not for compilers"))
-            .with_remedy("set it to \"none\": its code is not screened then"));
+            .with_remedy("set it to \"none\"; its code is then not analyzed"));
     }
     if language.least_version.as_ref().is_some_and(|_| language.version.is_empty()) {
         return Err(invalid(format!("languages.{name}.least_version needs languages.{name}.version, a command")));
     }
     if let Some(file) = language.file.as_deref().filter(|file| file.is_empty() || file.contains(['/', '\0'])) {
-        return Err(invalid(format!("languages.{name}.file: '{}' is no name of a file", file.escape_debug())));
+        return Err(invalid(format!("languages.{name}.file: '{}' is not a file name", file.escape_debug())));
     }
     match language.extensions.iter().find(|extension| !plain(extension)) {
         Some(bad) => {
             let why =
-                format!("languages.{name}.extensions: '{bad}' is not lower-case letters and digits without a dot");
+                format!("languages.{name}.extensions: '{bad}' must be lower-case letters and digits without a dot");
             Err(invalid(why))
         }
         None => Ok(()),

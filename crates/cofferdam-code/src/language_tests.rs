@@ -1,4 +1,4 @@
-//! What the list of languages allows.
+//! Tests of the list of languages.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn a_built_in_language_keeps_what_configuration_does_not_say() {
     };
     let isolated = Language { interpreter: vec!["python3".to_owned(), "-I".to_owned()], ..language("py", "python3") };
     let python = changed("python", isolated);
-    assert_eq!((python.results(), python.version.len()), (Results::Python, 2), "its code is screened still");
+    assert_eq!((python.results(), python.version.len()), (Results::Python, 2), "its code is still analyzed");
     assert_eq!(changed("typescript", language("ts", "node")).least_version.as_deref(), Some("22.6"));
     let other = changed("python", language("py", "pypy3"));
     assert_eq!((other.results(), other.version.len()), (Results::Python, 0));

@@ -1,19 +1,21 @@
-//! Code execution for agents: code in a language, in a sandbox of any backend, with all results.
+//! Code execution for agents: code in a language, in a sandbox of any backend, with structured results.
 //!
-//! [`Executor::execute`] takes a [`CodeRequest`] and returns a [`CodeResult`]: output, exit, results such as the value of the
-//! last expression, changed files. Before it starts code, it runs the static analysis and writes to the audit log.
-//! [`Sessions`] keep an interpreter alive between calls. [`BashTool`] answers a model's shell lines with one text.
+//! [`Executor::execute`] takes a [`CodeRequest`] and returns a [`CodeResult`]: output, exit, results such as the value
+//! of the last expression, changed files. Before it starts code, it runs the static analysis and writes to the audit
+//! log. [`Sessions`] keep an interpreter alive between calls. [`BashTool`] runs the shell lines of a model and answers
+//! with one text.
 //!
-//! The crate uses sandboxes through the contract only and knows no backend. It provides no isolation. Data from inside is
-//! bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and outputs.
+//! The crate uses sandboxes through the contract only and knows no backend. It provides no isolation. Data from inside
+//! is bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and
+//! outputs.
 //!
-//! # Where to look
+//! # Layout
 //!
 //! - One execution: `executor.rs`. Bounds of a call: `bounds.rs`.
-//! - What surrounds the code inside and keeps its last value: `bootstrap/`. What is accepted of it: `rich.rs`, which is pure.
+//! - The wrapper around the code in the sandbox: `bootstrap/`. The parser of its results: `rich.rs`, which is pure.
 //! - Changed files: `files.rs`.
-//! - Sessions: `session/mod.rs`; the end of a call: `session/wire.rs`, which is pure.
-//! - Audit lines: `audit.rs`; those of sandboxes from snapshots: `restore.rs`.
+//! - Sessions: `session/mod.rs`; detection of the end of a call: `session/wire.rs`, which is pure.
+//! - Audit records: `audit.rs`; those of sandboxes from snapshots: `restore.rs`.
 #![forbid(unsafe_code)]
 
 mod audit;

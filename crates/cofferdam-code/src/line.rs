@@ -1,36 +1,36 @@
-//! A line for a shell: run in a process of its own, after which the shell reports its directory. However much the line
-//! writes, the beginning and the end are kept.
+//! Shell lines, each run in a process of its own, after which the shell reports its working directory. The beginning
+//! and the end of output of any length are kept.
 
 use std::sync::{Mutex, PoisonError};
 
 use cofferdam_contract::{Chunk, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, WORKSPACE_PATH};
 
-use crate::ends::{Ends, Kept};
+use crate::ends::{Ends, EndsBuffer};
 use crate::executor::OnOutput;
 use crate::{CodeRequest, CodeResult, Executor, Place, Want};
 
-/// Stands before and after the directory that the shell reports.
+/// The delimiter before and after the directory that the shell reports.
 const BEFORE: char = '\u{1e}';
-/// The longest report of a directory, in bytes.
+/// The maximum size of the report of a directory, in bytes.
 const MAX_REPORT: usize = 4 * 4200;
 
-/// What came of a line.
+/// The result of a shell line.
 #[derive(Debug)]
 pub struct Line {
-    /// The result; of the output, what is within the bounds of a call.
+    /// The full result, with output up to the bounds of a call.
     pub result: CodeResult,
     /// The ends of standard output.
     pub stdout: Ends,
     /// The ends of standard error.
     pub stderr: Ends,
-    /// The directory in which the shell ended, the workspace where that is outside of it; `None` where the shell did not
+    /// The final working directory of the shell, or the workspace if it is outside of that; `None` if the shell did not
     /// report it.
     pub directory: Option<SandboxPath>,
 }
 
 impl Executor {
-    /// Runs the code of `request` as a line in its language, which must be a shell. Keeps `keep` bytes of the beginning and
-    /// of the end of each stream.
+    /// Runs the code of `request` as a line in its language, which must be a shell. Keeps `keep` bytes of the beginning
+    /// and of the end of each stream.
     pub async fn run_line(
         &self,
         place: &Place,
@@ -39,17 +39,17 @@ impl Executor {
         keep: usize,
         on_output: OnOutput<'_>,
     ) -> Result<Line> {
-        let mark = crate::result::random_id()?;
+        let marker = crate::result::random_id()?;
         let report = format!(
-            "trap '{{ status=$?; set +x; }} 2>/dev/null; printf \"\\036{mark} %s\\036\" \"$(pwd -P 2>/dev/null)\" >&2; exit $status' EXIT"
+            "trap '{{ status=$?; set +x; }} 2>/dev/null; printf \"\\036{marker} %s\\036\" \"$(pwd -P 2>/dev/null)\" >&2; exit $status' EXIT"
         );
         request.code = format!("{report}\n{}\n", request.code);
         (request.results, request.files) = (Want::No, Want::No);
-        let word = format!("{BEFORE}{mark} ").into_bytes();
+        let word = format!("{BEFORE}{marker} ").into_bytes();
         let shown = |chunk: &Chunk| on_output(&without(chunk, &word));
         let (mut result, mut ends) =
             self.execute_ends(place, sandbox, request, keep.saturating_add(MAX_REPORT), &shown).await?;
-        // The report goes where the line's standard error goes at its end, which may be its output.
+        // The report goes to the final standard error of the line, which may be its standard output.
         for data in [&mut result.stdout, &mut result.stderr] {
             let mut bytes = data.bytes().to_vec();
             if take_report(&mut bytes, &word).is_some() {
@@ -59,7 +59,7 @@ impl Executor {
         let reported = ends
             .iter_mut()
             .find_map(|ends| take_report(&mut ends.tail, &word).or_else(|| take_report(&mut ends.head, &word)));
-        // Outside of the workspace no exec can begin.
+        // An exec cannot start outside of the workspace.
         let inside = |report| String::from_utf8(report).ok().filter(|path| path.starts_with(WORKSPACE_PATH));
         let directory =
             reported.map(|report| inside(report).and_then(|path| SandboxPath::new(path).ok()).unwrap_or_default());
@@ -67,8 +67,8 @@ impl Executor {
         Ok(Line { result, stdout, stderr, directory })
     }
 
-    /// As [`Self::execute_live`], and keeps `keep` bytes of the beginning and of the end of standard output and standard
-    /// error, however long they are.
+    /// Runs code like [`Self::execute_live`], and keeps `keep` bytes of the beginning and of the end of standard output
+    /// and standard error, whatever their length.
     pub async fn execute_ends(
         &self,
         place: &Place,
@@ -77,31 +77,31 @@ impl Executor {
         keep: usize,
         on_output: OnOutput<'_>,
     ) -> Result<(CodeResult, [Ends; 2])> {
-        let keeper = Keeper::new(keep);
+        let collector = EndsCollector::new(keep);
         let on_event = |event: &OutputEvent| {
             if let OutputEvent::Chunk(chunk) = event {
                 on_output(chunk);
             }
-            keeper.take(event);
+            collector.take(event);
         };
         let result = self.execute_to_the_end(place, sandbox, request, &on_event).await?;
-        Ok((result, keeper.ends()))
+        Ok((result, collector.ends()))
     }
 }
 
-/// Collects the ends of both streams.
-pub(crate) struct Keeper([Mutex<Kept>; 2]);
+/// A collector of the ends of both streams.
+pub(crate) struct EndsCollector([Mutex<EndsBuffer>; 2]);
 
-impl Keeper {
+impl EndsCollector {
     pub(crate) fn new(keep: usize) -> Self {
-        Self([Mutex::new(Kept::new(keep)), Mutex::new(Kept::new(keep))])
+        Self([Mutex::new(EndsBuffer::new(keep)), Mutex::new(EndsBuffer::new(keep))])
     }
 
     pub(crate) fn take(&self, event: &OutputEvent) {
         let lock = |at: usize| self.0[at].lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             OutputEvent::Chunk(chunk) => lock(usize::from(chunk.stream == OutputStream::Stderr)).take(&chunk.data),
-            // The stream of lost bytes is not known.
+            // The stream of lost bytes is unknown. They count as standard output.
             OutputEvent::Lost { bytes, .. } => lock(0).lose(*bytes),
         }
     }
@@ -111,7 +111,7 @@ impl Keeper {
     }
 }
 
-/// Returns the output without the report, as far as it is in one chunk.
+/// Removes the report from a chunk of output, as far as the report is in that chunk.
 fn without(chunk: &Chunk, word: &[u8]) -> Chunk {
     let at = chunk.data.windows(word.len()).position(|part| part == word);
     Chunk { stream: chunk.stream, data: chunk.data.slice(..at.unwrap_or(chunk.data.len())) }

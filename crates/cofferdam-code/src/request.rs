@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The request of an execution.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,46 +9,46 @@ use cofferdam_contract::{ByteSize, SandboxPath, serde_optional_duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether the contents of files that changed are wanted.
+/// The handling of the contents of changed files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contents {
-    /// Names, sizes and hashes.
+    /// Return names, sizes and hashes. The default.
     #[default]
     Leave,
-    /// Contents as well, as far as they are allowed to be carried.
+    /// Return contents as well, up to the configured bound.
     Carry,
 }
 
-/// Whether something is wanted that costs time.
+/// A switch for an optional part of the result that takes time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
-    /// Yes.
+    /// Include it. The default.
     #[default]
     Yes,
-    /// No.
+    /// Leave it out.
     No,
 }
 
-/// A value that must not be told. It reaches the code as an environment variable, and is taken out of artifacts.
+/// A secret value. It is passed to the code as an environment variable and removed from artifacts.
 #[derive(Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps a value from being shown.
+    /// Creates a secret.
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
 
-    /// The value, for where it is handed over.
+    /// Returns the value.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// Environment variables whose values must not be told, by name.
+/// Environment variables with secret values, by name.
 pub type Secrets = BTreeMap<String, Secret>;
 
 impl fmt::Debug for Secret {
@@ -57,53 +57,53 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Code to run, and how.
+/// Code to run, and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CodeRequest {
     /// The code.
     pub code: String,
-    /// Its language, one of those that are allowed.
+    /// The language, one of the allowed ones.
     pub language: String,
-    /// The name of its file, which the code sees in tracebacks and as its own; `None` takes the language's.
+    /// The file name of the code, as the code sees it in tracebacks. Default: that of the language.
     #[serde(default)]
     pub file_name: Option<String>,
-    /// Arguments of the program.
+    /// Arguments of the program. Default: none.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Environment variables, besides the sandbox's minimal ones.
+    /// Environment variables in addition to the sandbox's minimal ones. Default: none.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Environment variables whose values must not be told.
+    /// Environment variables with secret values. Default: none.
     #[serde(default)]
     pub secrets: Secrets,
-    /// Standard input.
+    /// Standard input. Default: empty.
     #[serde(default)]
     #[schemars(with = "Vec<u8>")]
     pub stdin: Bytes,
-    /// Where to start, relative to the workspace.
+    /// The working directory, relative to the workspace. Default: the workspace itself.
     #[serde(default)]
     pub working_dir: SandboxPath,
-    /// Real time allowed, in seconds; `None` takes the sandbox's.
+    /// Wall-clock timeout, in seconds. Default: that of the sandbox.
     #[serde(default, with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub timeout: Option<Duration>,
-    /// Bytes of output that are kept; `None` takes what is configured.
+    /// Maximum size of the output. Default: the configured maximum.
     #[serde(default)]
     pub max_output: Option<ByteSize>,
-    /// Whether results are wanted besides the output.
+    /// Results besides the output. Default: yes.
     #[serde(default)]
     pub results: Want,
-    /// Whether files are wanted that the code makes or changes.
+    /// The list of files that the code creates or changes. Default: yes.
     #[serde(default)]
     pub files: Want,
-    /// Whether their contents are.
+    /// The contents of these files. Default: no.
     #[serde(default)]
     pub contents: Contents,
 }
 
 impl CodeRequest {
-    /// Code in a language, all else default.
+    /// Creates a request for code in a language, with default settings.
     pub fn new(language: impl Into<String>, code: impl Into<String>) -> Self {
         Self {
             code: code.into(),
@@ -122,14 +122,14 @@ impl CodeRequest {
         }
     }
 
-    /// The same with a time-out.
+    /// Sets the wall-clock timeout.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same with the contents of files that changed.
+    /// Requests the contents of changed files.
     #[must_use]
     pub fn with_contents(mut self) -> Self {
         self.contents = Contents::Carry;

@@ -1,5 +1,5 @@
-//! A line in the audit log for each sandbox that is made from another's state. What runs in it afterwards is screened and
-//! logged as anything; what ran before and goes on in it cannot be: the line says that there may be such programs.
+//! An audit record for each sandbox that is created from the state of another one. Programs started in it later are
+//! analyzed and logged like any other. Programs that resume in it cannot be; the record states that there may be some.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::audit::{Entry, Made};
 use crate::result::{posture_digest, random_id};
 use crate::{CodeRequest, Executor, Place};
 
-/// What a sandbox goes on from.
+/// The origin of a sandbox's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
     digest: Digest,
@@ -18,19 +18,19 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// A snapshot: by its digest, where it has one, else by a name that is one snapshot's alone, of which the log has the
-    /// hash.
+    /// Describes a snapshot, identified by its digest. If it has none, the log contains the hash of `name`, which must
+    /// be unique to the snapshot.
     pub fn snapshot(snapshot: &Snapshot, name: &str) -> Self {
         let digest = snapshot.digest().and_then(|digest| digest.parse().ok());
         Self { digest: digest.unwrap_or_else(|| Digest::of(name)), from: None }
     }
 
-    /// A sandbox as it is, which is forked.
+    /// Describes a running sandbox that is forked.
     pub fn sandbox(sandbox: &SandboxId) -> Self {
         Self { digest: Digest::of(sandbox.as_str()), from: Some(sandbox.clone()) }
     }
 
-    /// The same, with the sandbox whose state it is.
+    /// Sets the sandbox that the state was taken from.
     #[must_use]
     pub fn of(mut self, sandbox: &SandboxId) -> Self {
         self.from = Some(sandbox.clone());
@@ -38,7 +38,7 @@ impl Origin {
     }
 }
 
-/// A sandbox that is about to go on from another's state. Dropped, it ends its line as cancelled.
+/// A sandbox that is being created from the state of another one. If it is dropped, its audit record ends as cancelled.
 #[derive(Debug)]
 pub struct Restoring {
     entry: Option<Entry>,
@@ -48,10 +48,10 @@ pub struct Restoring {
 }
 
 impl Executor {
-    /// Says in the audit log that a sandbox is about to be made from another's state.
+    /// Records in the audit log that a sandbox is about to be created from the state of another one.
     ///
     /// # Errors
-    /// `Unavailable` where the log is mandatory and cannot be written: then none must be made.
+    /// - `Unavailable` if the log is mandatory and cannot be written. The caller must not create the sandbox.
     pub async fn begin_restore(&self, place: &Place, spec: &Spec, origin: Origin) -> Result<Restoring> {
         let program = Program { of: ProgramKind::Snapshot, sha256: origin.digest, bytes: 0 };
         let request = CodeRequest::new("", "").timeout(spec.limits().wall_time);
@@ -61,16 +61,16 @@ impl Executor {
 }
 
 impl Restoring {
-    /// It is there.
+    /// Records that the sandbox was created.
     ///
     /// # Errors
-    /// `Unavailable` where the log is mandatory and cannot be written: then the sandbox must be closed.
+    /// - `Unavailable` if the log is mandatory and cannot be written. The caller must close the sandbox.
     pub async fn made(mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let Some(entry) = self.entry.take() else { return Ok(()) };
         let made = Made {
             sandbox: sandbox.id().clone(),
             from: self.origin.from.clone(),
-            // Only a machine's state is more than files.
+            // Only the state of a VM contains running programs.
             programs: self.place.level == Level::Vm,
             posture: posture_digest(sandbox.posture()),
             duration: self.begun.elapsed(),
@@ -78,7 +78,8 @@ impl Restoring {
         entry.made(made).await
     }
 
-    /// There is none; what it held may have run for a moment. Gives the error to answer with.
+    /// Records that the sandbox could not be created, although programs of the state may have run for a moment. Returns
+    /// the error for the caller.
     pub async fn failed(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take() {
             entry.failed(error.kind()).await;

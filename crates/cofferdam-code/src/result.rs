@@ -1,4 +1,4 @@
-//! What came of a call, in the form that goes to agents as JSON.
+//! The result of a call, in the form that agents receive as JSON.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use sha2::{Digest, Sha256};
 
 use crate::RichResult;
 
-/// Bytes; in JSON `{"text": …}`, or `{"base64": …}` where they are not UTF-8.
+/// Bytes. In JSON `{"text": …}`, or `{"base64": …}` if they are not UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema)]
 #[schemars(with = "std::collections::BTreeMap<String, String>")]
 pub struct Data(#[schemars(skip)] Bytes);
 
 impl Data {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// As text; what is not UTF-8 is replaced.
+    /// Returns the bytes as text. Invalid UTF-8 is replaced by U+FFFD.
     pub fn text(&self) -> std::borrow::Cow<'_, str> {
         String::from_utf8_lossy(&self.0)
     }
@@ -51,10 +51,10 @@ impl Serialize for Data {
     }
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CodeResult {
-    /// Names the execution, also in the audit log.
+    /// The id of the execution, also used in the audit log.
     pub id: String,
     /// The language.
     pub language: String,
@@ -62,41 +62,41 @@ pub struct CodeResult {
     pub stdout: Data,
     /// Standard error.
     pub stderr: Data,
-    /// The exit code; -1 after a time-out or a signal. In a session 1 after an error that nobody caught.
+    /// The exit code; -1 after a timeout or a signal. In a session, 1 after an uncaught error.
     pub exit_code: i32,
-    /// The signal that ended it.
+    /// The signal that ended the program, if any.
     pub signal: Option<i32>,
-    /// Real time, in seconds.
+    /// Wall-clock time, in seconds.
     #[serde(with = "serde_duration")]
     pub duration: Duration,
-    /// Whether output was dropped.
+    /// True if output was dropped.
     pub truncated: bool,
-    /// Whether the time ran out.
+    /// True if the timeout expired.
     pub timed_out: bool,
-    /// Whether somebody ended it.
+    /// True if the call was cancelled.
     pub cancelled: bool,
-    /// The limit that killed it.
+    /// The limit that killed the program, if any.
     pub killed_by: Option<LimitKind>,
-    /// Limits at which something was refused or killed.
+    /// Limits that refused an operation or killed a process.
     pub limits_hit: Vec<LimitKind>,
-    /// What it used; `None` for a call of a session, whose interpreter counts as one.
+    /// Resource usage; `None` for a call of a session, because usage is counted for the whole interpreter.
     pub usage: Option<Usage>,
     /// Results besides the output, in their order.
     pub results: Vec<RichResult>,
-    /// Results that were too many, too large or not well-formed.
+    /// Number of results dropped because they were too many, too large or malformed.
     pub results_dropped: u64,
-    /// What the code did to the workspace.
+    /// Changes of the workspace.
     pub files: Files,
-    /// What screening found, unless it is off or does not know the language.
+    /// Findings of the static analysis; `None` if it is off or does not support the language.
     pub screening: Option<Screened>,
-    /// Where and how it ran.
+    /// The environment of the execution.
     pub meta: Meta,
-    /// The session, if it was a call of one.
+    /// The state of the session, for a call of one.
     pub session: Option<SessionState>,
 }
 
 impl CodeResult {
-    /// Exit code 0, and nothing ended it early.
+    /// Returns true if the exit code is 0 and nothing ended the program early.
     pub fn success(&self) -> bool {
         self.exit_code == 0 && self.signal.is_none() && !self.timed_out
     }
@@ -116,114 +116,114 @@ impl CodeResult {
     }
 }
 
-/// What became of a file.
+/// The type of a file change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Touched {
-    /// It was not there before.
+    /// The file is new.
     Created,
-    /// It was there, and is another.
+    /// The file existed and has changed.
     Changed,
-    /// It is gone.
+    /// The file was removed.
     Removed,
 }
 
-/// One file of the workspace. Its name is the code's: treat it as hostile.
+/// A changed file of the workspace. The guest chooses the name: treat it as untrusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileChange {
-    /// Its path in the workspace.
+    /// Path of the file in the workspace.
     pub name: String,
-    /// What became of it.
+    /// Type of the change.
     pub change: Touched,
-    /// What it is; links are not followed.
+    /// Type of the file. Symlinks are not followed.
     pub kind: EntryKind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// SHA-256 of its contents, where they were read.
+    /// SHA-256 of the contents in hexadecimal, if they were read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Its contents, where they were asked for and fit.
+    /// The contents, if they were requested and are within the bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Data>,
 }
 
-/// What the code did to the workspace.
+/// The changes of the workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Files {
-    /// Files that were made, changed or removed, by name.
+    /// Files that were created, changed or removed, by name.
     pub changes: Vec<FileChange>,
-    /// How many there are, those that are not named included.
+    /// Number of all changes, including unlisted ones.
     pub total: u64,
-    /// Whether all that changed was seen: false where there was more to look at than is allowed.
+    /// True if all changes were found. False if the workspace exceeds the bounds of a scan.
     pub complete: bool,
 }
 
-/// What screening said about code that ran.
+/// The findings of the static analysis about code that ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Screened {
-    /// What is not wanted.
+    /// The findings.
     pub findings: Vec<Finding>,
-    /// Whether there is more than that.
+    /// True if there are more findings.
     pub truncated: bool,
-    /// Why the code was not screened, if it was not.
+    /// The reason why the code was not analyzed, if it was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_screened: Option<String>,
 }
 
-/// What ran the code.
+/// The interpreter that ran the code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Runtime {
-    /// The program.
+    /// Name of the program.
     pub interpreter: String,
-    /// Its version, in its own words: from a detection before any code ran, else as the sandbox claims.
+    /// Version as the program prints it: detected before any code ran, or else as claimed by the sandbox.
     pub version: Option<String>,
 }
 
-/// Where and how it ran.
+/// The environment of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Meta {
-    /// The backend.
+    /// Name of the backend.
     pub backend: String,
-    /// Its level.
+    /// Isolation level of the backend.
     pub level: Level,
-    /// The sandbox.
+    /// Id of the sandbox.
     pub sandbox: SandboxId,
-    /// Whose work it was.
+    /// The tenant.
     pub tenant: TenantId,
-    /// What ran the code.
+    /// The interpreter.
     pub runtime: Runtime,
-    /// The sandbox's limits.
+    /// Limits of the sandbox.
     pub limits: Limits,
-    /// Real time that was allowed, in seconds.
+    /// Wall-clock timeout, in seconds.
     #[serde(with = "serde_duration")]
     pub timeout: Duration,
-    /// Bytes of output that were allowed.
+    /// Maximum size of the output.
     pub max_output: ByteSize,
-    /// SHA-256 of the posture's JSON.
+    /// SHA-256 of the posture's JSON, in hexadecimal.
     pub posture: String,
-    /// Protections that are weaker than asked, or absent.
+    /// Protections that are weaker than requested, or absent.
     pub weaker: Vec<Protection>,
 }
 
-/// The session that a call belonged to.
+/// The session of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionState {
-    /// Its id.
+    /// Id of the session.
     pub id: String,
-    /// How many calls it has had, this one included.
+    /// Number of calls so far, including this one.
     pub calls: u64,
-    /// Why it is gone, if this call ended it.
+    /// The reason why the session ended, if this call ended it.
     pub lost: Option<String>,
-    /// Whether the code ended the interpreter itself, as by `exit()`.
+    /// True if the code itself ended the interpreter, as by `exit()`.
     pub exited: bool,
 }
 
-/// SHA-256 of a posture, over its JSON without spaces, in hexadecimal digits.
+/// Returns the SHA-256 of a posture, over its JSON without spaces, in hexadecimal.
 pub fn posture_digest(posture: &Posture) -> String {
     hex(&Sha256::digest(serde_json::to_vec(posture).unwrap_or_default()))
 }
 
-/// The word that a limit is in JSON.
+/// Returns the name of a limit in JSON.
 pub(crate) fn limit_name(limit: LimitKind) -> String {
     serde_json::to_value(limit).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
@@ -241,7 +241,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A new id that nobody can guess.
+/// Returns a new unpredictable id.
 pub(crate) fn random_id() -> cofferdam_contract::Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(crate::error::random)?;

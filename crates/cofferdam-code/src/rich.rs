@@ -1,7 +1,8 @@
-//! Results besides the output, as the code's side writes them and as the host takes them.
+//! Results besides the output, in the format that the wrapper in the sandbox writes.
 //!
-//! They come from inside in a file that any code there can write: lines of JSON. Every line is parsed by itself, strictly;
-//! what is too long, too much or not well-formed is dropped and counted. They can say nothing about how the code ended.
+//! They come out of the sandbox in a file of JSON lines that any code there can write. Each line is parsed on its own
+//! and strictly. Lines that are too long, too many or malformed are dropped and counted. Results cannot affect the
+//! reported exit of the code.
 
 use std::collections::BTreeMap;
 
@@ -12,45 +13,45 @@ use serde_json::Value;
 
 /// The most results of one call.
 const MAX_RESULTS: usize = 64;
-/// The longest remark.
+/// The most characters of a note.
 const MAX_NOTE: usize = 200;
-/// The longest version, and the characters in it.
+/// The most characters of a version.
 const MAX_VERSION: usize = 40;
-/// The widest and highest image.
+/// The greatest width and height of an image, in pixels.
 const MAX_PIXELS: u32 = 32_768;
-/// What is passed on as it is: text.
+/// Media types that are passed on unchanged as text.
 const TEXTS: &[&str] = &["text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml"];
 
-/// How a result came to be.
+/// The origin of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RichKind {
     /// The value of the last expression.
     Value,
-    /// What the code showed.
+    /// A value displayed by the code.
     Display,
-    /// A figure that was drawn.
+    /// A figure drawn by the code.
     Figure,
 }
 
-/// A result besides the output. It is the code's: HTML and SVG may carry scripts.
+/// A result besides the output. The guest controls it: HTML and SVG may contain scripts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RichResult {
-    /// How it came to be.
+    /// The origin of the result.
     pub kind: RichKind,
-    /// The same thing in several forms: text by its media type; `application/json` as JSON; `image/png` in base64.
+    /// Representations of the result by media type: `application/json` as JSON, `image/png` in base64, others as text.
     pub data: BTreeMap<String, Value>,
-    /// What is missing of it.
+    /// A note about omitted parts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// What was taken from inside.
+/// The results read from the sandbox.
 #[derive(Debug, Default, PartialEq)]
 pub struct Taken {
     /// The results.
     pub results: Vec<RichResult>,
-    /// How many there were besides.
+    /// Number of dropped results.
     pub dropped: u64,
     /// The version that the interpreter claims to have.
     pub version: Option<String>,
@@ -65,7 +66,7 @@ struct Line {
     note: Option<String>,
 }
 
-/// Takes what a file says. `bytes` is bounded by the caller.
+/// Parses a results file. The caller bounds the size of `bytes`.
 pub fn take(bytes: &[u8]) -> Taken {
     let mut taken = Taken::default();
     for (number, line) in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).enumerate() {
@@ -86,7 +87,7 @@ fn version(mut data: BTreeMap<String, String>) -> Option<String> {
     data.remove("version").filter(|text| plain_version(text))
 }
 
-/// Whether a text can be a version, and do no harm where it is shown.
+/// Returns true if a text can be a version and is safe to display.
 pub fn plain_version(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '_' | '(' | ')' | ' ' | ',');
     !text.is_empty() && text.len() <= MAX_VERSION && text.chars().all(plain)
@@ -113,7 +114,7 @@ fn form(mime: &str, text: String) -> Option<Value> {
     }
 }
 
-/// Whether base64 begins with the signature and a header of a PNG of moderate size, and is base64 to its end.
+/// Returns true if the text is valid base64 of data with the signature and header of a PNG of moderate size.
 fn is_png(text: &str) -> bool {
     let Ok(image) = STANDARD.decode(text) else { return false };
     let begins = image.starts_with(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");

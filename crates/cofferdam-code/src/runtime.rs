@@ -1,4 +1,4 @@
-//! Which interpreter a sandbox has: asked once for each kind of sandbox, before any code of a request ran there.
+//! Versions of interpreters, queried once for each kind of sandbox before code of a request runs there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,26 +8,27 @@ use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Fault, Result,
 
 use crate::{Language, Place, Runtime, error, rich};
 
-/// Real time that an interpreter may take to tell its version.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Kinds of sandboxes that are remembered.
+/// Timeout for an interpreter to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
+/// The most remembered kinds of sandboxes.
 const MAX_KNOWN: usize = 256;
 
-/// What is known about the interpreters of sandboxes.
+/// Known versions of interpreters.
 #[derive(Debug, Default)]
 pub struct Versions(Mutex<HashMap<String, Arc<str>>>);
 
 impl Versions {
-    /// What is known, without asking.
+    /// Returns the version if it is known.
     pub fn known(&self, place: &Place, spec: &Spec, name: &str) -> Option<Arc<str>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(&key(place, spec, name)).cloned()
     }
 
-    /// Asks a sandbox for the version of a language, unless that is known.
+    /// Returns the version of a language's interpreter. Queries the sandbox if the version is unknown.
     ///
     /// # Errors
-    /// `NotFound` if the interpreter is missing, `Unavailable` if it is too old; both say what to do.
+    /// - `NotFound` if the interpreter is missing.
+    /// - `Unavailable` if it is too old.
     pub async fn ask(
         &self,
         place: &Place,
@@ -42,13 +43,13 @@ impl Versions {
             return Ok(Some(known));
         }
         let request = ExecRequest::argv(language.version.clone())
-            .timeout(PATIENCE)
+            .timeout(VERSION_TIMEOUT)
             .max_output(ByteSize::from_bytes(4096))
             .build()?;
         let completed =
             sandbox.exec(request).await.map_err(|error| error::not_started(error, name, language.program()))?;
-        let said = [&completed.stdout[..], &completed.stderr[..]].concat();
-        let Some(version) = find(&String::from_utf8_lossy(&said)) else { return Ok(None) };
+        let printed = [&completed.stdout[..], &completed.stderr[..]].concat();
+        let Some(version) = find(&String::from_utf8_lossy(&printed)) else { return Ok(None) };
         if let Some(least) = &language.least_version {
             at_least(least, &version, ("execute", name, language))?;
         }
@@ -62,10 +63,10 @@ impl Versions {
     }
 }
 
-/// Refuses a version that is too old for what is to be done with a language.
+/// Checks that a version is not older than a minimum.
 ///
 /// # Errors
-/// `Unavailable`, with what to do.
+/// - `Unavailable` if it is.
 pub fn at_least(
     least: &str,
     version: &str,
@@ -82,14 +83,14 @@ pub fn at_least(
     )))
 }
 
-/// A kind of sandbox: those with the same backend and root have the same interpreters.
+/// Returns the key of a kind of sandbox: those with the same backend and root have the same interpreters.
 fn key(place: &Place, spec: &Spec, name: &str) -> String {
     format!("{}\0{:?}\0{name}", place.backend, spec.root())
 }
 
-/// The first word that looks like a version, of what a program says about itself.
-fn find(said: &str) -> Option<String> {
-    let words = said.split(|c: char| c.is_whitespace() || matches!(c, ',' | '(' | ')'));
+/// Returns the first word that looks like a version in the output of a program.
+fn find(printed: &str) -> Option<String> {
+    let words = printed.split(|c: char| c.is_whitespace() || matches!(c, ',' | '(' | ')'));
     let trimmed = words.map(|word| word.strip_prefix('v').unwrap_or(word));
     let version = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit()) && rich::plain_version(word);
     trimmed.into_iter().find(version).map(str::to_owned)
@@ -99,8 +100,8 @@ fn numbers(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok()).collect()
 }
 
-/// What a result says of an interpreter.
-pub fn told(language: &Language, version: Option<String>) -> Runtime {
+/// Describes an interpreter for a result.
+pub fn describe(language: &Language, version: Option<String>) -> Runtime {
     Runtime { interpreter: language.program().to_owned(), version }
 }
 
@@ -110,16 +111,16 @@ mod tests {
 
     #[test]
     fn versions_are_found_in_what_programs_say() {
-        for (said, version) in [
+        for (output, version) in [
             ("Python 3.11.2\n", Some("3.11.2")),
             ("v20.20.2\n", Some("20.20.2")),
             ("GNU bash, version 5.2.15(1)-release (x86_64-pc-linux-gnu)", Some("5.2.15")),
             ("cc (Debian 12.2.0-14) 12.2.0", Some("12.2.0-14")),
             ("no number", None),
         ] {
-            let found = find(said);
+            let found = find(output);
             let version = version.map(str::to_owned);
-            assert_eq!(found, version, "{said}");
+            assert_eq!(found, version, "{output}");
         }
         assert!(numbers("20.20.2") < numbers("22.6"));
         assert!(numbers("22.13.1") > numbers("22.6"));

@@ -14,8 +14,8 @@ pub use cofferdam_screen::Mode as ScreeningMode;
 pub struct ScreeningConfig {
     /// The action on findings. Default `off`: the sandbox is the isolation boundary.
     pub mode: Mode,
-    /// The action on syntax errors. Default `block`, so that a syntax error is reported before anything starts; `off` in a build
-    /// without the parsers.
+    /// The action on syntax errors. Default `block`, so that a syntax error is reported before anything starts; `off`
+    /// in a build without the parsers.
     pub syntax: Mode,
     /// The rules.
     pub rules: Rules,
@@ -54,7 +54,7 @@ pub async fn screen(config: &ScreeningConfig, results: Results, code: &str) -> R
     }
     require_parsers(Screen::is_built())?;
     let (config, code) = (config.clone(), code.to_owned());
-    tokio::task::spawn_blocking(move || judge(&config, language, &code)).await.map_err(|_| error::task("screen"))
+    tokio::task::spawn_blocking(move || evaluate(&config, language, &code)).await.map_err(|_| error::task("screen"))
 }
 
 /// Refuses to go on without the parsers, so that no code runs unscreened.
@@ -67,7 +67,7 @@ fn require_parsers(is_built: bool) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, "screen", problem.to_string()).with_remedy(remedy))
 }
 
-fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
+fn evaluate(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
     match Screen::new(config.rules.clone()).check(language, code) {
         Ok(_) if config.mode == Mode::Off => Verdict::Runs(None),
         Ok(report) if config.mode == Mode::Block && (report.truncated || !report.findings.is_empty()) => {
@@ -79,9 +79,9 @@ fn judge(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
             let error = Error::new(
                 ErrorKind::Denied,
                 "screen",
-                format!("screening refuses the code: {}{more}", shown.join("; ")),
+                format!("screening rejected the code: {}{more}", shown.join("; ")),
             )
-            .with_remedy("write it without that; [screening] in the configuration says what is not wanted");
+            .with_remedy("change the code; the table [screening] of the configuration sets the rules");
             Verdict::Refused { error, reason: format!("screening: {}", reason.join(", ")) }
         }
         Ok(report) => {
@@ -96,9 +96,9 @@ fn unscreened(config: &ScreeningConfig, problem: ScreenError) -> Verdict {
     let syntax = matches!(problem, ScreenError::Syntax(_));
     let blocks = config.mode == Mode::Block || (syntax && config.syntax == Mode::Block);
     if !blocks {
-        let told = config.mode != Mode::Off || (syntax && config.syntax != Mode::Off);
+        let reported = config.mode != Mode::Off || (syntax && config.syntax != Mode::Off);
         let note = Screened { findings: Vec::new(), truncated: false, not_screened: Some(problem.to_string()) };
-        return Verdict::Runs(told.then_some(note));
+        return Verdict::Runs(reported.then_some(note));
     }
     let (kind, reason) = match &problem {
         ScreenError::Syntax(at) => (ErrorKind::InvalidInput, format!("syntax error at {}:{}", at.line, at.column)),
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn verdict(mode: Mode, syntax: Mode, code: &str) -> Verdict {
-        judge(&ScreeningConfig { mode, syntax, rules: Rules::default() }, Language::Python, code)
+        evaluate(&ScreeningConfig { mode, syntax, rules: Rules::default() }, Language::Python, code)
     }
 
     #[test]
@@ -158,7 +158,10 @@ mod tests {
         }
         assert!(matches!(verdict(Mode::Off, Mode::Off, "= ="), Verdict::Runs(None)));
         assert!(matches!(verdict(Mode::Off, Mode::Warn, "= ="), Verdict::Runs(Some(_))));
-        assert!(matches!(verdict(Mode::Block, Mode::Warn, "= ="), Verdict::Refused { .. }), "nobody looked at it");
+        assert!(
+            matches!(verdict(Mode::Block, Mode::Warn, "= ="), Verdict::Refused { .. }),
+            "the code was not analyzed"
+        );
     }
 
     #[test]
@@ -166,11 +169,11 @@ mod tests {
         let code = "# coding: utf-7\n#+AAo-import os";
         let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, code) else { panic!("refused") };
         assert_eq!(error.kind(), ErrorKind::Denied);
-        assert!(error.message().contains("line 1 says that the code is in 'utf-7'"), "{error}");
+        assert!(error.message().contains("line 1 declares the encoding 'utf-7'"), "{error}");
         assert!(!reason.contains("utf-7"), "{reason}");
-        let Verdict::Runs(Some(told)) = verdict(Mode::Warn, Mode::Block, code) else { panic!("it runs") };
-        assert!(told.not_screened.is_some_and(|why| why.contains("utf-7")));
-        // Syntax alone is the interpreter's, whatever the parser makes of these bytes.
+        let Verdict::Runs(Some(reported)) = verdict(Mode::Warn, Mode::Block, code) else { panic!("it runs") };
+        assert!(reported.not_screened.is_some_and(|why| why.contains("utf-7")));
+        // Syntax alone is left to the interpreter, whatever the parser makes of these bytes.
         for code in [code, "# coding: utf-7\n+AAo- = ="] {
             assert!(matches!(verdict(Mode::Off, Mode::Block, code), Verdict::Runs(None)), "{code}");
         }

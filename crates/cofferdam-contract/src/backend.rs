@@ -17,27 +17,27 @@ use crate::{
     Posture, Result, SandboxId, SandboxPath, Snapshot, Spec, Warm, after_close,
 };
 
-/// What a backend that cannot seek reads and drops at most, before the byte that a reading begins at.
+/// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
 pub const MAX_SKIPPED: ByteSize = ByteSize::from_mebibytes(64);
 
-/// How thick the wall is.
+/// The isolation level of a backend, ordered from the weakest to the strongest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// No wall at all; for tests.
+    /// No isolation; for tests only.
     Simulated,
-    /// Level 1: WebAssembly inside the caller's process.
+    /// Level 1: a WebAssembly runtime inside the caller's process.
     Wasm,
-    /// Level 2: a process behind namespaces, filters and control groups.
+    /// Level 2: a process confined by namespaces, system-call filters and cgroups.
     Process,
-    /// Between 2 and 3: a container of a container engine.
+    /// Between levels 2 and 3: a container of a container engine.
     Container,
     /// Level 3: a virtual machine with its own kernel.
     Vm,
 }
 
 impl Level {
-    /// The word used in options and JSON.
+    /// Returns the level's name in options and JSON, such as `process`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Simulated => "simulated",
@@ -65,17 +65,17 @@ impl FromStr for Level {
             "2" | "process" => Ok(Self::Process),
             "container" => Ok(Self::Container),
             "3" | "vm" => Ok(Self::Vm),
-            _ => Err(format!("'{text}' is not a level; write wasm (1), process (2), container or vm (3)")),
+            _ => Err(format!("'{text}' is not a level; use wasm (1), process (2), container or vm (3)")),
         }
     }
 }
 
-/// Something a backend can do beyond running a command. What is not declared must answer `Unsupported`.
+/// An optional feature of a backend. Operations of a feature that is not declared fail with `Unsupported`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Capability {
-    /// Several execs in one sandbox, also at once.
+    /// Several execs in one sandbox, including concurrent ones.
     MultipleExecs,
     /// Standard input as a stream.
     StreamingStdin,
@@ -85,9 +85,9 @@ pub enum Capability {
     Files,
     /// A host directory as the workspace.
     HostWorkspace,
-    /// Another root file system from a directory.
+    /// A directory of the host as the root file system.
     RootDirectory,
-    /// Another root file system from an image with a name: of a container engine, or of the backend's own.
+    /// An image as the root file system: of a container engine, or of the backend itself.
     Image,
     /// [`Sandbox::snapshot`] and [`Backend::restore`].
     Snapshot,
@@ -99,66 +99,66 @@ pub enum Capability {
     Warm,
     /// [`crate::NetworkPolicy::Allow`].
     NetworkAllowlist,
-    /// [`crate::Command::Script`] and [`crate::Command::Shell`] run programs of a Unix-like root file system.
+    /// Programs of a Unix-like root file system, run by [`crate::Command::Script`] and [`crate::Command::Shell`].
     UnixPrograms,
 }
 
-/// What a backend can do.
+/// The optional features of a backend.
 pub type Capabilities = BTreeSet<Capability>;
 
-/// An exec that has ended, with its output collected.
+/// The result of an exec that has ended, with its collected output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completed {
-    /// How it ended.
+    /// Exit status and resource usage.
     pub exit: Exit,
-    /// Standard output; in a terminal, everything.
+    /// Standard output. With a terminal, standard output and standard error together.
     pub stdout: Bytes,
-    /// Standard error.
+    /// Standard error. Empty with a terminal.
     pub stderr: Bytes,
 }
 
-/// What a sandbox uses now.
+/// The current resource usage of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxUsage {
-    /// CPU seconds used since it was made; `None` where the backend cannot tell.
+    /// CPU seconds used since creation; `None` if the backend cannot measure it.
     pub cpu_seconds: Option<f64>,
-    /// Memory in use, in bytes; `None` where the backend cannot tell.
+    /// Memory in use, in bytes; `None` if the backend cannot measure it.
     pub memory_bytes: Option<u64>,
-    /// The most memory used at once, in bytes; `None` where the backend cannot tell.
+    /// Peak memory use, in bytes; `None` if the backend cannot measure it.
     pub peak_memory_bytes: Option<u64>,
-    /// Processes and threads alive; `None` where the backend cannot tell.
+    /// Number of live processes and threads; `None` if the backend cannot measure it.
     pub processes: Option<u32>,
-    /// Bytes stored in the sandbox's own writable directories; `None` where the backend cannot tell.
+    /// Bytes stored in the sandbox's own writable directories; `None` if the backend cannot measure it.
     pub disk_bytes: Option<u64>,
 }
 
-/// Makes sandboxes of one kind.
+/// A factory of sandboxes of one kind.
 #[async_trait]
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// The name that configuration uses, such as `process`.
+    /// Returns the name used in configuration, such as `process`.
     fn name(&self) -> &str;
 
-    /// How thick its wall is.
+    /// Returns the isolation level.
     fn level(&self) -> Level;
 
-    /// What it can do on this host.
+    /// Returns the optional features that are available on this host.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     ///
-    /// # Behavior
-    /// - Fails with `WeakerThanAsked` and leaves nothing behind when the posture falls short of the spec in a
-    ///   protection that the spec does not name in `allow_weaker`.
-    /// - Fails with `Unsupported` for a setting the backend does not have, never ignores it.
+    /// # Errors
+    /// - `WeakerThanAsked` if a protection of the posture falls short of the spec and the spec does not list it in
+    ///   `allow_weaker`. Nothing is left behind.
+    /// - `Unsupported` for a setting that the backend does not have. A setting is never ignored.
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
-    /// Makes a sandbox for a single command and starts that: what [`Self::create`] and [`Sandbox::start`] do one after
-    /// the other, where a backend knows no shorter way.
+    /// Creates a sandbox for a single command and starts the command. By default this calls [`Self::create`] and then
+    /// [`Sandbox::start`]; a backend overrides it if it has a shorter way.
     ///
     /// # Behavior
-    /// - The posture is held against the spec as by [`Self::create`].
-    /// - Where the command cannot be started, nothing of the sandbox is left.
-    /// - The sandbox may end as soon as its command has. It must still be closed.
+    /// - The posture is checked against the spec as in [`Self::create`].
+    /// - If the command cannot be started, nothing of the sandbox is left.
+    /// - The sandbox may end as soon as its command has ended. The caller must still close it.
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
         let sandbox = self.create(spec).await?;
@@ -168,11 +168,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Makes a sandbox, runs one command in it, closes it: the one-shot call.
+    /// Creates a sandbox, runs one command in it and closes it.
     ///
     /// # Behavior
-    /// - The sandbox is closed, and nothing of it left, whether or not the command could be started.
-    /// - Where the command and the close both fail, the error is the command's, with the close's as context.
+    /// - The sandbox is closed and nothing of it is left, even if the command cannot be started.
+    /// - If both the command and the close fail, the command's error is returned, with the close's error as context.
     /// - Output is collected without loss up to the request's `max_output`.
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
@@ -182,40 +182,40 @@ pub trait Backend: Send + Sync + fmt::Debug {
         after_close(result.map(|completed| (completed, posture)), sandbox.close().await)
     }
 
-    /// Makes a sandbox from a snapshot of this backend, with the limits and policy of `spec`.
+    /// Creates a sandbox from a snapshot of this backend, with the limits and policy of `spec`.
     ///
-    /// # Behavior
-    /// - Answers `Unsupported` unless [`Capability::Snapshot`] is declared.
-    /// - Refuses another backend's snapshot with `InvalidInput`.
+    /// # Errors
+    /// - `Unsupported` unless [`Capability::Snapshot`] is declared.
+    /// - `InvalidInput` for a snapshot of another backend.
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
-    /// Makes a sandbox ahead of its request, for requests like `spec`, its template.
+    /// Prepares a sandbox before its request arrives. `spec` is the template that later requests should resemble.
     ///
     /// # Behavior
-    /// - Answers `Unsupported` unless [`Capability::Warm`] is declared.
-    /// - Refuses a template that [`Self::create`] would refuse, with the same kind of error, and leaves nothing behind.
-    /// - Runs no program of any request, and shares no file with any other sandbox.
+    /// - Fails with `Unsupported` unless [`Capability::Warm`] is declared.
+    /// - Rejects a template that [`Self::create`] would reject, with the same kind of error, and leaves nothing behind.
+    /// - Runs no program of a request, and shares no file with any other sandbox.
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>>;
 }
 
-/// One live enclosure. Dropping the last reference closes it.
+/// A live sandbox. Dropping the last reference closes it.
 #[async_trait]
 pub trait Sandbox: Send + Sync + fmt::Debug {
-    /// Its name.
+    /// Returns the sandbox's id.
     fn id(&self) -> &SandboxId;
 
-    /// What it was made from.
+    /// Returns the spec from which the sandbox was created.
     fn spec(&self) -> &Spec;
 
-    /// What is really enforced.
+    /// Returns the protections that are enforced for this sandbox.
     fn posture(&self) -> &Posture;
 
     /// Starts a command.
     ///
     /// # Behavior
-    /// - Fails with `NotFound` or `NotExecutable` when the program cannot be started.
-    /// - After the time allowed the process tree is killed; the exit has code -1 and `timed_out`.
-    /// - Execs started at once do not see each other's output, input or end.
+    /// - Fails with `NotFound` or `NotExecutable` if the program cannot be started.
+    /// - When the timeout expires, the process tree is killed. The exit then has code -1 and `timed_out` set.
+    /// - Concurrent execs do not see each other's output, input or end.
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle>;
 
     /// Runs a command and collects its output, without loss up to the request's `max_output`.
@@ -224,25 +224,27 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
         collect(self.start(request).await?).await
     }
 
-    /// Opens a plain file of the workspace for reading.
+    /// Opens a regular file of the workspace for reading.
     ///
-    /// # Behavior
-    /// - Symlinks are followed only inside the workspace; one that leads outside is `PathEscape`.
-    /// - A fifo, socket, device or directory is refused with `Conflict` and never blocks.
+    /// # Errors
+    /// - `PathEscape` for a symlink that leads outside the workspace. Symlinks are followed only inside it.
+    /// - `Conflict` for a fifo, socket, device or directory. The call never blocks on one.
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader>;
 
-    /// Opens a plain file of the workspace for reading from the byte `offset` on. A shorter file is empty there.
+    /// Opens a regular file of the workspace for reading from the byte offset `offset`. Beyond the end of the file, the
+    /// reader is empty.
     ///
     /// # Behavior
-    /// - The same rules for symlinks and special files as [`Self::read_file`].
-    /// - A backend that can seek does. One that cannot reads and drops what comes before, as it does here, and answers
-    ///   `ResourceExhausted` beyond [`MAX_SKIPPED`]: a sparse file of any length costs no more than that.
+    /// - The rules of [`Self::read_file`] for symlinks and special files apply.
+    /// - A backend that can seek does so. This default implementation reads and discards the bytes before `offset`, and
+    ///   fails with `ResourceExhausted` if `offset` is greater than [`MAX_SKIPPED`]. A sparse file of any length
+    ///   therefore costs at most that much.
     async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
         if offset > MAX_SKIPPED.as_bytes() {
-            let message = format!("this backend reads files from a byte up to {MAX_SKIPPED} only");
+            let message = format!("this backend cannot read a file from an offset beyond {MAX_SKIPPED}");
             return Err(Error::new(ErrorKind::ResourceExhausted, "read_file", message)
                 .with_context("path", path.to_string())
-                .with_remedy("copy the part with a command, such as tail -c, and read that"));
+                .with_remedy("copy the part into a new file with a command such as tail -c, then read that file"));
         }
         let mut reader = self.read_file(path).await?;
         let skipped = tokio::io::copy(&mut (&mut reader).take(offset), &mut tokio::io::sink()).await;
@@ -254,62 +256,67 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
         Ok(reader)
     }
 
-    /// Makes or replaces a plain file from `contents`, with the directories above it; gives the bytes written.
+    /// Creates or replaces a regular file with `contents`, and creates missing parent directories. Returns the number
+    /// of bytes written.
     ///
     /// # Behavior
-    /// - The same rules for symlinks and special files as [`Self::read_file`].
-    /// - The file appears whole or not at all. The disk limit holds: beyond it the answer is `ResourceExhausted`.
-    /// - A private workspace that code may only read can be filled. In a directory of the host that was lent to be read
-    ///   only nothing is made or replaced: the answer is `Denied`.
+    /// - The rules of [`Self::read_file`] for symlinks and special files apply.
+    /// - The write is atomic: the file appears complete or not at all.
+    /// - Fails with `ResourceExhausted` beyond the disk limit.
+    /// - Succeeds in a private workspace that is read-only for the guest. Fails with `Denied` in a host directory that
+    ///   is mounted read-only.
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64>;
 
-    /// Lists a directory, sorted by name, at most 100,000 entries (`ResourceExhausted` beyond).
+    /// Lists a directory, sorted by name. Fails with `ResourceExhausted` if it has more than 100,000 entries.
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>>;
 
-    /// Removes a file, a link (not its target) or a directory with all below it.
+    /// Removes a file, a symlink (not its target) or a directory with its contents.
     ///
-    /// # Behavior
-    /// - From a directory of the host that was lent to be read only nothing is removed: the answer is `Denied`.
+    /// # Errors
+    /// - `Denied` in a host directory that is mounted read-only.
     async fn remove(&self, path: &SandboxPath) -> Result<()>;
 
-    /// Freezes the sandbox's state; `Unsupported` unless [`Capability::Snapshot`] is declared.
+    /// Takes a snapshot of the sandbox. Fails with `Unsupported` unless [`Capability::Snapshot`] is declared.
     async fn snapshot(&self) -> Result<Snapshot>;
 
-    /// Makes an independent copy that goes on from this state; `Unsupported` unless [`Capability::Fork`] is declared.
+    /// Creates an independent copy that resumes from the current state. Fails with `Unsupported` unless
+    /// [`Capability::Fork`] is declared.
     async fn fork(&self) -> Result<Arc<dyn Sandbox>>;
 
-    /// Stops every program in the sandbox where it stands, until [`Self::resume`]. Idempotent.
+    /// Pauses every program in the sandbox until [`Self::resume`]. Idempotent.
     ///
     /// # Behavior
-    /// - Answers `Unsupported` unless [`Capability::Pause`] is declared.
-    /// - Programs make no progress, and the time that their execs may take stands still.
-    /// - What is asked of an exec meanwhile (input, a cancel, the drop of its handle) takes effect when it goes on.
-    /// - Every call but `resume`, `usage` and `close` answers `Conflict`; `close` ends a paused sandbox as any other. A
-    ///   backend that can do so may take snapshots of a paused sandbox, and fork it: the copy is not paused.
+    /// - Fails with `Unsupported` unless [`Capability::Pause`] is declared.
+    /// - While paused, programs make no progress and the timeouts of their execs do not run.
+    /// - Operations on an exec (input, cancel, drop of its handle) take effect when the sandbox resumes.
+    /// - Every call other than `resume`, `usage` and `close` fails with `Conflict`. `close` works as on any sandbox. A
+    ///   backend may also allow `snapshot` and `fork` of a paused sandbox; the copy is not paused.
     async fn pause(&self) -> Result<()>;
 
-    /// Lets programs go on where they stood. Idempotent; nothing happens to a sandbox that is not paused.
+    /// Resumes a paused sandbox. Idempotent; has no effect on a sandbox that is not paused.
     async fn resume(&self) -> Result<()>;
 
-    /// What the sandbox uses now.
+    /// Returns the current resource usage.
     async fn usage(&self) -> Result<SandboxUsage>;
 
-    /// Ends every exec and frees everything: processes, mounts, control groups, directories. Idempotent; returns when
-    /// nothing is left.
+    /// Closes the sandbox: ends every exec and frees all processes, mounts, cgroups and directories. Returns when
+    /// nothing is left. Idempotent.
     async fn close(&self) -> Result<()>;
 }
 
 impl dyn Sandbox {
-    /// Reads a whole file of at most `limit` bytes.
+    /// Reads a whole file into memory.
+    ///
+    /// # Errors
+    /// - `ResourceExhausted` if the file is larger than `limit`.
+    /// - The errors of [`Sandbox::read_file`].
     pub async fn read_file_to_end(&self, path: &SandboxPath, limit: ByteSize) -> Result<Vec<u8>> {
         use tokio::io::AsyncReadExt;
         let reader = self.read_file(path).await?;
         let mut data = Vec::new();
-        reader
-            .take(limit.as_bytes().saturating_add(1))
-            .read_to_end(&mut data)
-            .await
-            .map_err(|error| crate::Error::new(crate::ErrorKind::Io, "read_file", "cannot read").with_source(error))?;
+        reader.take(limit.as_bytes().saturating_add(1)).read_to_end(&mut data).await.map_err(|error| {
+            crate::Error::new(crate::ErrorKind::Io, "read_file", "cannot read the file").with_source(error)
+        })?;
         if data.len() as u64 > limit.as_bytes() {
             return Err(crate::Error::new(
                 crate::ErrorKind::ResourceExhausted,
@@ -320,14 +327,14 @@ impl dyn Sandbox {
         Ok(data)
     }
 
-    /// Writes a whole file from memory.
+    /// Writes `contents` to a file as [`Sandbox::write_file`] does. Returns the number of bytes written.
     pub async fn write_bytes(&self, path: &SandboxPath, contents: impl Into<Bytes>) -> Result<u64> {
         self.write_file(path, Box::new(std::io::Cursor::new(contents.into()))).await
     }
 }
 
-/// Collects an exec's output and exit. What the ring could not hold until it was read counts as truncated. Dropping the
-/// future drops the handle, if it was given away.
+/// Collects an exec's output and waits for its exit. Output that the ring buffer dropped before it was read sets
+/// `truncated`. Dropping the future drops the handle if the handle was passed by value.
 pub async fn collect(handle: impl Borrow<ExecHandle> + Send) -> Result<Completed> {
     let handle = handle.borrow();
     let mut output = handle.output();

@@ -1,4 +1,4 @@
-//! The one error type of the contract: what failed, whose fault it is, and whether trying again can help.
+//! The error type of the contract: what failed, which party caused it, and whether a retry can help.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -8,44 +8,44 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Result with the contract's [`Error`].
+/// A result with the contract's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure this is. Faces map kinds to exit codes and HTTP statuses.
+/// The kind of a failure. Frontends map it to exit codes and HTTP statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The request itself is malformed or contradicts itself.
+    /// The request is malformed or contradicts itself.
     InvalidInput,
-    /// The backend does not offer this operation or setting at all.
+    /// The backend does not offer this operation or setting.
     Unsupported,
-    /// The host cannot enforce what was asked; nothing was started.
+    /// The host cannot enforce a requested protection. Nothing was started.
     WeakerThanAsked,
-    /// A policy forbids it.
+    /// A policy forbids the operation.
     Denied,
     /// A file, command, backend or sandbox does not exist.
     NotFound,
     /// The command exists but cannot be executed.
     NotExecutable,
-    /// A path points outside the workspace or at something that is not a plain file or directory.
+    /// A path points outside the workspace, or at an object that is not a regular file or directory.
     PathEscape,
-    /// The object exists already, or is of another type than the operation needs.
+    /// The object already exists, or has a type that the operation does not accept.
     Conflict,
     /// A limit or quota is used up.
     ResourceExhausted,
     /// The sandbox or exec was closed before or during the operation.
     Closed,
-    /// The host lacks something the backend needs (a daemon, a permission, a kernel feature).
+    /// The host lacks a prerequisite of the backend, such as a daemon, a permission or a kernel feature.
     Unavailable,
     /// The operating system refused an operation for a reason not covered above.
     Io,
-    /// Cofferdam itself is at fault.
+    /// A bug in Cofferdam.
     Internal,
 }
 
 impl ErrorKind {
-    /// The kebab-case name used on the wire and in messages.
+    /// Returns the kebab-case name used in JSON and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidInput => "invalid-input",
@@ -64,7 +64,8 @@ impl ErrorKind {
         }
     }
 
-    /// Exit code of the command line for this kind: 127 and 126 as shells use them, 125 for everything else.
+    /// Returns the exit code of the command line for this kind: 127 for `NotFound` and 126 for `NotExecutable`, as
+    /// shells use them; 125 for all others.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::NotFound => 127,
@@ -74,33 +75,33 @@ impl ErrorKind {
     }
 }
 
-/// Whose fault the failure is.
+/// The party that caused a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// The caller asked for something wrong.
+    /// The caller: the request was wrong.
     Caller,
-    /// The code inside the sandbox did something wrong.
+    /// The guest: code inside the sandbox.
     Guest,
-    /// The machine lacks something or failed.
+    /// The host: a prerequisite is missing or the machine failed.
     Host,
-    /// A policy said no.
+    /// A policy forbade the operation.
     Policy,
 }
 
-/// Whether the same call may succeed later.
+/// The chance that a retry of the same call succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Retry {
-    /// The same call fails again until something else is changed.
+    /// The same call fails again until the cause is removed.
     Never,
-    /// The same call may succeed if tried again.
+    /// The same call may succeed later.
     MayHelp,
 }
 
-/// An error of any operation of the contract.
+/// An error of an operation of the contract.
 ///
-/// The message says what failed and why; [`Error::remedy`] says what to do next, where that is known.
+/// [`Error::message`] describes what failed and why. [`Error::remedy`] describes what to do next, if that is known.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -119,7 +120,7 @@ struct Inner {
 }
 
 impl Error {
-    /// Makes an error of `kind` for `operation`; fault and retry take the kind's usual values.
+    /// Creates an error of `kind` for `operation`. Fault and retry take the kind's default values.
     pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
         let fault = match kind {
             ErrorKind::Denied => Fault::Policy,
@@ -154,50 +155,51 @@ impl Error {
         }
     }
 
-    /// A backend does not offer `what`.
+    /// Creates an `Unsupported` error: the backend does not offer `what`.
     pub fn unsupported(operation: &'static str, what: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, operation, what)
     }
 
-    /// The request is malformed.
+    /// Creates an `InvalidInput` error: the request is malformed.
     pub fn invalid(operation: &'static str, message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidInput, operation, message)
     }
 
-    /// The sandbox or exec is closed.
+    /// Creates a `Closed` error: the sandbox or exec is closed.
     pub fn closed(operation: &'static str) -> Self {
-        Self::new(ErrorKind::Closed, operation, "it is closed")
+        Self::new(ErrorKind::Closed, operation, "the sandbox or exec is closed")
     }
 
-    /// Says whose fault it is, where that differs from the kind's usual value.
+    /// Sets the party at fault, if it differs from the kind's default.
     #[must_use]
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.inner.fault = fault;
         self
     }
 
-    /// Says whether a retry can help, where that differs from the kind's usual value.
+    /// Sets whether a retry can help, if that differs from the kind's default.
     #[must_use]
     pub fn with_retry(mut self, retry: Retry) -> Self {
         self.inner.retry = retry;
         self
     }
 
-    /// Adds what the reader can do about it.
+    /// Adds a remedy: what the reader can do next.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.inner.remedy = Some(remedy.into());
         self
     }
 
-    /// Adds a named fact, such as a path or an id. Never put a secret here.
+    /// Adds a key and value as context, such as a path or an id. The value must not be a secret.
     #[must_use]
     pub fn with_context(mut self, key: &'static str, value: impl Into<String>) -> Self {
         self.inner.context.push((key.into(), value.into()));
         self
     }
 
-    /// Adds the outcome of a close that this error led to: nothing where it succeeded, else its error as context.
+    /// Adds the error of a close that followed this failure as context. Returns the error unchanged if the close
+    /// succeeded.
     #[must_use]
     pub fn with_failed_close(self, closed: Result<()>) -> Self {
         match closed {
@@ -213,42 +215,43 @@ impl Error {
         self
     }
 
-    /// What kind of failure.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// Whose fault.
+    /// Returns the party at fault.
     pub fn fault(&self) -> Fault {
         self.inner.fault
     }
 
-    /// Whether a retry can help.
+    /// Returns whether a retry can help.
     pub fn retry(&self) -> Retry {
         self.inner.retry
     }
 
-    /// The operation that failed, such as `create` or `read_file`.
+    /// Returns the name of the operation that failed, such as `create` or `read_file`.
     pub fn operation(&self) -> &str {
         &self.inner.operation
     }
 
-    /// What failed and why, without operation, context and remedy.
+    /// Returns the message: what failed and why, without operation, context and remedy.
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// What to do next, if known.
+    /// Returns what to do next, if known.
     pub fn remedy(&self) -> Option<&str> {
         self.inner.remedy.as_deref()
     }
 
-    /// The named facts.
+    /// Returns the context as pairs of key and value.
     pub fn context(&self) -> impl Iterator<Item = (&str, &str)> {
         self.inner.context.iter().map(|(key, value)| (key.as_ref(), value.as_str()))
     }
 
-    /// The error as a JSON object with the keys kind, fault, retry, operation, message, remedy and context.
+    /// Returns the error as a JSON object with the keys `kind`, `fault`, `retry`, `operation`, `message`, `remedy` and
+    /// `context`.
     pub fn to_json(&self) -> serde_json::Value {
         let context: serde_json::Map<_, _> =
             self.context().map(|(key, value)| (key.to_owned(), value.into())).collect();
@@ -298,8 +301,8 @@ impl StdError for Error {
     }
 }
 
-/// Returns the outcome of an operation after which its sandbox was closed: its own error where it failed, with the close's
-/// as context, else the close's.
+/// Combines the outcome of an operation with the outcome of the close that followed it. Returns the operation's error
+/// if it failed, with the close's error as context. Otherwise returns the close's error, if any.
 pub fn after_close<T>(outcome: Result<T>, closed: Result<()>) -> Result<T> {
     match outcome {
         Ok(done) => closed.map(|()| done),
@@ -307,7 +310,7 @@ pub fn after_close<T>(outcome: Result<T>, closed: Result<()>) -> Result<T> {
     }
 }
 
-/// An [`Error`] as plain data, so that it can go to another process and be the same error there.
+/// An [`Error`] as plain data, for transfer to another process that restores the same error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorData {
@@ -325,7 +328,7 @@ pub struct ErrorData {
     pub remedy: Option<String>,
     /// See [`Error::context`].
     pub context: Vec<(String, String)>,
-    /// The text of what caused it.
+    /// The text of the error that caused this one.
     pub cause: Option<String>,
 }
 

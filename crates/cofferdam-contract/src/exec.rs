@@ -1,4 +1,4 @@
-//! What to run inside a sandbox.
+//! The command to run inside a sandbox.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,77 +10,78 @@ use serde::{Deserialize, Serialize};
 use crate::units::serde_optional_duration;
 use crate::{ByteSize, Error, Result, SandboxPath};
 
-/// Output kept per exec unless the request says otherwise: 1 MiB.
+/// The default of [`ExecRequest::max_output`]: 1 MiB.
 pub const DEFAULT_MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(1);
-/// Argument and environment bytes that one request may carry: 1 MiB.
+/// The most bytes of arguments and environment in one request: 1 MiB.
 pub const MAX_ARGUMENT_BYTES: usize = 1 << 20;
-/// Code of one script: 16 MiB.
+/// The most bytes of code in one script: 16 MiB.
 const MAX_SCRIPT_BYTES: usize = 16 << 20;
-/// The most arguments or variables in one request.
+/// The most arguments and environment variables in one request.
 const MAX_ARGUMENTS: usize = 65_536;
 
-/// Code that is put into a private file inside and run by an interpreter, never passed on a command line.
+/// Code that is written to a private file inside the sandbox and run by an interpreter. It never appears on a command
+/// line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
-    /// The interpreter and its options, such as `["python3"]`; looked up in the sandbox's PATH.
+    /// The interpreter and its options, such as `["python3"]`. The interpreter is looked up in the sandbox's `PATH`.
     pub interpreter: Vec<String>,
-    /// The file's name, such as `main.py`: one path component.
+    /// The name of the file, such as `main.py`: one path component.
     pub name: String,
-    /// The code.
+    /// The code, at most 16 MiB.
     #[schemars(with = "Vec<u8>")]
     pub contents: Bytes,
-    /// Arguments after the file.
+    /// Arguments after the file name. Default: none.
     #[serde(default)]
     pub args: Vec<String>,
 }
 
-/// What to run.
+/// A command to run inside a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// A program and its arguments; a program without a slash is looked up in the sandbox's PATH.
+    /// A program and its arguments. A program without a slash is looked up in the sandbox's `PATH`.
     Argv(Vec<String>),
-    /// A line for `/bin/sh -c`.
+    /// A command line for `/bin/sh -c`.
     Shell(String),
     /// Code in a private, read-only file.
     Script(Script),
 }
 
-/// Where standard input comes from.
+/// The source of standard input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stdin {
-    /// End-of-file at once.
+    /// Immediate end-of-file. The default.
     #[default]
     Empty,
     /// These bytes, then end-of-file.
     Bytes(#[schemars(with = "Vec<u8>")] Bytes),
-    /// What is written to the handle's stdin until that is closed.
+    /// A stream: the bytes written to [`crate::ExecHandle::stdin`], until that is closed.
     Stream,
 }
 
-/// Rows and columns of a terminal.
+/// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TerminalSize {
-    /// Lines.
+    /// Number of rows.
     pub rows: u16,
-    /// Characters in a line.
+    /// Number of columns.
     pub columns: u16,
 }
 
-/// Changes to the sandbox's minimal environment (`PATH`, `HOME`, `LANG`); nothing is inherited from the host.
+/// Changes to the sandbox's minimal environment (`PATH`, `HOME`, `LANG`). Nothing is inherited from the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct EnvDelta(BTreeMap<String, Option<String>>);
 
 impl EnvDelta {
-    /// The changes: a value sets, `None` unsets.
+    /// Iterates over the changes: `Some` sets a variable, `None` unsets it.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_deref()))
     }
 
-    /// The environment that results from applying the delta to `base`.
+    /// Applies the changes to `base` and returns the resulting environment.
     pub fn apply<'a>(&'a self, base: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<&'a str, &'a str> {
         let mut result: BTreeMap<&str, &str> = base.into_iter().collect();
         for (key, value) in self.iter() {
@@ -93,7 +94,8 @@ impl EnvDelta {
     }
 }
 
-/// What to run inside a sandbox, and how. Immutable; made by [`ExecRequest::builder`] or read from JSON.
+/// A command to run inside a sandbox and its settings. Immutable; created by [`ExecRequest::builder`] or deserialized
+/// from JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
@@ -120,7 +122,7 @@ fn default_max_output() -> ByteSize {
 }
 
 impl ExecRequest {
-    /// Starts a request for `command`.
+    /// Creates a builder for `command` with default settings.
     pub fn builder(command: Command) -> ExecRequestBuilder {
         ExecRequestBuilder {
             request: Self {
@@ -136,62 +138,70 @@ impl ExecRequest {
         }
     }
 
-    /// A request for a program and its arguments, all else default.
+    /// Creates a builder for a program and its arguments with default settings.
     pub fn argv<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> ExecRequestBuilder {
         Self::builder(Command::Argv(argv.into_iter().map(Into::into).collect()))
     }
 
-    /// A request for a shell line, all else default.
+    /// Creates a builder for a shell command line with default settings.
     pub fn shell(line: impl Into<String>) -> ExecRequestBuilder {
         Self::builder(Command::Shell(line.into()))
     }
 
-    /// What to run.
+    /// Returns the command.
     pub fn command(&self) -> &Command {
         &self.command
     }
 
-    /// Changes to the minimal environment.
+    /// Returns the changes to the minimal environment. Default: none.
     pub fn env(&self) -> &EnvDelta {
         &self.env
     }
 
-    /// Where to start, relative to the workspace.
+    /// Returns the working directory, relative to the workspace. Default: the workspace itself.
     pub fn working_dir(&self) -> &SandboxPath {
         &self.working_dir
     }
 
-    /// Standard input.
+    /// Returns the source of standard input. Default: empty.
     pub fn stdin(&self) -> &Stdin {
         &self.stdin
     }
 
-    /// The terminal to run in, if any; stdout and stderr are then one stream.
+    /// Returns the size of the terminal, or `None` to run without a terminal. With a terminal, standard output and
+    /// standard error are one stream. Default: no terminal.
     pub fn terminal(&self) -> Option<TerminalSize> {
         self.terminal
     }
 
-    /// Real time allowed; `None` takes the spec's wall time.
+    /// Returns the limit on wall-clock time. `None`, the default, means [`crate::Limits::wall_time`] of the spec.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// Bytes of stdout and stderr together that are passed on; the rest is read and dropped.
+    /// Returns the most bytes of stdout and stderr together that are delivered. Output beyond it is read and discarded.
+    /// Default: [`DEFAULT_MAX_OUTPUT`].
     pub fn max_output(&self) -> ByteSize {
         self.max_output
     }
 
-    /// Bytes kept for subscribers that lag: as set, else `max_output`, but at most 8 MiB.
+    /// Returns the size of the ring buffer for subscribers that lag, in bytes. Default: `max_output`, but at most 8
+    /// MiB.
     pub fn output_buffer(&self) -> ByteSize {
         self.output_buffer.unwrap_or(self.max_output.min(ByteSize::from_mebibytes(8)))
     }
 
-    /// A builder that begins with this request's values.
+    /// Creates a builder that starts with this request's values.
     pub fn to_builder(&self) -> ExecRequestBuilder {
         ExecRequestBuilder { request: self.clone() }
     }
 
-    /// Checks what can be checked without a host. Backends call it first, because a request may come from JSON.
+    /// Checks everything that can be checked without a host. Backends call it first, because a request may come from
+    /// JSON.
+    ///
+    /// # Errors
+    /// - `InvalidInput` for an empty command, a NUL byte, a malformed script or variable name, arguments and
+    ///   environment beyond [`MAX_ARGUMENT_BYTES`], or a timeout of 0.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("start", message));
         let words: Vec<&str> = match &self.command {
@@ -199,7 +209,7 @@ impl ExecRequest {
             Command::Shell(line) => vec![line],
             Command::Script(script) => {
                 if script.contents.len() > MAX_SCRIPT_BYTES {
-                    return bad("a script is at most 16 MiB");
+                    return bad("a script must be at most 16 MiB");
                 }
                 if script.interpreter.is_empty() {
                     return bad("a script needs an interpreter");
@@ -230,17 +240,17 @@ impl ExecRequest {
         }
         if bytes > MAX_ARGUMENT_BYTES || count > MAX_ARGUMENTS {
             return bad(
-                "arguments and environment are at most 1 MiB in 65536 parts; pass more through a file or stdin",
+                "arguments and environment must be at most 1 MiB and 65536 items; pass more through a file or stdin",
             );
         }
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return bad("a timeout of 0 lets nothing run");
+            return bad("the timeout must be greater than 0");
         }
         Ok(())
     }
 }
 
-/// Builds an [`ExecRequest`].
+/// A builder for an [`ExecRequest`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ExecRequestBuilder {
@@ -260,43 +270,43 @@ impl ExecRequestBuilder {
         self
     }
 
-    /// Sets where to start, relative to the workspace.
+    /// Sets the working directory, relative to the workspace. Default: the workspace itself.
     pub fn working_dir(mut self, path: SandboxPath) -> Self {
         self.request.working_dir = path;
         self
     }
 
-    /// Sets standard input.
+    /// Sets the source of standard input. Default: empty.
     pub fn stdin(mut self, stdin: Stdin) -> Self {
         self.request.stdin = stdin;
         self
     }
 
-    /// Runs in a terminal of this size.
+    /// Runs the command in a terminal of this size. Default: no terminal.
     pub fn terminal(mut self, size: TerminalSize) -> Self {
         self.request.terminal = Some(size);
         self
     }
 
-    /// Sets the real time allowed.
+    /// Sets the limit on wall-clock time. Default: [`crate::Limits::wall_time`] of the spec.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.request.timeout = Some(timeout);
         self
     }
 
-    /// Sets how many bytes of output are passed on.
+    /// Sets the most bytes of stdout and stderr together that are delivered. Default: [`DEFAULT_MAX_OUTPUT`].
     pub fn max_output(mut self, size: ByteSize) -> Self {
         self.request.max_output = size;
         self
     }
 
-    /// Sets how many bytes are kept for subscribers that lag.
+    /// Sets the size of the ring buffer for subscribers that lag. Default: `max_output`, but at most 8 MiB.
     pub fn output_buffer(mut self, size: ByteSize) -> Self {
         self.request.output_buffer = Some(size);
         self
     }
 
-    /// Checks and returns the request.
+    /// Checks the request with [`ExecRequest::validate`] and returns it.
     pub fn build(self) -> Result<ExecRequest> {
         self.request.validate()?;
         Ok(self.request)

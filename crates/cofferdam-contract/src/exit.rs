@@ -1,4 +1,4 @@
-//! How an exec ended and what it used.
+//! The result of an exec and its resource usage.
 
 use std::time::Duration;
 
@@ -8,52 +8,53 @@ use serde::{Deserialize, Serialize};
 use crate::LimitKind;
 use crate::units::serde_duration;
 
-/// What one exec used.
+/// The resource usage of one exec.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
-    /// CPU seconds, user and system, of all its processes that are accounted for. Where execs overlap, what is charged
-    /// to this one towards its limit on CPU time.
+    /// CPU seconds, user and system, of all processes of the exec that are counted. If execs overlap, the time charged
+    /// to this one towards its CPU time limit.
     pub cpu_seconds: f64,
-    /// The most memory used at once, in bytes: of the whole sandbox where a control group counts it, else of the
-    /// largest process. `None` where the backend cannot tell.
+    /// Peak memory use, in bytes: of the whole sandbox if a cgroup counts it, otherwise of the largest process. `None`
+    /// if the backend cannot measure it.
     pub peak_memory_bytes: Option<u64>,
-    /// Bytes the processes wrote to stdout and stderr, those beyond the output limit included.
+    /// Bytes that the processes wrote to stdout and stderr, including those beyond the output limit.
     pub output_bytes: u64,
 }
 
-/// How an exec ended.
+/// The result of an exec.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Exit {
-    /// The exit code; -1 after a time-out or when a signal ended the program.
+    /// The exit code; -1 after a timeout or if a signal ended the program.
     pub code: i32,
-    /// The signal that ended the program.
+    /// The signal that ended the program, if any.
     pub signal: Option<i32>,
-    /// Real time ran out and the process tree was killed.
+    /// True if the wall-clock timeout expired and the process tree was killed.
     pub timed_out: bool,
-    /// [`crate::ExecHandle::cancel`] or `close` ended it.
+    /// True if [`crate::ExecHandle::cancel`] or `close` ended the exec.
     pub cancelled: bool,
-    /// Output beyond the request's maximum was dropped.
+    /// True if output beyond the request's maximum was dropped.
     pub truncated: bool,
-    /// The limit that killed the program.
+    /// The limit that killed the program, if any.
     pub killed_by: Option<LimitKind>,
-    /// Limits at which the kernel refused something (a fork, a write) or killed a process of the sandbox while it ran,
-    /// whether or not that ended the program.
+    /// Limits that took effect during the exec, even if they did not end the program: the kernel refused an operation
+    /// (a fork, a write) or killed a process of the sandbox.
     pub limits_hit: Vec<LimitKind>,
-    /// Real time from start to end, in seconds.
+    /// Wall-clock time from start to end, in seconds.
     #[serde(with = "serde_duration")]
     #[schemars(with = "f64")]
     pub duration: Duration,
-    /// What it used.
+    /// Resource usage of the exec.
     pub usage: Usage,
 }
 
 impl Exit {
-    /// Exit code 0, and nothing ended it early.
+    /// Returns true if the exit code is 0 and neither a signal nor a timeout ended the program.
     pub fn success(&self) -> bool {
         self.code == 0 && self.signal.is_none() && !self.timed_out
     }
 
-    /// The status as a shell would give it: 124 after a time-out, 137 when a limit killed it, 128+n after signal n.
+    /// Returns the exit status as a shell reports it: 124 after a timeout, 137 if a limit killed the program, 128+n
+    /// after signal n, otherwise the low 8 bits of the exit code.
     pub fn shell_status(&self) -> u8 {
         if self.timed_out {
             124

@@ -1,4 +1,4 @@
-//! Paths and files of a workspace, as the file API names them.
+//! Paths and files of a workspace in the file API.
 
 use std::fmt;
 
@@ -8,26 +8,30 @@ use tokio::io::AsyncRead;
 
 use crate::{Error, ErrorKind, Result, WORKSPACE_PATH};
 
-/// A file's bytes as they are read; nothing is held whole.
+/// A stream of a file's bytes. The file is never held in memory as a whole.
 pub type FileReader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// A path inside the workspace, relative to it, without `..` and empty parts. The empty path is the workspace itself.
+/// A path relative to the workspace, without `..` and empty components. The empty path is the workspace itself.
 ///
-/// It says nothing about symlinks: those are the guest's, and a backend resolves them so that none leads outside.
+/// A valid path may still contain symlinks, which the guest controls. Backends resolve them so that none leads outside.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct SandboxPath(String);
 
 impl SandboxPath {
-    /// Parses `a/b`, `./a/b` or `/workspace/a/b`. Anything with `..`, NUL, or outside the workspace is refused.
+    /// Parses a path such as `a/b`, `./a/b` or `/workspace/a/b`.
+    ///
+    /// # Errors
+    /// - `PathEscape` for a path that contains `..` or is absolute and outside the workspace.
+    /// - `InvalidInput` for a NUL byte, a path of more than 4096 bytes, or a component of more than 255 bytes.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         let bad = |kind, message: &str| {
             Err(Error::new(kind, "path", message).with_context("path", text.escape_debug().to_string()))
         };
         if text.len() > 4096 || text.contains('\0') {
-            return bad(ErrorKind::InvalidInput, "a path is at most 4096 bytes without NUL");
+            return bad(ErrorKind::InvalidInput, "a path must be at most 4096 bytes and contain no NUL byte");
         }
         let relative = match text.strip_prefix(WORKSPACE_PATH) {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
@@ -39,24 +43,26 @@ impl SandboxPath {
             match part {
                 "" | "." => {}
                 ".." => return bad(ErrorKind::PathEscape, "'..' is not allowed in a workspace path"),
-                part if part.len() > 255 => return bad(ErrorKind::InvalidInput, "a name is at most 255 bytes"),
+                part if part.len() > 255 => {
+                    return bad(ErrorKind::InvalidInput, "a path component must be at most 255 bytes");
+                }
                 part => parts.push(part),
             }
         }
         Ok(Self(parts.join("/")))
     }
 
-    /// The path relative to the workspace; empty for the workspace itself.
+    /// Returns the path relative to the workspace. Empty for the workspace itself.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is the workspace itself.
+    /// Returns true if this is the workspace itself.
     pub fn is_workspace(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The path as code inside sees it.
+    /// Returns the absolute path inside the sandbox, such as `/workspace/a/b`.
     pub fn inside(&self) -> String {
         if self.0.is_empty() { WORKSPACE_PATH.to_owned() } else { format!("{WORKSPACE_PATH}/{}", self.0) }
     }
@@ -82,28 +88,28 @@ impl fmt::Display for SandboxPath {
     }
 }
 
-/// What a directory entry is. Links are not followed.
+/// The type of a directory entry. Symlinks are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
-    /// A plain file.
+    /// A regular file.
     File,
     /// A directory.
     Directory,
-    /// A symbolic link.
+    /// A symlink.
     Symlink,
     /// A fifo, socket or device.
     Other,
 }
 
-/// One entry of a directory. The name is chosen by the guest: treat it as hostile.
+/// An entry of a directory. The guest chooses the name: treat it as untrusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DirEntry {
-    /// The entry's name; bytes that are not UTF-8 are replaced by U+FFFD.
+    /// The entry's name. Bytes that are not UTF-8 are replaced by U+FFFD.
     pub name: String,
-    /// What it is.
+    /// The entry's type.
     pub kind: EntryKind,
-    /// The length of a plain file in bytes, else 0.
+    /// The size of a regular file in bytes; 0 for other types.
     pub size: u64,
 }
 

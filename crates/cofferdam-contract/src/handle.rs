@@ -1,4 +1,4 @@
-//! A running exec, as its starter holds it, and the other end that a backend drives.
+//! A running exec: the handle for the caller and the driver for the backend.
 //!
 //! ```text
 //! running --(program ends | time-out | limit | cancel | close | drop)--> ended, exit cached
@@ -18,10 +18,10 @@ use tokio::sync::watch;
 
 use crate::{Error, ExecRequest, Exit, OutputSubscription, Publisher, Result, TerminalSize};
 
-/// Time between SIGTERM and SIGKILL in [`ExecHandle::cancel`].
+/// The default grace period between SIGTERM and SIGKILL in [`ExecHandle::cancel`]: 2 seconds.
 pub const DEFAULT_CANCEL_GRACE: Duration = Duration::from_secs(2);
 
-/// Names one exec within its sandbox.
+/// The id of an exec within its sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct ExecId(pub u64);
@@ -32,23 +32,24 @@ impl fmt::Display for ExecId {
     }
 }
 
-/// What a backend lets a handle do to a running exec. Every call returns at once and may be repeated.
+/// The control operations of a handle on a running exec, implemented by the backend. Every call returns immediately and
+/// may be repeated.
 pub trait ExecControl: Send + Sync {
-    /// Asks the process tree to end: SIGTERM, after `grace` SIGKILL. The exit says `cancelled`.
+    /// Sends SIGTERM to the process tree, and SIGKILL after `grace`. The exit has `cancelled` set.
     fn cancel(&self, grace: Duration);
 
-    /// Kills the process tree. The exit says `cancelled`.
+    /// Kills the process tree. The exit has `cancelled` set.
     fn kill(&self);
 
-    /// Changes the size of the exec's terminal; `Unsupported` without one.
+    /// Resizes the exec's terminal. Fails with `Unsupported` if the exec has none.
     fn resize(&self, size: TerminalSize) -> Result<()>;
 }
 
-/// The bytes that go to a program's standard input. Dropping or shutting it down is end-of-file.
+/// A writer to a program's standard input. Dropping it or shutting it down sends end-of-file.
 pub struct StdinWriter(Box<dyn AsyncWrite + Send + Unpin>);
 
 impl StdinWriter {
-    /// Wraps the backend's writer, whose shutdown and drop must mean end-of-file.
+    /// Wraps the backend's writer. Its shutdown and drop must send end-of-file.
     pub fn new(writer: impl AsyncWrite + Send + Unpin + 'static) -> Self {
         Self(Box::new(writer))
     }
@@ -81,7 +82,7 @@ impl fmt::Debug for StdinWriter {
 
 type Outcome = Option<Result<Exit>>;
 
-/// A running exec. Dropping it kills the process tree and frees what it held.
+/// A handle on a running exec. Dropping it kills the process tree and frees its resources.
 pub struct ExecHandle {
     id: ExecId,
     first: Mutex<Option<OutputSubscription>>,
@@ -92,8 +93,8 @@ pub struct ExecHandle {
 }
 
 impl ExecHandle {
-    /// Makes a handle and the driver through which the backend feeds it. The driver's publisher has the bounds that
-    /// `request` asks for.
+    /// Creates a handle and the driver through which the backend feeds it. The driver's publisher has the output limit
+    /// and buffer size of `request`.
     pub fn new(
         id: ExecId,
         request: &ExecRequest,
@@ -114,48 +115,50 @@ impl ExecHandle {
         (handle, ExecDriver { publisher, exit: sender })
     }
 
-    /// The exec's id within its sandbox.
+    /// Returns the exec's id within its sandbox.
     pub fn id(&self) -> ExecId {
         self.id
     }
 
-    /// Subscribes to output.
+    /// Subscribes to the output.
     ///
     /// # Behavior
-    /// - The first call gets the output from the start; every later call gets what comes from then on.
-    /// - A subscriber that is too slow gets [`crate::OutputEvent::Lost`] and goes on from the oldest chunk kept.
+    /// - The first call receives the output from the start. Each later call receives only output from then on.
+    /// - A subscriber that is too slow receives [`crate::OutputEvent::Lost`] and continues from the oldest buffered
+    ///   chunk.
     /// - The stream ends when the exec has ended.
     pub fn output(&self) -> OutputSubscription {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         first.unwrap_or_else(|| self.live.resubscribe())
     }
 
-    /// Takes the writer to standard input; `None` if the request had none or it was taken.
+    /// Takes the writer to standard input. Returns `None` if the request has no stream or the writer was already taken.
     pub fn stdin(&self) -> Option<StdinWriter> {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Waits for the end. Any number of callers may wait, before and after it; all get the same answer.
+    /// Waits for the exit. Any number of callers may wait, before and after the end; all get the same result.
     pub async fn exit(&self) -> Result<Exit> {
         self.exit_watch().exit().await
     }
 
-    /// The end alone: whoever watches it does not keep the exec from being dropped.
+    /// Returns a watch on the exit. A watch does not keep the exec alive when the handle is dropped.
     pub fn exit_watch(&self) -> ExitWatch {
         ExitWatch(self.exit.clone())
     }
 
-    /// The exit if it is known already.
+    /// Returns the exit if the exec has ended.
     pub fn try_exit(&self) -> Option<Result<Exit>> {
         self.exit.borrow().clone()
     }
 
-    /// Ends the process tree: SIGTERM, [`DEFAULT_CANCEL_GRACE`], SIGKILL; waits for the end. Idempotent.
+    /// Terminates the process tree and waits for the exit: SIGTERM, then SIGKILL after [`DEFAULT_CANCEL_GRACE`].
+    /// Idempotent.
     pub async fn cancel(&self) -> Result<Exit> {
         self.cancel_within(DEFAULT_CANCEL_GRACE).await
     }
 
-    /// As [`Self::cancel`], with another grace period.
+    /// Terminates the process tree like [`Self::cancel`], with `grace` between SIGTERM and SIGKILL.
     pub async fn cancel_within(&self, grace: Duration) -> Result<Exit> {
         if self.try_exit().is_none() {
             self.control.cancel(grace);
@@ -163,12 +166,12 @@ impl ExecHandle {
         self.exit().await
     }
 
-    /// Asks for the end without waiting for it: SIGTERM, `grace`, SIGKILL.
+    /// Terminates the process tree like [`Self::cancel_within`] without waiting for the exit.
     pub fn request_cancel(&self, grace: Duration) {
         self.control.cancel(grace);
     }
 
-    /// Kills the process tree if it runs still, and waits for the end. Idempotent.
+    /// Kills the process tree if it is still running, and waits for the exit. Idempotent.
     pub async fn close(&self) -> Result<()> {
         if self.try_exit().is_none() {
             self.control.kill();
@@ -177,7 +180,7 @@ impl ExecHandle {
         self.exit().await.map(drop)
     }
 
-    /// Changes the size of the exec's terminal.
+    /// Resizes the exec's terminal. Fails with `Unsupported` if the exec has none.
     pub fn resize(&self, size: TerminalSize) -> Result<()> {
         self.control.resize(size)
     }
@@ -197,12 +200,12 @@ impl fmt::Debug for ExecHandle {
     }
 }
 
-/// Watches an exec's end without holding on to its handle.
+/// A watch on an exec's exit that does not own the handle.
 #[derive(Debug, Clone)]
 pub struct ExitWatch(watch::Receiver<Outcome>);
 
 impl ExitWatch {
-    /// As [`ExecHandle::exit`].
+    /// Waits for the exit like [`ExecHandle::exit`].
     pub async fn exit(&self) -> Result<Exit> {
         let mut exit = self.0.clone();
         let outcome = match exit.wait_for(Option::is_some).await {
@@ -214,13 +217,14 @@ impl ExitWatch {
         })
     }
 
-    /// Whether the exec has ended, or its backend has.
+    /// Returns true if the exec has ended, or if its backend has gone without reporting an exit.
     pub fn is_over(&self) -> bool {
         self.0.borrow().is_some() || self.0.has_changed().is_err()
     }
 }
 
-/// The backend's end of an [`ExecHandle`]. Dropping it unfinished gives every waiter an internal error.
+/// The backend's end of an [`ExecHandle`]. If it is dropped before [`Self::finish`], every waiter gets an internal
+/// error.
 #[derive(Debug)]
 pub struct ExecDriver {
     publisher: Publisher,
@@ -228,12 +232,12 @@ pub struct ExecDriver {
 }
 
 impl ExecDriver {
-    /// Where output goes.
+    /// Returns the publisher for the exec's output.
     pub fn publisher(&self) -> &Publisher {
         &self.publisher
     }
 
-    /// Ends the output, then tells every waiter. `truncated` and `output_bytes` are filled in from the publisher.
+    /// Ends the output and reports the outcome to every waiter. Sets `truncated` and `output_bytes` from the publisher.
     pub fn finish(self, outcome: Result<Exit>) {
         self.publisher.close();
         let outcome = outcome.map(|mut exit| {

@@ -1,16 +1,17 @@
-//! The contract between frontends and backends.
+//! The API shared by frontends and backends.
 //!
-//! A frontend (CLI, server, plugin host) builds a [`Spec`] and an [`ExecRequest`]. A [`Backend`] turns the spec into a
-//! [`Sandbox`], and the sandbox turns the request into an [`ExecHandle`]. Output, an [`Exit`] and the [`Posture`] come back.
-//! The crate knows no backend, no tenant's quota and no frontend.
+//! A frontend (CLI, MCP server, REST server) builds a [`Spec`] and an [`ExecRequest`]. A [`Backend`] creates a
+//! [`Sandbox`] from the spec. The sandbox starts the request and returns an [`ExecHandle`], which delivers the output
+//! and an [`Exit`]. [`Sandbox::posture`] returns the protections that are enforced. This crate depends on no backend
+//! and no frontend, and enforces no tenant quotas.
 //!
-//! # Where to look
+//! # Layout
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
-//! - Bounded output rings: `output.rs`.
-//! - When an exec is ended, and its exit: `supervise.rs`, which is pure.
-//! - CPU time of execs that share a counter: `shares.rs`, which is pure.
+//! - Bounded ring buffers for output: `output.rs`.
+//! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
+//! - CPU time of execs that share one counter, as pure functions: `shares.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;

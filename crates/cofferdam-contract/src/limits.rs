@@ -1,4 +1,4 @@
-//! What a sandbox may use.
+//! Resource limits of a sandbox.
 
 use std::time::Duration;
 
@@ -8,40 +8,42 @@ use serde::{Deserialize, Serialize};
 use crate::units::{serde_duration, serde_optional_duration};
 use crate::{ByteSize, Cpus, Error, Result};
 
-/// The most processes and threads a spec may ask for.
+/// The greatest value of [`Limits::pids`] and [`Limits::processes`].
 pub const MAX_PROCESSES: u32 = 1 << 20;
 
-/// Upper bounds for one sandbox. `None` means the caller asks for no bound; a number is enforced or refused.
+/// Upper bounds for one sandbox. `None` means no bound is requested. A backend enforces a value or rejects it.
 ///
-/// `cpu_time` and `wall_time` hold for each exec, the others for the sandbox as a whole.
+/// `cpu_time` and `wall_time` apply to each exec, all others to the sandbox as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU seconds of one exec, all that it starts included. Default 30 s.
+    /// CPU time of one exec, including all processes that it starts, in seconds. Default: 30 s.
     ///
-    /// Where several execs run in a sandbox at the same time, one is not charged with what is known to be another's; what
-    /// nobody can tell apart is charged to each of them, and so is what earlier execs left running. A backend whose
-    /// counter knows no execs charges each with all that the sandbox uses while it runs. An exec whose CPU time cannot be
-    /// read any more is killed, and its exit is an error that says so.
+    /// If several execs run in a sandbox at the same time, an exec is not charged for time that is known to belong to
+    /// another. Time that cannot be attributed is charged to each of them, including the time of processes that earlier
+    /// execs left running. A backend whose counter cannot distinguish execs charges each exec for all CPU time of the
+    /// sandbox while it runs. An exec whose CPU time can no longer be read is killed, and its exit is an error that
+    /// states this.
     #[serde(with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub cpu_time: Option<Duration>,
-    /// Memory of all processes together, in bytes. Stored files come besides where `disk` bounds them. Default 512 MiB.
+    /// Memory of all processes together, in bytes. Stored files count separately if `disk` bounds them. Default: 512
+    /// MiB.
     pub memory: Option<ByteSize>,
-    /// Bytes that may be stored in the sandbox's writable directories. Default 1 GiB. Containers give `/tmp` and `/dev/shm` a
-    /// quarter and a sixteenth of it besides, which count as memory.
+    /// Bytes stored in the sandbox's writable directories. Default: 1 GiB. Containers additionally give `/tmp` a
+    /// quarter and `/dev/shm` a sixteenth of it; both count as memory.
     pub disk: Option<ByteSize>,
-    /// Real time one exec may take, unless the request sets its own timeout. Default 60 s.
+    /// Wall-clock time of one exec in seconds, unless the request sets its own timeout. Default: 60 s.
     #[serde(with = "serde_duration")]
     #[schemars(with = "f64")]
     pub wall_time: Duration,
-    /// Tasks alive at once: each process and each thread counts as one, as the kernel counts them. Default 256.
+    /// Number of live tasks. Each process and each thread counts as one, as in the kernel. Default: 256.
     pub pids: Option<u32>,
-    /// Processes alive at once, each with as many threads as `pids` leaves it. Default: no bound of their own.
+    /// Number of live processes. Their threads are bounded by `pids` only. Default: no separate bound.
     ///
-    /// A backend that cannot refuse a process while it allows a thread refuses a spec with this limit.
+    /// A backend that cannot refuse a process while it allows a thread rejects a spec with this limit.
     pub processes: Option<u32>,
-    /// Processor time per real time, in processors. Default: no bound.
+    /// CPU share, in processors. Default: no bound.
     pub cpus: Option<Cpus>,
 }
 
@@ -60,47 +62,46 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Refuses limits under which nothing could run.
+    /// Checks that every limit lets at least one program run. Fails with `InvalidInput` otherwise.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("create", message));
         if self.cpu_time.is_some_and(|limit| limit.is_zero()) {
-            return bad("a CPU time limit of 0 lets nothing run");
+            return bad("the CPU time limit must be greater than 0");
         }
         if self.wall_time.is_zero() {
-            return bad("a wall time limit of 0 lets nothing run");
+            return bad("the wall time limit must be greater than 0");
         }
         if self.memory.is_some_and(|limit| limit < ByteSize::from_mebibytes(1)) {
-            return bad("a memory limit under 1 MiB lets nothing run");
+            return bad("the memory limit must be at least 1 MiB");
         }
         if self.disk.is_some_and(|limit| limit.as_bytes() < 4096) {
-            return bad("a disk limit under 4096 bytes holds no file");
+            return bad("the disk limit must be at least 4096 bytes");
         }
         if self.pids.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
-            return bad("the limit on processes and threads must be 1 to 1048576");
+            return bad("the limit on processes and threads must be between 1 and 1048576");
         }
         if self.processes.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
-            return bad("the limit on processes must be 1 to 1048576");
+            return bad("the limit on processes must be between 1 and 1048576");
         }
         Ok(())
     }
 
-    /// Returns the smaller of the limits on tasks and on processes, for backends whose processes have one thread.
+    /// Returns the smaller of the limits on tasks and on processes, for backends whose processes have a single thread.
     pub fn single_threaded_processes(&self) -> Option<u32> {
         self.pids.into_iter().chain(self.processes).min()
     }
 
-    /// Refuses a limit on processes for a backend that counts tasks only.
+    /// Rejects a limit on processes for a backend that can count only tasks. Fails with `Unsupported`.
     pub fn refuse_processes(&self, backend: &str) -> Result<()> {
         if self.processes.is_none() {
             return Ok(());
         }
-        let what = format!("the {backend} backend cannot limit processes apart from threads");
-        Err(Error::unsupported("create", what)
-            .with_remedy("limit both together with --pids, which counts each thread as well"))
+        let what = format!("the {backend} backend cannot limit processes separately from threads");
+        Err(Error::unsupported("create", what).with_remedy("use --pids to limit processes and threads together"))
     }
 }
 
-/// Which limit ended or hindered a process.
+/// The kind of a limit that killed a process or refused an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitKind {
@@ -108,14 +109,14 @@ pub enum LimitKind {
     Memory,
     /// The CPU time limit.
     Cpu,
-    /// The limit on processes.
+    /// The limit on processes and threads.
     Pids,
     /// The limit on stored bytes.
     Disk,
 }
 
 impl LimitKind {
-    /// The word used in options and messages.
+    /// Returns the name used in options and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",

@@ -1,11 +1,11 @@
-//! Live output: hot, bounded, multicast.
+//! Bounded multicast delivery of live output.
 //!
-//! Bytes go into one ring of bounded size per exec. Each subscription has its own position in it. A subscriber that is
-//! slower than the ring is deep loses the oldest bytes and is notified how many; neither the process nor the other
-//! subscribers wait for it. Nothing is replayed to those who come late.
+//! Output goes into one ring buffer of bounded size per exec. Each subscription has its own position in it. A
+//! subscriber that falls behind by more than the ring's capacity loses the oldest bytes and receives the number of lost
+//! bytes. Neither the process nor other subscribers wait for it. Late subscribers receive no replay.
 //!
-//! The ring costs the host at most twice its capacity, whatever the sizes of the writes: bytes that follow each other on
-//! one stream are one run, and the number of runs is bounded as well. A process that writes single bytes costs no more
+//! The ring costs the host at most twice its capacity, independent of the size of the writes. Consecutive bytes of one
+//! stream form one run, and the number of runs is bounded as well. A process that writes single bytes costs no more
 //! than one that writes megabytes.
 
 use std::collections::VecDeque;
@@ -18,49 +18,49 @@ use futures_core::Stream;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which stream a chunk was written to.
+/// The stream that a chunk was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutputStream {
-    /// Standard output; in a terminal, everything.
+    /// Standard output. With a terminal, standard output and standard error together.
     Stdout,
     /// Standard error.
     Stderr,
 }
 
-/// Bytes that a process wrote, as they came.
+/// Consecutive bytes that a process wrote to one stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where it was written.
+    /// The stream that the bytes were written to.
     pub stream: OutputStream,
-    /// What was written; never empty.
+    /// The bytes; never empty.
     pub data: Bytes,
 }
 
-/// What a subscriber receives.
+/// An event of an output subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputEvent {
     /// The next chunk.
     Chunk(Chunk),
-    /// The subscriber was too slow: these many chunks, with these many bytes, are gone.
+    /// A gap: the subscriber was too slow, and the oldest output was dropped.
     Lost {
-        /// Runs of bytes of one stream that were lost, wholly or in part.
+        /// Runs of consecutive bytes of one stream that were lost completely or in part.
         chunks: u64,
         /// Bytes lost.
         bytes: u64,
     },
 }
 
-/// The bytes that one chunk has at most when it is read.
+/// The most bytes in one delivered chunk.
 const MAX_CHUNK: u64 = 256 * 1024;
-/// Runs that a ring of any capacity may hold.
+/// The number of runs that a ring of any capacity may hold.
 const MIN_RUNS: usize = 256;
 
-/// Bytes of one stream that follow each other.
+/// Consecutive bytes of one stream.
 #[derive(Debug)]
 struct Run {
     stream: OutputStream,
-    /// The byte offset one past its last byte.
+    /// The offset one past the run's last byte.
     end: u64,
 }
 
@@ -68,9 +68,9 @@ struct Run {
 struct Ring {
     bytes: VecDeque<u8>,
     runs: VecDeque<Run>,
-    /// Number of the oldest run kept, and offset of the oldest byte.
+    /// The number of the oldest run in the ring, and the offset of the oldest byte.
     first: Position,
-    /// Offset one past the newest byte.
+    /// The offset one past the newest byte.
     next: u64,
     capacity: usize,
     remaining: u64,
@@ -89,7 +89,8 @@ struct Position {
 
 impl Ring {
     fn push(&mut self, stream: OutputStream, data: &[u8]) {
-        // The newest bytes always stay, so that a capacity below one write still delivers.
+        // The newest write is always stored, so that output is delivered even if the capacity is smaller than one
+        // write.
         let room = self.capacity.saturating_sub(data.len());
         self.drop_oldest(self.bytes.len().saturating_sub(room));
         self.reserve(data.len());
@@ -104,12 +105,12 @@ impl Ring {
         }
     }
 
-    /// Returns how many runs may be kept, so that they cost no more than half of what the bytes may.
+    /// Returns the maximum number of runs, chosen so that they cost at most half of what the bytes may.
     fn max_runs(&self) -> usize {
         (self.capacity / (2 * size_of::<Run>())).max(MIN_RUNS)
     }
 
-    /// Makes room for more bytes, without the doubling that would go beyond the capacity.
+    /// Reserves space for `more` bytes without doubling beyond the capacity.
     fn reserve(&mut self, more: usize) {
         let needed = self.bytes.len() + more;
         if needed > self.bytes.capacity() {
@@ -127,13 +128,13 @@ impl Ring {
         }
     }
 
-    /// Returns the position of what comes next.
+    /// Returns the position of the next byte to be written.
     fn end(&self) -> Position {
-        // The newest run may become longer, so that it is the one to look at.
+        // The newest run may still grow, so a new subscriber starts in it.
         Position { run: self.first.run + self.runs.len().saturating_sub(1) as u64, byte: self.next }
     }
 
-    /// Copies bytes out, from the oldest on.
+    /// Copies `count` bytes out, starting `from` bytes after the oldest byte.
     fn copy(&self, from: usize, count: usize) -> Bytes {
         let (front, back) = self.bytes.as_slices();
         let in_front = &front[from.min(front.len())..(from + count).min(front.len())];
@@ -149,18 +150,18 @@ impl Ring {
 }
 
 fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
-    // A panic while holding the lock leaves plain numbers behind that are still consistent.
+    // A panic while the lock is held leaves only plain numbers behind, which are still consistent.
     ring.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The writing end, held by the backend.
+/// The writing end of an exec's output, owned by the backend.
 #[derive(Debug)]
 pub struct Publisher {
     ring: Arc<Mutex<Ring>>,
 }
 
 impl Publisher {
-    /// A ring of `capacity` bytes that passes on `max_output` bytes and drops the rest.
+    /// Creates a ring buffer of `capacity` bytes that delivers `max_output` bytes in total and drops the rest.
     pub fn new(capacity: usize, max_output: u64) -> Self {
         Self {
             ring: Arc::new(Mutex::new(Ring {
@@ -179,7 +180,7 @@ impl Publisher {
         }
     }
 
-    /// Copies `data` into the ring, cut at the output limit; never waits.
+    /// Copies `data` into the ring, truncated at the output limit. Never blocks.
     pub fn publish(&self, stream: OutputStream, data: impl AsRef<[u8]>) {
         let mut data = data.as_ref();
         let mut ring = lock(&self.ring);
@@ -195,15 +196,16 @@ impl Publisher {
         }
     }
 
-    /// Counts bytes that were dropped at the same limit before they came here.
+    /// Counts bytes that were already dropped at the output limit before they reached this publisher.
     pub fn count_dropped(&self, bytes: u64) {
         let mut ring = lock(&self.ring);
         ring.seen += bytes;
         ring.truncated |= bytes > 0;
     }
 
-    /// Tells every subscriber that these chunks were lost before they came here. What is kept still is lost with them:
-    /// who is so slow that this happens has no use for a middle without its end.
+    /// Reports to every subscriber that `chunks` chunks with `bytes` bytes were lost before they reached this
+    /// publisher. Buffered output is dropped as well, because a subscriber that is so slow has no use for a middle part
+    /// without its end.
     pub fn lose(&self, chunks: u64, bytes: u64) {
         let mut ring = lock(&self.ring);
         ring.seen += bytes;
@@ -215,24 +217,24 @@ impl Publisher {
         ring.wake();
     }
 
-    /// Bytes written by the process so far, the dropped ones included.
+    /// Returns the number of bytes that the process has written so far, including dropped bytes.
     pub fn bytes_seen(&self) -> u64 {
         lock(&self.ring).seen
     }
 
-    /// Whether output was dropped at the limit.
+    /// Returns true if output was dropped at the output limit.
     pub fn truncated(&self) -> bool {
         lock(&self.ring).truncated
     }
 
-    /// Ends the stream for every subscriber once each has read what is kept.
+    /// Ends the stream for each subscriber after it has read the buffered output.
     pub fn close(&self) {
         let mut ring = lock(&self.ring);
         ring.closed = true;
         ring.wake();
     }
 
-    /// A subscription to what comes from now on.
+    /// Subscribes to the output from now on.
     pub fn subscribe(&self) -> OutputSubscription {
         OutputSubscription::new(Arc::clone(&self.ring))
     }
@@ -244,7 +246,7 @@ impl Drop for Publisher {
     }
 }
 
-/// One reader's place in the output.
+/// A reader's position in the output.
 #[derive(Debug)]
 pub struct OutputSubscription {
     ring: Arc<Mutex<Ring>>,
@@ -262,17 +264,17 @@ impl OutputSubscription {
         Self { ring, at, id }
     }
 
-    /// Another subscription, to what comes from now on.
+    /// Creates another subscription to the output from now on.
     pub fn resubscribe(&self) -> Self {
         Self::new(Arc::clone(&self.ring))
     }
 
-    /// The next event; `None` once the exec has ended and everything kept was read.
+    /// Waits for the next event. Returns `None` after the exec has ended and all buffered output was read.
     pub async fn next(&mut self) -> Option<OutputEvent> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// The next event if there is one already.
+    /// Returns the next event if one is available.
     pub fn try_next(&mut self) -> Option<OutputEvent> {
         let ring = Arc::clone(&self.ring);
         self.take(&lock(&ring))
@@ -285,7 +287,7 @@ impl OutputSubscription {
             self.at = ring.first;
             return Some(event);
         }
-        // Everything that was read may be gone from the ring since.
+        // The ring may have dropped everything that was already read.
         let mut number = self.at.run.max(ring.first.run);
         let mut run = ring.runs.get((number - ring.first.run) as usize)?;
         if self.at.byte >= run.end {
@@ -397,7 +399,7 @@ mod tests {
         assert!(publisher.truncated());
     }
 
-    /// What the ring has allocated, to the byte.
+    /// Returns the number of bytes that the ring has allocated.
     fn cost(publisher: &Publisher) -> usize {
         let ring = lock(&publisher.ring);
         ring.bytes.capacity() + ring.runs.capacity() * size_of::<Run>()

@@ -1,4 +1,4 @@
-//! What is really enforced for one sandbox, measured where it can be measured.
+//! The protections that are enforced for a sandbox, measured where possible.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! protections {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// One thing a wall can protect. The text form is what `--allow-weaker` takes.
+        /// A protection that an isolation boundary can provide. `--allow-weaker` takes its text form.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         #[non_exhaustive]
         pub enum Protection {
@@ -16,10 +16,10 @@ macro_rules! protections {
         }
 
         impl Protection {
-            /// Every protection the contract knows.
+            /// All protections of the contract.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The word used in options, messages and JSON.
+            /// Returns the name used in options, messages and JSON.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
@@ -28,47 +28,47 @@ macro_rules! protections {
 }
 
 protections! {
-    /// Own user namespace: no uid of the host inside, no privilege over the sandbox's own walls.
+    /// A separate user namespace: no uid of the host inside, and no privilege over the sandbox's own boundary.
     UserNamespace = "user-namespace",
-    /// Own mount namespace.
+    /// A separate mount namespace.
     MountNamespace = "mount-namespace",
-    /// Own process ids: no process of the host can be named.
+    /// A separate PID namespace: processes of the host cannot be addressed.
     PidNamespace = "pid-namespace",
-    /// Own network stack.
+    /// A separate network stack.
     NetNamespace = "net-namespace",
-    /// Own System V and POSIX message objects.
+    /// Separate System V IPC objects and POSIX message queues.
     IpcNamespace = "ipc-namespace",
-    /// Own host name.
+    /// A separate host name.
     UtsNamespace = "uts-namespace",
-    /// Own view of control groups.
+    /// A separate view of cgroups.
     CgroupNamespace = "cgroup-namespace",
-    /// A root file system that shows only what programs need, read-only.
+    /// A read-only root file system that contains only what programs need.
     RootFilesystem = "root-filesystem",
-    /// The workspace is writable or read-only as asked.
+    /// The requested access to the workspace: writable or read-only.
     Workspace = "workspace",
     /// The system-call filter.
     Seccomp = "seccomp",
-    /// Landlock rules on top of the mounts.
+    /// Landlock rules in addition to the mounts.
     Landlock = "landlock",
-    /// No capability, and none to be had.
+    /// No Linux capabilities, and no way to gain any.
     Capabilities = "capabilities",
-    /// Programs cannot gain privileges by executing.
+    /// The `no_new_privs` flag: programs cannot gain privileges through `execve`.
     NoNewPrivileges = "no-new-privileges",
-    /// The code runs as an ordinary user that is not the host's root.
+    /// An unprivileged user that is not root on the host.
     User = "user",
-    /// The limit on memory.
+    /// The memory limit.
     Memory = "memory",
-    /// The limit on CPU seconds.
+    /// The CPU time limit.
     CpuTime = "cpu",
-    /// The limit on processor share.
+    /// The CPU share limit.
     Cpus = "cpus",
-    /// The limit on processes.
+    /// The limit on processes and threads.
     Processes = "pids",
     /// The limit on stored bytes.
     Disk = "disk",
-    /// The limit on real time.
+    /// The limit on wall-clock time.
     WallTime = "wall-time",
-    /// What the network policy allows, and nothing else.
+    /// The network policy: only what it allows is reachable.
     Network = "network",
 }
 
@@ -84,42 +84,44 @@ impl FromStr for Protection {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.iter().copied().find(|protection| protection.as_str() == text).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|protection| protection.as_str()).collect();
-            format!("'{text}' is not a protection; known are {}", names.join(", "))
+            format!("'{text}' is not a protection; use one of {}", names.join(", "))
         })
     }
 }
 
-/// How a protection stands against what was asked.
+/// The state of a protection compared to the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProtectionState {
-    /// Holds as asked.
+    /// Enforced as requested.
     Enforced,
-    /// Something holds, but less than was asked.
+    /// Enforced in part: less than requested.
     WeakerThanAsked,
-    /// Nothing holds.
+    /// Not enforced.
     Absent,
-    /// The caller asked for no such bound.
+    /// Not requested.
     NotAsked,
 }
 
-/// One row of a posture.
+/// A row of a posture: the state of one protection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PostureItem {
-    /// Which protection.
+    /// The protection.
     pub protection: Protection,
-    /// How it stands.
+    /// Its state.
     pub state: ProtectionState,
-    /// What enforces it, with the value that was read back, such as `cgroup v1 memory.limit_in_bytes = 536870912`.
+    /// The mechanism that enforces it, with the value that was read back, such as `cgroup v1 memory.limit_in_bytes =
+    /// 536870912`.
     pub mechanism: String,
-    /// Whether the row was measured (from inside the sandbox, or read back from the kernel) rather than configured.
+    /// True if the state was measured (inside the sandbox, or read back from the kernel). False if it is only
+    /// configured.
     pub probed: bool,
-    /// How to get it enforced, where it is not.
+    /// A way to get it enforced, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// What is enforced for one sandbox, row by row, sorted by protection.
+/// The protections of one sandbox, one row each, sorted by protection.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Posture {
@@ -127,7 +129,7 @@ pub struct Posture {
 }
 
 impl Posture {
-    /// A posture of these rows; a protection named twice keeps its weakest row.
+    /// Creates a posture from rows. For a protection with several rows, the weakest is kept.
     pub fn new(items: impl IntoIterator<Item = PostureItem>) -> Self {
         let mut posture = Self::default();
         for item in items {
@@ -144,17 +146,17 @@ impl Posture {
         }
     }
 
-    /// All rows.
+    /// Returns all rows.
     pub fn items(&self) -> &[PostureItem] {
         &self.items
     }
 
-    /// The row of one protection.
+    /// Returns the row of a protection, if there is one.
     pub fn get(&self, protection: Protection) -> Option<&PostureItem> {
         self.items.iter().find(|item| item.protection == protection)
     }
 
-    /// The rows that are weaker than asked or absent, and not named in `allowed`.
+    /// Returns the rows that are weaker than requested or absent and not listed in `allowed`.
     pub fn shortfalls<'a>(
         &'a self,
         allowed: &'a std::collections::BTreeSet<Protection>,
@@ -165,7 +167,10 @@ impl Posture {
         })
     }
 
-    /// Fails with what is missing and how to get it, unless every shortfall is named in `allowed`.
+    /// Checks that every shortfall is listed in `allowed`.
+    ///
+    /// # Errors
+    /// - `WeakerThanAsked` otherwise. The message lists the missing protections, and the remedy how to get them.
     pub fn require(&self, allowed: &std::collections::BTreeSet<Protection>) -> crate::Result<()> {
         let missing: Vec<&PostureItem> = self.shortfalls(allowed).collect();
         if missing.is_empty() {
@@ -179,7 +184,7 @@ impl Posture {
         Err(crate::Error::new(
             crate::ErrorKind::WeakerThanAsked,
             "create",
-            format!("this host cannot enforce what was asked ({})", what.join("; ")),
+            format!("this host cannot enforce the requested protections ({})", what.join("; ")),
         )
         .with_remedy(remedies.join("; ")))
     }

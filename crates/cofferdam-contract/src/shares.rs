@@ -1,22 +1,22 @@
-//! Whose CPU time it was, where several execs run in one sandbox at the same time: decisions that every backend takes
-//! alike whose counter counts the sandbox as a whole.
+//! Attribution of CPU time to execs that run concurrently in one sandbox, for backends whose counter covers the whole
+//! sandbox.
 //!
-//! An exec is charged with all that was counted since it began, but for what is known to be others'. So what nobody can
-//! tell is charged to each of them, and no program is better off for hiding: what it hides is nobody else's either.
+//! An exec is charged with all time counted since it began, minus the time that is known to belong to other execs. Time
+//! that cannot be attributed is therefore charged to each of them. A program gains nothing by hiding its usage, because
+//! hidden time is not attributed to any other exec either.
 //!
-//! Whoever says what was whose need not be trusted far. What is claimed for an exec is charged to it, and is never more
-//! than could be its own; hence all of them together are charged with at least what was counted.
+//! The source of the attribution needs little trust. Time reported for an exec is charged to that exec, and is never
+//! more than the exec can have used. All execs together are therefore charged with at least the time that was counted.
 //!
-//! Pure: it reads no counter, and knows no process.
+//! The module is pure: it reads no counter and knows no processes.
 
 use std::collections::BTreeMap;
 
-/// Execs that ran already when another began, of which that one remembers what they had used. From any more it is told
-/// apart in nothing.
+/// The most running execs whose usage is recorded when another exec begins. Time of any further ones is not subtracted.
 const MAX_BEFORE: usize = 64;
 
-/// The execs of one sandbox that run, and what is known of their CPU time. All times are microseconds; `counted` is
-/// always what the sandbox's counter says now.
+/// The running execs of one sandbox and their known CPU time. All times are in microseconds. `counted` is always the
+/// current value of the sandbox's counter.
 #[derive(Debug, Default)]
 pub struct Shares {
     live: BTreeMap<u64, Share>,
@@ -25,22 +25,22 @@ pub struct Shares {
 
 #[derive(Debug)]
 struct Share {
-    /// Its place in the order in which they began.
-    place: u64,
-    /// What was counted when it began.
+    /// The position in the order in which execs began.
+    order: u64,
+    /// The counter when the exec began.
     base: u64,
-    /// What is known to be its own.
+    /// The time known to be the exec's own.
     own: u64,
-    /// What is known to have been, since it began, that of others which have ended.
+    /// The time, since the exec began, known to belong to others that have ended.
     ended: u64,
-    /// What those that ran when it began can have used by then at most.
+    /// The most that each exec which ran already can have used when this one began.
     before: Vec<(u64, u64)>,
 }
 
 impl Share {
-    /// What another one is known to have used since this one began.
-    fn of_another(&self, id: u64, other: &Self) -> u64 {
-        if other.place > self.place {
+    /// Returns the time that another exec is known to have used since this one began.
+    fn used_by_other(&self, id: u64, other: &Self) -> u64 {
+        if other.order > self.order {
             return other.own;
         }
         let before = self.before.iter().find(|(known, _)| *known == id);
@@ -49,74 +49,77 @@ impl Share {
 }
 
 impl Shares {
-    /// An exec begins.
+    /// Adds an exec that begins now.
     pub fn begin(&mut self, exec: u64, counted: u64) {
         let others = self.live.keys().take(MAX_BEFORE);
         let before = others.map(|id| (*id, self.charged(*id, counted))).collect();
         self.begun += 1;
-        self.live.insert(exec, Share { place: self.begun, base: counted, own: 0, ended: 0, before });
+        self.live.insert(exec, Share { order: self.begun, base: counted, own: 0, ended: 0, before });
     }
 
-    /// Execs go on that began elsewhere, all in one moment, of which nothing is known but what is charged to each.
+    /// Adds execs that resume from elsewhere, all at once. Only the time charged to each of them is known.
     pub fn resume(&mut self, counted: u64, execs: &[(u64, u64)]) {
         self.begun += 1;
         for (exec, charged) in execs {
-            // None can have used more by now.
+            // No exec can have used more by now than it was charged.
             let others = execs.iter().filter(|(id, _)| id != exec);
             let before = others.take(MAX_BEFORE).copied().collect();
             let base = counted.saturating_sub(*charged);
-            self.live.insert(*exec, Share { place: self.begun, base, own: 0, ended: 0, before });
+            self.live.insert(*exec, Share { order: self.begun, base, own: 0, ended: 0, before });
         }
     }
 
-    /// What was counted when an exec began, and with it all that was used since then and is not charged to it.
+    /// Returns the counter when the exec began, plus all time since then that is not charged to it. Returns `None` for
+    /// an unknown exec.
     pub fn base(&self, exec: u64) -> Option<u64> {
         self.live.get(&exec).map(|share| share.base.saturating_add(self.others(exec, share)))
     }
 
-    /// Whether several run.
+    /// Returns true if more than one exec is running.
     pub fn are_several(&self) -> bool {
         self.live.len() > 1
     }
 
-    /// Whether others run beside this one.
+    /// Returns true if other execs run beside this one.
     pub fn has_company(&self, exec: u64) -> bool {
         self.live.keys().any(|id| *id != exec)
     }
 
-    /// Takes in what each of some execs was seen to have used at least, since it began. The counter was read after that.
+    /// Records the least time that each of the given execs has used since it began. `counted` must be read after these
+    /// values.
     pub fn saw(&mut self, counted: u64, used: impl IntoIterator<Item = (u64, u64)>) {
         for (exec, micros) in used {
-            let most = self.most(exec, counted);
+            let max = self.max_own(exec, counted);
             if let Some(share) = self.live.get_mut(&exec) {
-                share.own = share.own.max(micros.min(most));
+                share.own = share.own.max(micros.min(max));
             }
         }
     }
 
-    /// What is charged to an exec.
+    /// Returns the time charged to an exec.
     pub fn charged(&self, exec: u64, counted: u64) -> u64 {
-        self.most(exec, counted).max(self.live.get(&exec).map_or(0, |share| share.own))
+        self.max_own(exec, counted).max(self.live.get(&exec).map_or(0, |share| share.own))
     }
 
-    /// An exec has ended. What it leaves behind is nobody's from now on, that is, everybody's.
+    /// Removes an exec that has ended. Time used by processes that it left running cannot be attributed from now on and
+    /// is charged to every exec.
     pub fn end(&mut self, exec: u64) {
         if let Some(ended) = self.live.remove(&exec) {
             for share in self.live.values_mut() {
-                share.ended = share.ended.saturating_add(share.of_another(exec, &ended));
+                share.ended = share.ended.saturating_add(share.used_by_other(exec, &ended));
             }
         }
     }
 
-    /// All that can be its own.
-    fn most(&self, exec: u64, counted: u64) -> u64 {
+    /// Returns the most time that can be the exec's own.
+    fn max_own(&self, exec: u64, counted: u64) -> u64 {
         self.base(exec).map_or(0, |base| counted.saturating_sub(base))
     }
 
-    /// What is known to have been others' since it began.
+    /// Returns the time since the exec began that is known to belong to others.
     fn others(&self, exec: u64, share: &Share) -> u64 {
         let others = self.live.iter().filter(|(id, _)| **id != exec);
-        others.fold(share.ended, |sum, (id, other)| sum.saturating_add(share.of_another(*id, other)))
+        others.fold(share.ended, |sum, (id, other)| sum.saturating_add(share.used_by_other(*id, other)))
     }
 }
 
@@ -132,7 +135,7 @@ mod tests {
         assert!(!shares.has_company(1));
         assert_eq!(shares.charged(1, 160), 60);
         shares.saw(160, [(1, 20)]);
-        assert_eq!(shares.charged(1, 160), 60, "what nobody knows is its own");
+        assert_eq!(shares.charged(1, 160), 60, "unattributed time is charged to the exec");
     }
 
     #[test]
@@ -141,10 +144,10 @@ mod tests {
         shares.begin(1, 0);
         shares.begin(2, 10);
         assert!(shares.has_company(1));
-        assert_eq!((shares.charged(1, 100), shares.charged(2, 100)), (100, 90), "nothing is known yet");
+        assert_eq!((shares.charged(1, 100), shares.charged(2, 100)), (100, 90), "nothing is attributed yet");
         shares.saw(100, [(2, 85)]);
         assert_eq!((shares.charged(1, 100), shares.charged(2, 100)), (15, 90));
-        // Nor when it has ended. What is used after that is told apart no more.
+        // Known time is still subtracted after the exec has ended. Later time is not attributed.
         shares.end(2);
         assert_eq!((shares.charged(1, 100), shares.charged(1, 130)), (15, 45));
         assert!(!shares.has_company(1));
@@ -154,10 +157,10 @@ mod tests {
     fn what_was_used_before_it_began_is_no_discount() {
         let mut shares = Shares::default();
         shares.begin(1, 0);
-        // It has used 50 by now, of which nobody knew.
+        // It has used 50 by now, which is not known yet.
         shares.begin(2, 50);
         shares.saw(60, [(1, 55)]);
-        assert_eq!(shares.charged(2, 60), 5, "of the 10 since then, 5 were the other's");
+        assert_eq!(shares.charged(2, 60), 5, "5 of the 10 since then belong to the other exec");
         shares.saw(60, [(1, 60)]);
         assert_eq!(shares.charged(2, 60), 0);
     }
@@ -200,7 +203,7 @@ mod tests {
         let mut later = Shares::default();
         later.resume(100, &charged);
         assert_eq!([1, 2].map(|exec| later.charged(exec, 110)), [40, 70]);
-        // It had used 40 of its 60 for certain; what is beyond 60 is no other's.
+        // It had certainly used 40 of its 60. Time beyond 60 belongs to no other exec.
         later.saw(110, [(2, 48)]);
         assert_eq!([1, 2].map(|exec| later.charged(exec, 110)), [40, 70]);
         later.saw(130, [(2, 68)]);
@@ -214,7 +217,7 @@ mod tests {
     enum Step {
         Begin(u64),
         Use(u64, u64),
-        /// What is claimed, which need not be true.
+        /// A reported value, which may be false.
         Claim(u64, u64),
         See,
         End(u64),
@@ -247,7 +250,7 @@ mod tests {
                         counted += micros;
                         used.entry(exec).and_modify(|used| *used += micros);
                     }
-                    // A part of it can be seen at any time.
+                    // A part of the time can be observed at any moment.
                     Step::Claim(exec, part) => {
                         let seen = used.get(&exec).map_or(0, |used| used * part / 1000);
                         shares.saw(counted, [(exec, seen)]);
@@ -269,7 +272,7 @@ mod tests {
         fn who_goes_on_is_charged_with_no_less_than_it_used(
             used in prop::collection::vec(0u64..100, 1..5), unknown in 0u64..100, more in prop::collection::vec(0u64..100, 4),
         ) {
-            // Each was charged with what it used, and with what nobody knew.
+            // Each was charged with its own time and with the unattributed time.
             let counted = used.iter().sum::<u64>() + unknown;
             let charged: Vec<(u64, u64)> = (0..).zip(&used).map(|(exec, used)| (exec, used + unknown)).collect();
             let mut shares = Shares::default();

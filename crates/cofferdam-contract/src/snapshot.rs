@@ -1,10 +1,10 @@
-//! A frozen sandbox.
+//! A snapshot of a sandbox.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A frozen sandbox of one backend. Cheap to clone; only the backend that made it can read it.
+/// A snapshot of a sandbox of one backend. Cheap to clone. Only the backend that created it can restore it.
 #[derive(Clone)]
 pub struct Snapshot {
     backend: String,
@@ -13,30 +13,30 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot that `backend` made.
+    /// Creates a snapshot of the backend named `backend`.
     pub fn new(backend: impl Into<String>, payload: impl Any + Send + Sync) -> Self {
         Self { backend: backend.into(), digest: None, payload: Arc::new(payload) }
     }
 
-    /// The same with the SHA-256 of what it holds, in hexadecimal digits, as the backend defines and shows it.
+    /// Sets the SHA-256 digest of the content, in hexadecimal. The backend defines which bytes it covers.
     #[must_use]
     pub fn with_digest(mut self, digest: impl Into<String>) -> Self {
         self.digest = Some(digest.into());
         self
     }
 
-    /// The SHA-256 of what it holds, in hexadecimal digits; `None` where nobody has read all of it, as of a machine that was
-    /// frozen just now.
+    /// Returns the SHA-256 digest of the content, in hexadecimal. `None` if the content has not been read completely,
+    /// such as directly after a VM snapshot.
     pub fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
 
-    /// The backend that made it.
+    /// Returns the name of the backend that created the snapshot.
     pub fn backend(&self) -> &str {
         &self.backend
     }
 
-    /// The backend's own data, if it is of type `T`.
+    /// Returns the backend's own data if it has type `T`.
     pub fn payload<T: Any>(&self) -> Option<&T> {
         self.payload.downcast_ref()
     }

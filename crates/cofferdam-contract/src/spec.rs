@@ -1,4 +1,5 @@
-//! What sandbox to make: immutable, built once, the same words for command line, REST and policies.
+//! The specification of a sandbox: immutable, validated once, with the same field names on the command line, in REST
+//! and in policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,28 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Limits, Protection, Result};
 
-/// Where the workspace appears inside every sandbox.
+/// The path of the workspace inside every sandbox.
 pub const WORKSPACE_PATH: &str = "/workspace";
 
-/// The most labels or attributes a spec may carry.
+/// The most labels, and the most attributes, of a spec.
 const MAX_MAP_ENTRIES: usize = 64;
-/// The most directories that a spec records: its workspace and its root, also where both were changed once.
+/// The most directories that a spec records: workspace and root, each possibly changed once.
 const MAX_DIRECTORIES: usize = 4;
-/// The most bytes in one label or attribute key or value.
+/// The most bytes of a key or value of a label, and of a key of an attribute.
 const MAX_MAP_TEXT: usize = 4096;
 
-/// Names one sandbox; unique for the life of the process that made it.
+/// The id of a sandbox, unique for the lifetime of the process that created it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct SandboxId(String);
 
 impl SandboxId {
-    /// An id made by a backend.
+    /// Creates an id. Called by backends.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -42,14 +43,15 @@ impl fmt::Display for SandboxId {
     }
 }
 
-/// Whose work this is: 1 to 64 characters of letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+/// The tenant that owns a sandbox: 1 to 64 letters, digits, `.`, `_` and `-`, starting with a letter or digit. Default:
+/// `default`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct TenantId(String);
 
 impl TenantId {
-    /// Parses a tenant id.
+    /// Parses a tenant id. Fails with `InvalidInput` if it is malformed.
     pub fn new(text: impl Into<String>) -> Result<Self> {
         let text = text.into();
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -61,12 +63,12 @@ impl TenantId {
         } else {
             Err(Error::invalid(
                 "create",
-                "a tenant is 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+                "a tenant must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit",
             ))
         }
     }
 
-    /// The tenant as text.
+    /// Returns the tenant id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -92,56 +94,57 @@ impl From<TenantId> for String {
     }
 }
 
-/// Whether code inside may change the workspace.
+/// The guest's access to the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
-    /// Code may create, change and delete.
+    /// Code may create, change and delete files. The default.
     #[default]
     ReadWrite,
     /// Every write fails.
     ReadOnly,
 }
 
-/// The directory that the code works in; it appears as [`WORKSPACE_PATH`].
+/// The working directory of the code, mounted at [`WORKSPACE_PATH`]. Default: private and writable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Workspace {
-    /// An empty directory of the sandbox's own, gone with it. With [`Access::ReadOnly`] only the file API can fill it.
+    /// An empty directory of the sandbox's own, deleted with it. With [`Access::ReadOnly`] only the file API can fill
+    /// it.
     Private {
-        /// What the code may do.
+        /// The guest's access. Default: read-write.
         #[serde(default)]
         access: Access,
     },
-    /// A directory of the host. With [`Access::ReadOnly`] nothing changes it: no code, and not the file API.
+    /// A mounted host directory. With [`Access::ReadOnly`] neither code nor the file API can change it.
     HostDir {
-        /// An absolute path.
+        /// The absolute path on the host.
         path: PathBuf,
-        /// What the code may do.
+        /// The guest's access. Default: read-write.
         #[serde(default)]
         access: Access,
     },
 }
 
 impl Workspace {
-    /// What the code may do.
+    /// Returns the guest's access.
     pub fn access(&self) -> Access {
         match self {
             Self::Private { access } | Self::HostDir { access, .. } => *access,
         }
     }
 
-    /// Refuses the file API a change of a directory that was lent to be read only. Backends ask before they change
-    /// anything in a workspace.
+    /// Fails with `Denied` if the workspace is a host directory that is mounted read-only. Backends call it before the
+    /// file API changes a workspace.
     pub fn check_change(&self, operation: &'static str) -> Result<()> {
         match self {
             Self::Private { .. } | Self::HostDir { access: Access::ReadWrite, .. } => Ok(()),
             Self::HostDir { access: Access::ReadOnly, .. } => Err(Error::new(
                 ErrorKind::Denied,
                 operation,
-                "the workspace is a directory of the host that was lent to be read only",
+                "the workspace is a host directory that is mounted read-only",
             )
-            .with_remedy("lend it with the right to write, or use a private workspace")),
+            .with_remedy("mount it writable, or use a private workspace")),
         }
     }
 }
@@ -152,32 +155,32 @@ impl Default for Workspace {
     }
 }
 
-/// Which directory of the host a path stands for: a name can be made to lead elsewhere, this cannot.
+/// The identity of a host directory. A path may be changed to lead elsewhere; the identity cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DirectoryId {
-    /// The device that holds it (`st_dev`).
+    /// The device number (`st_dev`).
     pub device: u64,
-    /// Its number there (`st_ino`).
+    /// The inode number (`st_ino`).
     pub inode: u64,
 }
 
-/// What the code sees as its root file system, always read-only.
+/// The root file system of the code, always read-only.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum RootFs {
-    /// What the backend offers by itself: the host's programs for `process`, the base image elsewhere.
+    /// The backend's own choice, and the default: the host's programs for `process`, the base image for other backends.
     #[default]
     Default,
-    /// A directory of the host that holds a root file system.
+    /// A host directory that contains a root file system.
     Directory {
-        /// An absolute path.
+        /// The absolute path on the host.
         path: PathBuf,
     },
-    /// An image with a name: of a container engine, or of the backend's own.
+    /// An image with a name: of a container engine, or of the backend itself.
     Image {
-        /// What the engine knows it by, such as `python:3.13-slim`, with a digest (`name@sha256:…`) to name its content:
-        /// 1 to 512 bytes without blanks.
+        /// The image's name in the engine, such as `python:3.13-slim`, or with a digest (`name@sha256:...`) to pin the
+        /// content: 1 to 512 bytes without blanks.
         reference: String,
     },
 }
@@ -185,22 +188,22 @@ pub enum RootFs {
 /// The most bytes of an image's name.
 const MAX_IMAGE_NAME: usize = 512;
 
-/// What the code may reach over the network.
+/// The network access of the code.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 #[non_exhaustive]
 pub enum NetworkPolicy {
-    /// Nothing but the sandbox's own loopback.
+    /// No network except the sandbox's own loopback interface. The default.
     #[default]
     None,
-    /// The named hosts only.
+    /// Access to the listed hosts only.
     Allow {
-        /// Host names, `*.` and a domain, or addresses (of IPv6 in brackets), each with an optional `:port`.
+        /// Host names, wildcards (`*.` and a domain) or addresses (IPv6 in brackets), each with an optional `:port`.
         hosts: Vec<String>,
     },
 }
 
-/// What sandbox to make. Immutable; made by [`Spec::builder`] or read from JSON.
+/// A specification of a sandbox. Immutable; created by [`Spec::builder`] or deserialized from JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Spec {
@@ -216,84 +219,88 @@ pub struct Spec {
     directories: BTreeMap<PathBuf, DirectoryId>,
 }
 
-/// All settings of a [`Spec`], given by [`Spec::parts`]. A new setting is a new field here.
+/// All settings of a [`Spec`], returned by [`Spec::parts`]. Every new setting becomes a field here.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpecParts<'a> {
-    /// The directory that the code works in.
+    /// The working directory of the code.
     pub workspace: &'a Workspace,
     /// The root file system.
     pub root: &'a RootFs,
-    /// What the sandbox may use.
+    /// The resource limits.
     pub limits: &'a Limits,
-    /// What the code may reach.
+    /// The network policy.
     pub network: &'a NetworkPolicy,
-    /// Whose work this is.
+    /// The tenant.
     pub tenant: &'a TenantId,
-    /// Names and values for the caller's own use.
+    /// Labels: keys and values for the caller's own use.
     pub labels: &'a BTreeMap<String, String>,
-    /// Protections that may be weaker than asked, or absent.
+    /// Protections that may be weaker than requested, or absent.
     pub allow_weaker: &'a BTreeSet<Protection>,
-    /// Options of one backend.
+    /// Options of individual backends.
     pub attributes: &'a BTreeMap<String, serde_json::Value>,
-    /// Which directories of the host the paths stood for when the caller named them.
+    /// Identities of host directories, recorded by the caller, by path.
     pub directories: &'a BTreeMap<PathBuf, DirectoryId>,
 }
 
 impl Spec {
-    /// Starts from the defaults: private workspace, default limits, no network.
+    /// Creates a builder with the defaults: private workspace, default limits, no network.
     pub fn builder() -> SpecBuilder {
         SpecBuilder { spec: Self::default() }
     }
 
-    /// The directory that the code works in.
+    /// Returns the workspace.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }
 
-    /// The root file system.
+    /// Returns the root file system.
     pub fn root(&self) -> &RootFs {
         &self.root
     }
 
-    /// What the sandbox may use.
+    /// Returns the resource limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// What the code may reach.
+    /// Returns the network policy.
     pub fn network(&self) -> &NetworkPolicy {
         &self.network
     }
 
-    /// Whose work this is.
+    /// Returns the tenant.
     pub fn tenant(&self) -> &TenantId {
         &self.tenant
     }
 
-    /// Names and values for the caller's own use; backends attach them where their platform has labels.
+    /// Returns the labels: keys and values for the caller's own use. Backends attach them to objects of platforms that
+    /// have labels.
     pub fn labels(&self) -> &BTreeMap<String, String> {
         &self.labels
     }
 
-    /// Protections that may be weaker than asked, or absent.
+    /// Returns the protections that may be weaker than requested, or absent.
     pub fn allow_weaker(&self) -> &BTreeSet<Protection> {
         &self.allow_weaker
     }
 
-    /// Options of one backend, named `backend.option`. A backend refuses an option under its own name that it does
-    /// not know, and ignores other backends' options.
+    /// Returns options of individual backends, named `backend.option`. A backend rejects an unknown option under its
+    /// own name and ignores options of other backends.
     pub fn attributes(&self) -> &BTreeMap<String, serde_json::Value> {
         &self.attributes
     }
 
-    /// Which directories of the host the paths of this spec stood for when the caller named them. A backend compares the
-    /// directory that it opens, and refuses another one: a name that a guest can change may lead elsewhere by then.
+    /// Returns the identities of host directories that the caller recorded, by path. A backend compares the directory
+    /// that it opens and rejects a different one, because a guest may have changed where the path leads.
     pub fn directories(&self) -> &BTreeMap<PathBuf, DirectoryId> {
         &self.directories
     }
 
-    /// Refuses a directory that is not the one that `path` stood for when the caller named it. Backends ask with what
-    /// they opened. A path that the caller recorded nothing for is accepted.
+    /// Checks that `found`, the directory that a backend opened at `path`, is the one that the caller recorded. Accepts
+    /// a path without a record.
+    ///
+    /// # Errors
+    /// - `NotFound` if the directory is a different one.
     pub fn check_directory(&self, path: &Path, found: DirectoryId) -> Result<()> {
         match self.directories.get(path) {
             Some(named) if *named != found => Err(Error::new(
@@ -302,24 +309,28 @@ impl Spec {
                 "the directory at this path is not the one that was named any more",
             )
             .with_context("path", path.display().to_string())
-            .with_remedy("it was replaced in the meantime: name it again, if that was you")),
+            .with_remedy("the directory was replaced in the meantime; specify it again if that was intended")),
             _ => Ok(()),
         }
     }
 
-    /// Every setting there is, to be taken apart without `..`: whoever enforces settings then fails to compile when one
-    /// is added, instead of leaving it out.
+    /// Returns every setting, to be destructured without `..`. Code that enforces settings then fails to compile when a
+    /// setting is added, instead of ignoring it.
     pub fn parts(&self) -> SpecParts<'_> {
         let Self { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } = self;
         SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories }
     }
 
-    /// A builder that begins with this spec's values.
+    /// Creates a builder that starts with this spec's values.
     pub fn to_builder(&self) -> SpecBuilder {
         SpecBuilder { spec: self.clone() }
     }
 
-    /// Checks what can be checked without a host. Backends call it first, because a spec may come from JSON.
+    /// Checks everything that can be checked without a host. Backends call it first, because a spec may come from JSON.
+    ///
+    /// # Errors
+    /// - `InvalidInput` for limits that [`Limits::validate`] rejects, a relative host path, a malformed image name,
+    ///   more than 64 labels or attributes, or one that is too long.
     pub fn validate(&self) -> Result<()> {
         self.limits.validate()?;
         for (what, path) in [
@@ -351,22 +362,28 @@ impl Spec {
                 || !reference.chars().all(|c| c.is_ascii_graphic())
                 || reference.starts_with('-'))
         {
-            return Err(Error::invalid("create", "an image is named by 1 to 512 letters, digits and signs")
-                .with_context("image", reference.escape_debug().to_string()));
+            return Err(Error::invalid(
+                "create",
+                "an image name must be 1 to 512 printable ASCII characters without blanks, and must not start with '-'",
+            )
+            .with_context("image", reference.escape_debug().to_string()));
         }
         let entries = self.labels.len().max(self.attributes.len());
         let text = self.labels.iter().any(|(key, value)| key.len() > MAX_MAP_TEXT || value.len() > MAX_MAP_TEXT);
         if entries > MAX_MAP_ENTRIES || text || self.attributes.keys().any(|key| key.len() > MAX_MAP_TEXT) {
-            return Err(Error::invalid("create", "at most 64 labels and 64 attributes of 4096 bytes each"));
+            return Err(Error::invalid(
+                "create",
+                "a spec may have at most 64 labels and 64 attributes of at most 4096 bytes each",
+            ));
         }
         if self.directories.len() > MAX_DIRECTORIES {
-            return Err(Error::invalid("create", "more directories are recorded than a spec can name"));
+            return Err(Error::invalid("create", "a spec may record at most 4 directories"));
         }
         Ok(())
     }
 }
 
-/// Builds a [`Spec`].
+/// A builder for a [`Spec`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SpecBuilder {
@@ -374,61 +391,61 @@ pub struct SpecBuilder {
 }
 
 impl SpecBuilder {
-    /// Sets the workspace.
+    /// Sets the workspace. Default: private and writable.
     pub fn workspace(mut self, workspace: Workspace) -> Self {
         self.spec.workspace = workspace;
         self
     }
 
-    /// Sets the root file system.
+    /// Sets the root file system. Default: the backend's own choice.
     pub fn root(mut self, root: RootFs) -> Self {
         self.spec.root = root;
         self
     }
 
-    /// Sets all limits.
+    /// Sets all resource limits. Default: [`Limits::default`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.spec.limits = limits;
         self
     }
 
-    /// Sets the network policy.
+    /// Sets the network policy. Default: no network.
     pub fn network(mut self, network: NetworkPolicy) -> Self {
         self.spec.network = network;
         self
     }
 
-    /// Sets the tenant.
+    /// Sets the tenant. Default: `default`.
     pub fn tenant(mut self, tenant: TenantId) -> Self {
         self.spec.tenant = tenant;
         self
     }
 
-    /// Adds a label.
+    /// Adds a label. A spec may have at most 64, with keys and values of at most 4096 bytes.
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.spec.labels.insert(key.into(), value.into());
         self
     }
 
-    /// Names a protection that may be weaker than asked.
+    /// Accepts a protection that is weaker than requested, or absent.
     pub fn allow_weaker(mut self, protection: Protection) -> Self {
         self.spec.allow_weaker.insert(protection);
         self
     }
 
-    /// Adds an option of one backend.
+    /// Adds an option of a backend, named `backend.option`.
     pub fn attribute(mut self, key: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.spec.attributes.insert(key.into(), value.into());
         self
     }
 
-    /// Records which directory of the host a path of this spec stands for.
+    /// Records the identity of the host directory at a path of this spec.
     pub fn directory(mut self, path: impl Into<PathBuf>, id: DirectoryId) -> Self {
         self.spec.directories.insert(path.into(), id);
         self
     }
 
-    /// Checks and returns the spec.
+    /// Checks the spec with [`Spec::validate`] and returns it.
     pub fn build(self) -> Result<Spec> {
         self.spec.validate()?;
         Ok(self.spec)
@@ -487,8 +504,8 @@ mod tests {
     fn only_what_is_lent_to_be_read_is_closed_to_the_file_api() {
         for access in [Access::ReadWrite, Access::ReadOnly] {
             assert!(Workspace::Private { access }.check_change("write_file").is_ok());
-            let lent = Workspace::HostDir { path: "/srv/x".into(), access };
-            let refused = lent.check_change("write_file").err().map(|error| error.kind());
+            let mounted = Workspace::HostDir { path: "/srv/x".into(), access };
+            let refused = mounted.check_change("write_file").err().map(|error| error.kind());
             assert_eq!(refused, (access == Access::ReadOnly).then_some(ErrorKind::Denied));
         }
     }

@@ -1,51 +1,52 @@
-//! When an exec is told to end, and what its exit says: decisions that every backend with processes takes alike.
+//! Termination of execs and construction of their exits, shared by all backends with processes.
 //!
 //! ```text
-//! running --cancel--> SIGTERM sent --grace over--\
-//!    |--time-out, CPU limit, kill------------------> SIGKILL sent --patience over--> everything ends --> (again)
+//! running --cancel--> SIGTERM sent --grace period over--\
+//!    |--timeout, CPU limit, kill----------------------------> SIGKILL sent --kill timeout--> end sandbox --> (again)
 //! ```
 //!
-//! Pure: it keeps no time of its own, sends no signal and reads no counter. A backend asks [`Supervision::next`] how long
-//! to wait, and does what [`Supervision::due`] and the others answer.
+//! The module is pure: it reads no clock, sends no signal and reads no counter. A backend waits until
+//! [`Supervision::next`] and then does what [`Supervision::due`] and the other methods return.
 
 use std::time::{Duration, Instant};
 
 use crate::{Error, ErrorKind, Exit, LimitKind, Usage};
 
-/// Time that whoever kills on order has, before everything is ended instead.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// CPU time is looked at no more often than this.
-const CPU_LOOK: Duration = Duration::from_millis(5);
-/// Looks in a row at CPU time that nobody could read, before the exec is killed: its limit would not hold.
-const MAX_UNREAD: u32 = 20;
-/// The same as time, where each look takes long.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for a SIGKILL to take effect before the whole sandbox is ended.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The shortest interval between two reads of the CPU time.
+const CPU_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The most failed reads of the CPU time in a row. After them the exec is killed, because its limit would not be
+/// enforced.
+const MAX_FAILED_READS: u32 = 20;
+/// The longest time during which all reads of the CPU time fail, for reads that are slow.
+const FAILED_READS_TIMEOUT: Duration = Duration::from_secs(2);
 const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
 
-/// What a handle asks for while its exec runs.
+/// A stop request of a handle while its exec runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
-    /// SIGTERM, and after this time SIGKILL.
+    /// SIGTERM, then SIGKILL after this time.
     Cancel(Duration),
     /// SIGKILL.
     Kill,
 }
 
-/// What an exec is allowed.
+/// The limits of an exec.
 #[derive(Debug, Clone, Copy)]
 pub struct Allowance {
-    /// Real time.
+    /// Wall-clock time.
     pub wall: Duration,
-    /// CPU time of all its processes.
+    /// CPU time of all processes of the exec.
     pub cpu: Option<Duration>,
-    /// Whether somebody counts CPU time who can be asked while it runs.
+    /// True if a counter of CPU time can be read while the exec runs.
     pub counted: bool,
-    /// Processors on which it can run at once.
+    /// Number of processors on which the exec can run at once.
     pub processors: u32,
 }
 
-/// Why an exec was told to end.
+/// Reasons for terminating an exec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Reasons {
     timed_out: bool,
@@ -54,44 +55,44 @@ struct Reasons {
     uncounted: bool,
 }
 
-/// What to do now.
+/// Actions to take now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Due {
-    /// A kill had no effect: end the whole sandbox.
+    /// True if a kill had no effect and the whole sandbox must be ended.
     pub end_sandbox: bool,
-    /// Read the CPU time used, and tell it by [`Supervision::looked`].
+    /// True if the CPU time must be read and reported with [`Supervision::looked`].
     pub look: bool,
 }
 
-/// How a program ended.
+/// The end of a program, as its wait call reported it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// The raw wait status.
     pub status: i32,
-    /// The largest resident size of a process, in bytes.
+    /// The largest resident set size of a process, in bytes.
     pub peak_bytes: u64,
-    /// CPU microseconds of what was reaped.
+    /// CPU time of the reaped processes, in microseconds.
     pub cpu_micros: u64,
 }
 
-/// What was counted for an exec by its end.
+/// Resource usage and events counted during an exec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accounts {
-    /// CPU microseconds of everything that it started; `None` where nobody counts them.
+    /// CPU time of all processes of the exec, in microseconds; `None` if there is no counter.
     pub cpu_micros: Option<u64>,
-    /// The most memory that the sandbox used at once, in bytes.
+    /// Peak memory use of the sandbox, in bytes.
     pub peak_bytes: Option<u64>,
-    /// The kernel killed for memory meanwhile.
+    /// True if the kernel killed a process of the sandbox for memory.
     pub memory_kills: bool,
-    /// A fork was refused meanwhile.
+    /// True if the kernel refused a fork.
     pub forks_refused: bool,
-    /// No byte or no file more can be stored.
+    /// True if no more bytes or no more files can be stored.
     pub disk_full: bool,
-    /// A watch found the memory limit passed, and killed.
+    /// True if a watchdog found the memory limit exceeded and killed the exec.
     pub watched_memory: bool,
-    /// A watch found the CPU limit passed, and killed.
+    /// True if a watchdog found the CPU time limit exceeded and killed the exec.
     pub watched_cpu: bool,
-    /// The owner closed the sandbox.
+    /// True if the owner closed the sandbox.
     pub closed_by_owner: bool,
 }
 
@@ -104,60 +105,61 @@ pub struct Supervision {
     reasons: Reasons,
     kill_at: Option<Instant>,
     killed_at: Option<Instant>,
-    cpu_look: Option<Instant>,
-    /// Looks in a row at which nothing could be read.
-    unread: u32,
-    /// When the first of them came back.
-    unread_since: Option<Instant>,
+    next_cpu_poll: Option<Instant>,
+    /// Number of failed reads of the CPU time in a row.
+    failed_reads: u32,
+    /// The time of the first of these failed reads.
+    failing_since: Option<Instant>,
 }
 
 impl Supervision {
-    /// Of an exec whose time began at `begun`.
+    /// Creates the supervision of an exec that began at `begun`.
     pub fn new(begun: Instant, now: Instant, allowance: Allowance) -> Self {
-        let mut made = Self {
+        let mut supervision = Self {
             begun,
             deadline: begun + allowance.wall,
             allowance,
             reasons: Reasons::default(),
             kill_at: None,
             killed_at: None,
-            cpu_look: None,
-            unread: 0,
-            unread_since: None,
+            next_cpu_poll: None,
+            failed_reads: 0,
+            failing_since: None,
         };
-        made.cpu_look = made.next_look(0, now);
-        made
+        supervision.next_cpu_poll = supervision.cpu_poll_time(0, now);
+        supervision
     }
 
-    /// Time that did not count has passed: nothing ran. Everything that is to come, comes that much later.
+    /// Postpones all deadlines by `by`: a time in which nothing ran and that does not count.
     pub fn postpone(&mut self, by: Duration) {
         self.deadline += by;
-        for at in [&mut self.kill_at, &mut self.killed_at, &mut self.cpu_look].into_iter().flatten() {
+        for at in [&mut self.kill_at, &mut self.killed_at, &mut self.next_cpu_poll].into_iter().flatten() {
             *at += by;
         }
     }
 
-    /// Real time that is left until the deadline.
+    /// Returns the wall-clock time left until the deadline.
     pub fn left(&self, now: Instant) -> Duration {
         self.deadline.saturating_duration_since(now)
     }
 
-    /// Time until everything is killed, if the exec was told to end; none is left when that was ordered already.
+    /// Returns the time until the process tree is killed, if termination was requested. Returns zero if the kill was
+    /// already ordered.
     pub fn kill_in(&self, now: Instant) -> Option<Duration> {
-        let told = self.kills_the_rest() || self.kill_at.is_some();
-        told.then(|| self.kill_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now)))
+        let terminating = self.kills_the_rest() || self.kill_at.is_some();
+        terminating.then(|| self.kill_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now)))
     }
 
-    /// When [`Self::due`] has something to say, if nothing happens before.
+    /// Returns the time at which [`Self::due`] must be called next, if nothing else happens before.
     pub fn next(&self) -> Option<Instant> {
-        [self.killed_at.map(|at| at + KILL_PATIENCE), self.kill_at, self.cpu_look]
+        [self.killed_at.map(|at| at + KILL_TIMEOUT), self.kill_at, self.next_cpu_poll]
             .into_iter()
             .chain([(!self.reasons.timed_out).then_some(self.deadline)])
             .flatten()
             .min()
     }
 
-    /// Takes a wish in; `true` when SIGTERM is to be sent.
+    /// Records a stop request. Returns true if SIGTERM must be sent.
     pub fn wish(&mut self, wish: Wish, now: Instant) -> bool {
         match wish {
             Wish::Cancel(grace) if self.killed_at.is_none() && self.kill_at.is_none() => {
@@ -174,10 +176,10 @@ impl Supervision {
         }
     }
 
-    /// What to do now that time has passed. [`Self::kill_now`] is to be asked after it.
+    /// Returns the actions that are due at `now`. The caller must call [`Self::kill_now`] after it.
     pub fn due(&mut self, now: Instant) -> Due {
         let mut due = Due::default();
-        if self.killed_at.is_some_and(|at| now >= at + KILL_PATIENCE) {
+        if self.killed_at.is_some_and(|at| now >= at + KILL_TIMEOUT) {
             due.end_sandbox = true;
             self.killed_at = Some(now);
         }
@@ -185,37 +187,37 @@ impl Supervision {
             self.reasons.timed_out = true;
             self.kill_at = Some(now);
         }
-        if self.cpu_look.is_some_and(|at| now >= at) {
+        if self.next_cpu_poll.is_some_and(|at| now >= at) {
             due.look = true;
-            self.cpu_look = None;
+            self.next_cpu_poll = None;
         }
         due
     }
 
-    /// Takes in the CPU time used so far; `None` where it could not be read, which is no reason to let it go on for long.
+    /// Records the CPU time used so far; `None` if it could not be read. After repeated failures the exec is killed.
     pub fn looked(&mut self, cpu_micros: Option<u64>, now: Instant) {
         let Some(cpu_micros) = cpu_micros else {
-            self.unread += 1;
-            let since = *self.unread_since.get_or_insert(now);
-            let too_long = now.saturating_duration_since(since) >= UNREAD_TIMEOUT;
-            self.reasons.uncounted |= self.unread >= MAX_UNREAD || too_long;
+            self.failed_reads += 1;
+            let since = *self.failing_since.get_or_insert(now);
+            let too_long = now.saturating_duration_since(since) >= FAILED_READS_TIMEOUT;
+            self.reasons.uncounted |= self.failed_reads >= MAX_FAILED_READS || too_long;
             if self.reasons.uncounted {
                 self.kill_at = Some(now);
             } else {
-                self.cpu_look = Some(now + CPU_LOOK);
+                self.next_cpu_poll = Some(now + CPU_POLL_INTERVAL);
             }
             return;
         };
-        (self.unread, self.unread_since) = (0, None);
+        (self.failed_reads, self.failing_since) = (0, None);
         if self.over_cpu(cpu_micros) {
             self.reasons.over_cpu = true;
             self.kill_at = Some(now);
         } else {
-            self.cpu_look = self.next_look(cpu_micros, now);
+            self.next_cpu_poll = self.cpu_poll_time(cpu_micros, now);
         }
     }
 
-    /// Whether SIGKILL is to be sent now.
+    /// Returns true if SIGKILL must be sent now.
     pub fn kill_now(&mut self, now: Instant) -> bool {
         if self.kill_at.is_none_or(|at| now < at) {
             return false;
@@ -226,7 +228,7 @@ impl Supervision {
         first
     }
 
-    /// Whether what outlived the program itself must be killed, too.
+    /// Returns true if processes that outlive the program itself must be killed too.
     pub fn kills_the_rest(&self) -> bool {
         let Reasons { timed_out, cancelled, over_cpu, uncounted } = self.reasons;
         timed_out || cancelled || over_cpu || uncounted
@@ -236,35 +238,35 @@ impl Supervision {
         self.allowance.cpu.is_some_and(|limit| u128::from(cpu_micros) >= limit.as_micros())
     }
 
-    /// The limit cannot be passed before what is left is used up on all processors at once.
-    fn next_look(&self, cpu_micros: u64, now: Instant) -> Option<Instant> {
+    /// Returns the time of the next read. The limit cannot be exceeded before the remaining time is used up on all
+    /// processors at once.
+    fn cpu_poll_time(&self, cpu_micros: u64, now: Instant) -> Option<Instant> {
         let limit = self.allowance.cpu.filter(|_| self.allowance.counted)?;
         let left = limit.saturating_sub(Duration::from_micros(cpu_micros));
-        Some(now + (left / self.allowance.processors.max(1)).max(CPU_LOOK))
+        Some(now + (left / self.allowance.processors.max(1)).max(CPU_POLL_INTERVAL))
     }
 
-    /// The error that stands for the exit of an exec which was killed because its CPU time could not be read any more.
+    /// Returns the error that replaces the exit of an exec that was killed because its CPU time could not be read.
     pub fn uncounted(&self, ended: Option<Ended>) -> Option<Error> {
         let Reasons { timed_out, cancelled, over_cpu, uncounted } = self.reasons;
         let by_itself = ended.is_some_and(|ended| ended.status & 0x7f == 0);
         (uncounted && !timed_out && !cancelled && !over_cpu && !by_itself).then(|| {
-            let what =
-                "its CPU time could not be read any more, and it was killed, since its limit would not have held";
-            Error::new(ErrorKind::Unavailable, "exit", what).with_remedy(
-                "look whether what runs in the sandbox uses up files or memory of its kernel, then try again",
-            )
+            let what = "its CPU time could no longer be read; it was killed because its limit could not be enforced";
+            Error::new(ErrorKind::Unavailable, "exit", what)
+                .with_remedy("check if a program in the sandbox exhausts open files or kernel memory, then try again")
         })
     }
 
-    /// How the exec ended; `None` when it vanished and nothing that was done or counted explains it.
+    /// Returns the exit. Returns `None` if the program vanished and no action or counter explains it.
     pub fn exit(&self, ended: Option<Ended>, accounts: &Accounts, now: Instant) -> Option<Exit> {
         let reasons = self.reasons;
         let closed = accounts.closed_by_owner;
-        // What was killed and did not end takes its sandbox along, for the reason for which it was killed.
+        // An exec that was killed and did not end takes its sandbox along. The exit keeps the reason for the kill.
         let killed = self.kills_the_rest();
         let cancelled = reasons.cancelled || (ended.is_none() && closed && !killed);
         let explained = killed || accounts.memory_kills || closed;
-        // Who kept the program is gone and took it along. Where we, or a limit, ended it, that is the exec's end.
+        // The supervisor of the program is gone and took the program along. If a kill or a limit explains this, the
+        // exec has ended.
         let killed = Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 };
         let ended = ended.or(explained.then_some(killed))?;
         let (code, signal) =
@@ -274,11 +276,11 @@ impl Supervision {
             Some(_) if reasons.over_cpu || accounts.watched_cpu => Some(LimitKind::Cpu),
             Some(SIGXCPU) => Some(LimitKind::Cpu),
             Some(SIGKILL) if accounts.watched_memory || accounts.memory_kills => Some(LimitKind::Memory),
-            // The kernel's own limit on one process, one second above ours, was first: nobody looked in time.
+            // The kernel's own limit on one process, one second above ours, took effect before the CPU time was read.
             Some(SIGKILL) if self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
             _ => None,
         };
-        // A process other than the main program may be the one that was killed.
+        // The killed process may be a different one than the main program.
         let memory = (accounts.memory_kills || accounts.watched_memory).then_some(LimitKind::Memory);
         let memory = memory.filter(|limit| killed_by != Some(*limit));
         let refused = accounts.forks_refused.then_some(LimitKind::Pids);
@@ -320,14 +322,14 @@ mod tests {
     fn a_cancel_terminates_then_kills_then_ends_everything() {
         let (mut it, begun) = supervision(None);
         assert!(it.wish(Wish::Cancel(SECOND), begun));
-        assert!(!it.wish(Wish::Cancel(Duration::ZERO), begun), "the first one's grace holds");
+        assert!(!it.wish(Wish::Cancel(Duration::ZERO), begun), "the grace period of the first request applies");
         assert_eq!(it.next(), Some(begun + SECOND));
         assert!(!it.kill_now(begun));
         assert!(it.kill_now(begun + SECOND));
         assert!(!it.kill_now(begun + SECOND), "once");
-        assert_eq!(it.next(), Some(begun + SECOND + KILL_PATIENCE));
-        assert!(it.due(begun + SECOND + KILL_PATIENCE).end_sandbox);
-        assert_eq!(it.next(), Some(begun + SECOND * 10), "the deadline comes before more patience ends");
+        assert_eq!(it.next(), Some(begun + SECOND + KILL_TIMEOUT));
+        assert!(it.due(begun + SECOND + KILL_TIMEOUT).end_sandbox);
+        assert_eq!(it.next(), Some(begun + SECOND * 10), "the deadline comes before the next kill timeout");
         let exit = it.exit(Some(KILLED), &Accounts::default(), begun).unwrap();
         assert!(exit.cancelled && exit.signal == Some(SIGKILL) && exit.killed_by.is_none());
     }
@@ -356,13 +358,13 @@ mod tests {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         it.wish(Wish::Cancel(SECOND), begun);
         it.postpone(SECOND * 5);
-        assert_eq!(it.next(), Some(begun + SECOND * 6), "the grace");
+        assert_eq!(it.next(), Some(begun + SECOND * 6), "the grace period");
         assert!(!it.kill_now(begun + SECOND * 5) && it.kill_now(begun + SECOND * 6));
         assert!(!it.due(begun + SECOND * 6).look && it.due(begun + SECOND * 7).look);
         it.postpone(SECOND * 100);
         assert!(!it.due(begun + SECOND * 110).end_sandbox, "killed at 106, as it counts now");
-        assert_eq!(it.next(), Some(begun + SECOND * 106 + KILL_PATIENCE));
-        assert!(it.due(begun + SECOND * 106 + KILL_PATIENCE).end_sandbox);
+        assert_eq!(it.next(), Some(begun + SECOND * 106 + KILL_TIMEOUT));
+        assert!(it.due(begun + SECOND * 106 + KILL_TIMEOUT).end_sandbox);
         let it = it.exit(Some(KILLED), &Accounts::default(), begun + SECOND * 112).unwrap();
         assert!(it.cancelled && !it.timed_out, "the deadline is at 115");
     }
@@ -383,7 +385,7 @@ mod tests {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         assert_eq!(it.next(), Some(begun + SECOND * 2));
         assert!(it.due(begun + SECOND * 2).look);
-        assert_eq!(it.next(), Some(begun + SECOND * 10), "not again before it was told");
+        assert_eq!(it.next(), Some(begun + SECOND * 10), "no second read before the first is reported");
         it.looked(Some(3_000_000), begun + SECOND * 2);
         assert_eq!(it.next(), Some(begun + SECOND * 5 / 2));
         it.looked(Some(4_000_000), begun + SECOND * 3);
@@ -397,9 +399,9 @@ mod tests {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let mut now = begun + SECOND * 2;
         assert!(it.due(now).look);
-        for _ in 1..MAX_UNREAD {
+        for _ in 1..MAX_FAILED_READS {
             it.looked(None, now);
-            now += CPU_LOOK;
+            now += CPU_POLL_INTERVAL;
             assert!(it.next() == Some(now) && it.due(now).look && !it.kill_now(now));
         }
         let mut read = it.clone();
@@ -422,13 +424,13 @@ mod tests {
         let now = begun + SECOND * 4;
         assert!(it.due(now).look);
         it.looked(None, now);
-        assert!(!it.kill_now(now) && it.due(now + CPU_LOOK).look);
+        assert!(!it.kill_now(now) && it.due(now + CPU_POLL_INTERVAL).look);
         let mut read = it.clone();
-        read.looked(Some(0), now + UNREAD_TIMEOUT);
-        read.looked(None, now + UNREAD_TIMEOUT * 2);
-        assert!(!read.kill_now(now + UNREAD_TIMEOUT * 2), "not in a row");
-        it.looked(None, now + UNREAD_TIMEOUT);
-        assert!(it.kill_now(now + UNREAD_TIMEOUT) && it.kills_the_rest());
+        read.looked(Some(0), now + FAILED_READS_TIMEOUT);
+        read.looked(None, now + FAILED_READS_TIMEOUT * 2);
+        assert!(!read.kill_now(now + FAILED_READS_TIMEOUT * 2), "not in a row");
+        it.looked(None, now + FAILED_READS_TIMEOUT);
+        assert!(it.kill_now(now + FAILED_READS_TIMEOUT) && it.kills_the_rest());
     }
 
     #[test]
@@ -438,14 +440,14 @@ mod tests {
             let allowance = Allowance { wall: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
             let it = Supervision::new(now, now, allowance);
             let killed_by = |status, cpu_micros| {
-                // Others of the sandbox used far more.
+                // Other execs of the sandbox used far more.
                 let accounts = Accounts { cpu_micros: Some(9_000_000), ..Accounts::default() };
                 it.exit(Some(Ended { status, cpu_micros, peak_bytes: 1 }), &accounts, now).unwrap().killed_by
             };
             assert_eq!(killed_by(SIGKILL, 5_000_000), Some(LimitKind::Cpu));
             assert_eq!(killed_by(SIGKILL, 4_000_000), Some(LimitKind::Cpu));
-            assert_eq!(killed_by(SIGKILL, 3_900_000), None, "somebody else sent it");
-            assert_eq!(killed_by(15, 5_000_000), None, "nor does the kernel send this");
+            assert_eq!(killed_by(SIGKILL, 3_900_000), None, "another sender killed it");
+            assert_eq!(killed_by(15, 5_000_000), None, "the kernel does not send this signal");
             assert_eq!(killed_by(7 << 8, 5_000_000), None);
         }
         let (unlimited, now) = supervision(None);

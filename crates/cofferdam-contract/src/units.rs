@@ -1,4 +1,4 @@
-//! Byte sizes, CPU shares and durations as people write them, parsed once and trusted from then on.
+//! Byte sizes, CPU shares and durations with a text form, validated when they are parsed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,22 +8,23 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A number of bytes. Text form: `4096`, `64K`, `512M`, `1G` (powers of 1024; `KiB`, `MB` and so on mean the same).
+/// A number of bytes. Text form: `4096`, `64K`, `512M`, `1G`, `1T`. Units are powers of 1024; `KiB` and `KB` mean the
+/// same as `K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
 impl ByteSize {
-    /// A size of `bytes` bytes.
+    /// Creates a size of `bytes` bytes.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// A size of `mebibytes` times 1,048,576 bytes.
+    /// Creates a size of `mebibytes` MiB (1,048,576 bytes each).
     pub const fn from_mebibytes(mebibytes: u64) -> Self {
         Self(mebibytes * 1024 * 1024)
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn as_bytes(self) -> u64 {
         self.0
     }
@@ -50,7 +51,8 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("'{text}' is not a size; write a number of bytes or one with K, M, G or T, such as 512M");
+        let bad =
+            || format!("'{text}' is not a size; use a number of bytes, or a number with K, M, G or T, such as 512M");
         let trimmed = text.trim();
         let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
         let number: u64 = trimmed[..split].parse().map_err(|_| bad())?;
@@ -62,7 +64,7 @@ impl FromStr for ByteSize {
             "t" | "tb" | "tib" => 40,
             _ => return Err(bad()),
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("'{text}' is more than 16 exbibytes"))
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("'{text}' is too large; the maximum is 16 EiB"))
     }
 }
 
@@ -79,7 +81,9 @@ impl<'de> Deserialize<'de> for ByteSize {
         }
         match NumberOrText::deserialize(deserializer)? {
             NumberOrText::Integer(bytes) => Ok(Self(bytes)),
-            NumberOrText::Float(_) => Err(de::Error::custom("a size is a whole number of bytes or text such as 512M")),
+            NumberOrText::Float(_) => {
+                Err(de::Error::custom("a size must be an integer number of bytes or a text such as 512M"))
+            }
             NumberOrText::Text(text) => text.parse().map_err(de::Error::custom),
         }
     }
@@ -98,17 +102,17 @@ impl JsonSchema for ByteSize {
     }
 }
 
-/// A share of processor time in whole processors: 1.5 is one and a half. Kept in thousandths.
+/// A CPU share in processors, such as 1.5, stored in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(u32);
 
 impl Cpus {
-    /// A share of `millis` thousandths of one processor.
+    /// Creates a share of `millis` thousandths of a processor.
     pub const fn from_millis(millis: u32) -> Self {
         Self(millis)
     }
 
-    /// The share in thousandths of one processor.
+    /// Returns the share in thousandths of a processor.
     pub const fn as_millis(self) -> u32 {
         self.0
     }
@@ -124,14 +128,15 @@ impl FromStr for Cpus {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let value: f64 = text.trim().parse().map_err(|_| format!("'{text}' is not a number of CPUs such as 1.5"))?;
+        let value: f64 =
+            text.trim().parse().map_err(|_| format!("'{text}' is not a number of CPUs; use a number such as 1.5"))?;
         cpus_from_f64(value)
     }
 }
 
 fn cpus_from_f64(value: f64) -> Result<Cpus, String> {
     if !(0.01..=10_000.0).contains(&value) {
-        return Err(format!("{value} CPUs is outside 0.01 to 10000"));
+        return Err(format!("{value} CPUs is out of range; use a number from 0.01 to 10000"));
     }
     Ok(Cpus((value * 1000.0).round() as u32))
 }
@@ -162,13 +167,13 @@ impl JsonSchema for Cpus {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"description": "Processor time in processors, such as 1.5.", "type": "number", "minimum": 0.01, "maximum": 10000})
+        json_schema!({"description": "CPU share in processors, such as 1.5.", "type": "number", "minimum": 0.01, "maximum": 10000})
     }
 }
 
-/// Parses `250ms`, `60s`, `5m`, `1h` or a bare number of seconds such as `1.5`.
+/// Parses a duration: `250ms`, `60s`, `5m`, `1h`, or a number of seconds such as `1.5`. Returns a message as the error.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("'{text}' is not a duration; write seconds or a number with ms, s, m or h, such as 60s");
+    let bad = || format!("'{text}' is not a duration; use seconds, or a number with ms, s, m or h, such as 60s");
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let number: f64 = trimmed[..split].parse().map_err(|_| bad())?;
@@ -183,7 +188,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 fn duration_from_seconds(seconds: f64) -> Option<Duration> {
-    // A century bounds it, so that deadlines never overflow.
+    // About a century is the maximum, so that deadlines never overflow.
     (0.0..=3.2e9).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
@@ -195,16 +200,17 @@ enum NumberOrText {
     Text(String),
 }
 
-/// Serde form of a duration: seconds as a number; on reading also text such as `"60s"`.
+/// Serde support for [`Duration`]: serialized as a number of seconds, deserialized from a number or a text such as
+/// `"60s"`.
 pub mod serde_duration {
     use super::*;
 
-    /// Writes seconds.
+    /// Serializes a duration as seconds.
     pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_f64(value.as_secs_f64())
     }
 
-    /// Reads seconds or text.
+    /// Deserializes a duration from seconds or text.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let seconds = if deserializer.is_human_readable() {
             match NumberOrText::deserialize(deserializer)? {
@@ -215,20 +221,20 @@ pub mod serde_duration {
         } else {
             f64::deserialize(deserializer)?
         };
-        duration_from_seconds(seconds).ok_or_else(|| de::Error::custom("a duration is 0 to 3.2e9 seconds"))
+        duration_from_seconds(seconds).ok_or_else(|| de::Error::custom("a duration must be from 0 to 3.2e9 seconds"))
     }
 }
 
-/// As [`serde_duration`], for an optional duration.
+/// Serde support for `Option<Duration>`, in the form of [`serde_duration`].
 pub mod serde_optional_duration {
     use super::*;
 
-    /// Writes seconds or null.
+    /// Serializes a duration as seconds, or null.
     pub fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         value.map(|duration| duration.as_secs_f64()).serialize(serializer)
     }
 
-    /// Reads seconds, text or null.
+    /// Deserializes a duration from seconds, text or null.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
         #[derive(Deserialize)]
         struct Wrapper(#[serde(with = "serde_duration")] Duration);

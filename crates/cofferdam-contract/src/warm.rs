@@ -1,8 +1,8 @@
-//! A sandbox made before its request came.
+//! A sandbox that is prepared before its request arrives.
 //!
-//! It exists so that what takes long is done when nobody waits. What a request asks for is decided at the claim and not
-//! before: a warm sandbox promises nothing but that a claim is worth a create. When to make how many is not decided
-//! here.
+//! Preparing a sandbox moves slow work out of the request's latency. The settings of the request are applied only when
+//! the prepared sandbox is claimed. A prepared sandbox guarantees only that a claim gives the same result as a create.
+//! The number of prepared sandboxes and the time of their creation are decided elsewhere.
 //!
 //! ```text
 //! Backend::warm -> warm --claim--> sandbox, used once
@@ -17,38 +17,41 @@ use async_trait::async_trait;
 
 use crate::{Result, Sandbox, Spec};
 
-/// A sandbox made before its request came: nothing of a request has run in it, nobody has used it. Dropping it closes
-/// it.
+/// A prepared sandbox, not yet assigned to a request. No program of a request has run in it and no caller has used it.
+/// Dropping it closes it.
 #[async_trait]
 pub trait Warm: Send + Sync + fmt::Debug {
-    /// The spec that it was made for, its template.
+    /// Returns the template: the spec that the sandbox was prepared for.
     fn made_for(&self) -> &Spec;
 
-    /// Whether every word of `spec` can still be applied, so that a claim gives what a create would.
+    /// Returns true if every setting of `spec` can still be applied, so that a claim gives the same result as a create.
     ///
     /// # Behavior
-    /// - A pure function of the template and `spec`: it looks at no host, and gives the same answer each time.
+    /// - A pure function of the template and `spec`: it reads no state of the host and always returns the same answer.
     /// - True for the template itself.
-    /// - False when in doubt; whoever asks then creates.
-    /// - Implementations take the spec apart through [`Spec::parts`] and its limits by their fields, both without `..`,
-    ///   so that a setting that is new does not compile until somebody has decided whether it can come late.
+    /// - False when in doubt. The caller then creates a sandbox instead.
+    /// - Implementations destructure the spec through [`Spec::parts`], and its limits by field, both without `..`. A
+    ///   new setting then does not compile until the implementation states if it can be applied late.
     fn fits(&self, spec: &Spec) -> bool;
 
-    /// Whether it can still be claimed. Cheap: it asks nobody. False once it has died while it waited.
+    /// Returns true if the sandbox can still be claimed, and false if it has died. Cheap: it contacts no process.
     fn is_alive(&self) -> bool;
 
-    /// Turns it into the sandbox that `spec` asks for.
+    /// Turns the prepared sandbox into the sandbox that `spec` requests.
     ///
     /// # Behavior
-    /// - Everything in `spec` is applied, nothing of the template stays: limits, access, tenant, labels are the claim's.
-    /// - The posture is what a create of the same spec would have given: measured after what the claim changed, if it
-    ///   changed anything, and else when it was made.
-    /// - Fails as a create does, with `WeakerThanAsked` where the posture falls short, and with `InvalidInput` or
-    ///   `Unsupported` where the spec is refused; nothing is left behind then.
-    /// - Fails for a spec that does not fit, rather than leave a word of it out.
-    /// - Fails with an error that a retry can help when it has died.
+    /// - Every setting of `spec` is applied and none of the template remains: limits, access, tenant and labels are
+    ///   those of the claim.
+    /// - The posture equals that of a create of the same spec. It is measured after the claim's changes, or at
+    ///   preparation if the claim changes nothing.
+    /// - Nothing is left behind after an error.
+    ///
+    /// # Errors
+    /// - `WeakerThanAsked`, `InvalidInput` and `Unsupported`, as for [`crate::Backend::create`].
+    /// - An error for a spec that is not compatible. A setting is never ignored.
+    /// - An error with [`crate::Retry::MayHelp`] if the sandbox has died.
     async fn claim(self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
-    /// Ends it unused; nothing is left when this returns.
+    /// Closes the unused sandbox. Nothing is left when this returns.
     async fn close(self: Box<Self>) -> Result<()>;
 }

@@ -1,60 +1,61 @@
-//! How a pool is set up.
+//! The configuration of a pool.
 
 use std::time::Duration;
 
 use cofferdam_contract::{Error, Result, serde_duration};
 use serde::{Deserialize, Serialize};
 
-/// The most sandboxes that one pool may be asked to hold.
+/// The greatest value of [`PoolConfig::max`].
 const MAX_SANDBOXES: usize = 65_536;
 
-/// How a [`crate::Pool`] is set up. Every count, wait and queue has a bound; the defaults suit a laptop and a small
-/// server.
+/// The configuration of a [`crate::Pool`]. Every count, wait and queue is bounded. The defaults suit a laptop or a
+/// small server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PoolConfig {
-    /// Sandboxes kept ready, unclaimed. Default 2; with 0 none is made ahead, and the pool only bounds and queues.
+    /// Minimum number of idle prepared sandboxes. With 0 the pool prepares none until claims find it empty. Default: 2.
     pub min_warm: usize,
-    /// Sandboxes kept ready at most: the pool goes up to this when claims find it empty, and back when they stop.
-    /// Default 8; where `max` is less, that holds.
+    /// Maximum number of idle prepared sandboxes. The pool grows towards it when claims find no idle sandbox, and
+    /// shrinks when claims stop. `max` takes precedence if it is smaller. Default: 8.
     pub max_warm: usize,
-    /// Sandboxes alive at most: ready, claimed, being made and being closed together. Default 32.
+    /// Maximum number of live sandboxes: idle, claimed, being created and being closed. Default: 32.
     pub max: usize,
-    /// How long one beyond `min_warm` waits unclaimed before it is destroyed. Default 60 s.
+    /// Time after which an idle sandbox beyond `min_warm` is destroyed. Default: 60 s.
     #[serde(with = "serde_duration")]
     pub idle_time: Duration,
-    /// How long any waits unclaimed before it is replaced by a fresh one. Default 10 min.
+    /// Time after which any idle sandbox is replaced by a new one. Default: 10 min.
     #[serde(with = "serde_duration")]
     pub max_age: Duration,
-    /// How long a claim may take, from its call to its sandbox. Default 30 s.
+    /// Timeout of a claim, from the call until the sandbox is available. Default: 30 s.
     #[serde(with = "serde_duration")]
     pub claim_timeout: Duration,
-    /// How long the backend may take to make one sandbox. Default 60 s.
+    /// Timeout of the backend's creation of one sandbox. Default: 60 s.
     #[serde(with = "serde_duration")]
     pub make_timeout: Duration,
-    /// How long [`crate::Pool::shutdown`] waits for closes after its deadline. Default 30 s.
+    /// Time that [`crate::Pool::shutdown`] waits for closes after its deadline. Default: 30 s.
     #[serde(with = "serde_duration")]
     pub close_timeout: Duration,
-    /// Claims that may wait for a place, of all tenants together. Default 256.
+    /// Maximum number of queued claims of all tenants together. Default: 256.
     pub max_waiting: usize,
-    /// Claims of one tenant that may wait for a place. Default 64.
+    /// Maximum number of queued claims of one tenant. Default: 64.
     pub max_waiting_per_tenant: usize,
-    /// Sandboxes made ahead at the same time. Default 1.
+    /// Maximum number of sandboxes that are prepared at the same time. Default: 1.
     pub refill_at_once: usize,
-    /// How long a refill waits after a claim, while others are ready: what was claimed has work to do now, and making the
-    /// next one would compete with it. Default 5 ms.
+    /// Delay of a refill after a claim while other sandboxes are idle. Creating the next sandbox immediately would
+    /// compete for the processors with the claimed one. Default: 5 ms.
     #[serde(with = "serde_duration")]
     pub refill_delay: Duration,
-    /// How long a refill gives way to claims and to creates that callers wait for before it goes on beside them. Default 50 ms.
+    /// The longest time that a refill yields to claims and to creates with waiting callers. After it, the refill runs
+    /// beside them. Default: 50 ms.
     #[serde(with = "serde_duration")]
     pub refill_patience: Duration,
-    /// The wait after the first failed refill; it doubles with each further one. Default 100 ms.
+    /// Backoff after the first failed refill. It doubles with each further failure. Default: 100 ms.
     #[serde(with = "serde_duration")]
     pub first_backoff: Duration,
-    /// The longest wait after failed refills. Default 30 s.
+    /// Maximum backoff after failed refills. Default: 30 s.
     #[serde(with = "serde_duration")]
     pub longest_backoff: Duration,
-    /// How often those that wait are looked at, whether they are alive still. Default 5 s.
+    /// Interval between two health checks of idle sandboxes. Default: 5 s.
     #[serde(with = "serde_duration")]
     pub check_every: Duration,
 }
@@ -83,17 +84,20 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Refuses what contradicts itself, or would let nothing through.
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// - `InvalidInput` for values that contradict each other, and for 0 where a pool would serve no claim.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
         if self.max == 0 || self.max > MAX_SANDBOXES {
-            return bad("a pool's max must be 1 to 65536");
+            return bad("a pool's max must be between 1 and 65536");
         }
         if self.min_warm > self.max_warm || self.min_warm > self.max {
-            return bad("a pool's min_warm must exceed neither its max_warm nor its max");
+            return bad("a pool's min_warm must not exceed its max_warm or its max");
         }
         if self.refill_at_once == 0 {
-            return bad("with a refill_at_once of 0 a pool is never filled; for none made ahead set max_warm to 0");
+            return bad("a pool's refill_at_once must not be 0; to prepare no sandboxes, set max_warm to 0");
         }
         if self.first_backoff > self.longest_backoff {
             return bad("a pool's first_backoff must not exceed its longest_backoff");
@@ -108,7 +112,7 @@ impl PoolConfig {
             self.check_every,
         ];
         if times.iter().any(Duration::is_zero) {
-            return bad("a pool's times must not be 0, but for refill_patience");
+            return bad("a pool's times must not be 0, except refill_delay and refill_patience");
         }
         Ok(())
     }

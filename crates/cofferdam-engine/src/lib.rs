@@ -1,23 +1,24 @@
 //! Pools of sandboxes and of prepared interpreters, over any [`Backend`](cofferdam_contract::Backend).
 //!
 //! ```text
-//! claim --> queue, tenants in turn --> a prepared sandbox fits: claimed     --> lease --> destroyed, slot free
-//!                                  \-> none fits: created on request        /
+//! claim --> queue, round-robin by tenant --> compatible sandbox idle: claimed --> lease --> destroyed, slot free
+//!                                        \-> none: created on request         /
 //! refiller --> prepares sandboxes for the template, replaces old and dead ones, destroys the surplus
 //! ```
 //!
-//! A [`Pool`] prepares sandboxes before their request, bounds the number of live ones, and serves tenants in turn.
-//! [`PooledBackend`] is a pool behind the contract. [`Interpreters`] keeps prepared interpreters. The crate names no backend,
-//! and neither weakens nor strengthens isolation. `docs/adr/0007-pool.md` has the design reasons.
+//! A [`Pool`] prepares sandboxes before their requests arrive, bounds the number of live ones, and serves tenants
+//! round-robin. [`PooledBackend`] is a pool that implements the contract's backend trait. [`Interpreters`] is a pool of
+//! prepared interpreters. The crate depends on no particular backend, and neither weakens nor strengthens isolation.
+//! `docs/adr/0007-pool.md` has the design reasons.
 //!
-//! # Where to look
+//! # Layout
 //!
-//! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one lock,
-//!   which is never held over an await.
-//! - Their execution: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller leaves nothing
-//!   half done. The background task: `pool/keeper.rs`.
-//! - Which requests fit a prepared interpreter, and when the next is started: `interpreters/fits.rs` and
-//!   `interpreters/shelf.rs`, which are pure.
+//! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one
+//!   lock, which is never held across an await.
+//! - Execution of the decisions: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller
+//!   leaves no partial sandbox. Background refill task: `pool/keeper.rs`.
+//! - Compatibility of a request with a prepared interpreter, and the time of the next refill: `interpreters/fits.rs`
+//!   and `interpreters/shelf.rs`, which are pure.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,33 +1,33 @@
-//! What a pool tells about itself: counts and times, a snapshot that can be serialised.
+//! Metrics of a pool: counts and times as a serializable snapshot.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Upper bounds of the histograms' buckets, in microseconds; one more bucket takes what lies above.
+/// Upper bounds of the histograms' buckets, in microseconds. A final bucket holds greater values.
 const BOUNDS: [u64; 18] = [
     50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
     5_000_000, 10_000_000, 30_000_000,
 ];
 
-/// How a claim came to its sandbox.
+/// The way in which a claim got its sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ClaimKind {
-    /// One that waited.
+    /// An idle prepared sandbox was claimed.
     Warm,
-    /// Made for it: some waited, but its spec fitted none.
+    /// The sandbox was created on request, because no idle sandbox was compatible with the spec.
     ColdUnfit,
-    /// Made for it: none waited.
+    /// The sandbox was created on request, because none was idle.
     ColdEmpty,
-    /// Made for it: the one that waited failed at the claim.
+    /// The sandbox was created on request, because claiming an idle one failed.
     ColdReplaced,
-    /// A snapshot restored, or a fork.
+    /// The sandbox was restored from a snapshot or forked.
     Copy,
 }
 
-/// Claims that were given a sandbox, by [`ClaimKind`].
+/// Numbers of successful claims, by [`ClaimKind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClaimCounts {
     /// See [`ClaimKind::Warm`].
@@ -43,7 +43,7 @@ pub struct ClaimCounts {
 }
 
 impl ClaimCounts {
-    /// All of them.
+    /// Returns the number of all successful claims.
     pub fn total(&self) -> u64 {
         let Self { warm, cold_unfit, cold_empty, cold_replaced, copy } = self;
         warm + cold_unfit + cold_empty + cold_replaced + copy
@@ -60,14 +60,14 @@ impl ClaimCounts {
     }
 }
 
-/// How often times of which length were seen.
+/// A histogram of durations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// Upper bounds of the buckets, in microseconds, rising.
+    /// Upper bounds of the buckets, in microseconds, ascending.
     pub bounds_micros: Vec<u64>,
-    /// Times up to each bound and above the one before; the last bucket has no bound.
+    /// Number of durations in each bucket: up to its bound and above the previous bound. The last bucket has no bound.
     pub counts: Vec<u64>,
-    /// Sum of all times, in seconds.
+    /// Sum of all durations, in seconds.
     pub sum_seconds: f64,
 }
 
@@ -78,7 +78,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// How many times were seen.
+    /// Returns the number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -91,50 +91,50 @@ impl Histogram {
     }
 }
 
-/// How a pool stands now, and what happened since it was made.
+/// The current state of a pool and its counters since creation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PoolMetrics {
-    /// Sandboxes that wait for a claim.
+    /// Number of idle prepared sandboxes.
     pub warm: usize,
-    /// Sandboxes that are claimed and not closed.
+    /// Number of sandboxes that are claimed and not closed.
     pub claimed: usize,
-    /// Sandboxes being made: for claims, and ahead of them.
+    /// Number of sandboxes being created, for claims and for refills.
     pub making: usize,
-    /// Sandboxes being closed.
+    /// Number of sandboxes being closed.
     pub closing: usize,
-    /// Claims that wait for a place.
+    /// Number of queued claims.
     pub waiting: usize,
-    /// Claims that were given a sandbox.
+    /// Numbers of successful claims.
     pub claims: ClaimCounts,
-    /// Claims that were refused because a queue was full.
+    /// Number of claims rejected because a queue was full.
     pub refused: u64,
-    /// Claims that waited too long.
+    /// Number of claims that timed out.
     pub timed_out: u64,
-    /// Claims for which making the sandbox failed.
+    /// Number of claims for which the creation of the sandbox failed.
     pub failures: u64,
-    /// Sandboxes made ahead.
+    /// Number of successful refills.
     pub refills: u64,
-    /// Sandboxes that could not be made ahead.
+    /// Number of failed refills.
     pub refill_failures: u64,
-    /// Why the last refill failed; `None` once one has succeeded again.
+    /// The error of the last refill; `None` if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refill_error: Option<String>,
-    /// Sandboxes destroyed unclaimed, because they were too many or too old.
+    /// Number of idle sandboxes destroyed because they were surplus or too old.
     pub expired: u64,
-    /// Sandboxes destroyed unclaimed, to make room for a claim that they did not fit.
+    /// Number of idle sandboxes destroyed to free a slot for a claim that none of them was compatible with.
     pub evicted: u64,
-    /// Sandboxes that died while they waited.
+    /// Number of idle sandboxes that died.
     pub died: u64,
-    /// Closes that failed.
+    /// Number of closes that failed.
     pub close_failures: u64,
-    /// From a claim's call until it had a place.
+    /// Time from the call of a claim until it got a slot.
     pub wait_time: Histogram,
-    /// From a claim's call until it had its sandbox.
+    /// Time from the call of a claim until it got its sandbox.
     pub claim_time: Histogram,
 }
 
 impl PoolMetrics {
-    /// Counts a claim that was given its sandbox.
+    /// Counts a successful claim.
     pub(crate) fn claimed(&mut self, kind: ClaimKind, time: Duration) {
         self.claims.add(kind);
         self.claim_time.add(time);

@@ -1,7 +1,7 @@
-//! A pool behind the contract: whatever takes a backend can take a pool.
+//! A pool as a [`Backend`].
 //!
-//! It adds nothing to what the backend inside can do and takes away one thing: it makes no sandboxes ahead for others,
-//! for that is what it does itself.
+//! It has the features of its inner backend, except the preparation of sandboxes for callers, because the pool itself
+//! uses that.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,27 +14,27 @@ use cofferdam_contract::{
 use crate::pool::Origin;
 use crate::{Lease, Pool, PoolConfig};
 
-/// A [`Pool`] as a backend: create is a claim, close gives the place back.
+/// A [`Pool`] as a backend: `create` is a claim, and `close` frees the slot.
 ///
-/// Name and level are those of the backend inside; the capabilities too, without [`Capability::Warm`]. Restored
-/// sandboxes and forks take places of the pool like all others.
+/// Name, level and capabilities are those of the inner backend, without [`Capability::Warm`]. Restored sandboxes and
+/// forks occupy slots of the pool like all others.
 #[derive(Debug)]
 pub struct PooledBackend {
     pool: Pool,
 }
 
 impl PooledBackend {
-    /// See [`Pool::new`].
+    /// Creates a pool and wraps it. See [`Pool::new`].
     pub fn new(backend: Arc<dyn Backend>, template: Spec, config: PoolConfig) -> Result<Self> {
         Pool::new(backend, template, config).map(Self::from)
     }
 
-    /// The pool, for its metrics and its shutdown.
+    /// Returns the pool, for its metrics and its shutdown.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    fn hand_out(&self, lease: Lease) -> Arc<dyn Sandbox> {
+    fn wrap(&self, lease: Lease) -> Arc<dyn Sandbox> {
         PooledSandbox::of(lease, self.pool.origin())
     }
 }
@@ -62,20 +62,20 @@ impl Backend for PooledBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(self.hand_out(self.pool.claim(spec).await?))
+        Ok(self.wrap(self.pool.claim(spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(self.hand_out(self.pool.restore(snapshot, spec).await?))
+        Ok(self.wrap(self.pool.restore(snapshot, spec).await?))
     }
 
     async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
-        Err(Error::unsupported("warm", "a pool keeps the sandboxes that it makes ahead for its own claims")
-            .with_remedy("claim from the pool, or ask the backend inside it"))
+        Err(Error::unsupported("warm", "a pool uses prepared sandboxes for its own claims")
+            .with_remedy("create a sandbox from the pool, or prepare one with its inner backend"))
     }
 }
 
-/// A leased sandbox that gives its place back when it is closed or dropped.
+/// A leased sandbox that frees its slot when it is closed or dropped.
 #[derive(Debug)]
 struct PooledSandbox {
     sandbox: Arc<dyn Sandbox>,

@@ -1,4 +1,4 @@
-//! The conformance kit through a pool, and random specs against creates.
+//! The conformance suite over a pool, and a comparison of claims with creates for random specs.
 #![forbid(unsafe_code)]
 
 mod support;
@@ -60,7 +60,7 @@ async fn it_is_the_backend_inside_but_makes_none_ahead_for_others() {
     assert_eq!(pooled.pool().metrics().claimed, 0);
 }
 
-/// A host that is one of several: everything enforced, a limit that falls short, or limits fixed ahead.
+/// Variants of a simulated host: everything enforced, a limit that falls short, or limits fixed in advance.
 fn host(which: u8) -> Config {
     match which {
         0 => Config::default(),
@@ -77,7 +77,7 @@ fn host(which: u8) -> Config {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for: a claim gives what a create gives, refusals included.
+    /// A claim gives the same result as a create for any spec, including errors.
     #[test]
     fn claims_are_as_creates(seeds in prop::collection::vec(any::<u64>(), 1..8), template: u64, which in 0u8..4) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
@@ -88,7 +88,7 @@ proptest! {
             let mut differs = Vec::new();
             for seed in seeds {
                 settle().await;
-                // A lent directory is one more thing that the simulation refuses, in both ways.
+                // A mounted host directory is a setting that the simulation rejects in both cases.
                 let trial = Trial::seeded(seed, &Spec::default(), Some(std::path::Path::new("/lent")));
                 let compared = compare_backends(&*backend, &pooled, &SimulatedPrograms, &trial).await;
                 differs.extend(compared.err().map(|differs| format!("{differs}, for {:?}", trial.spec)));
@@ -101,7 +101,7 @@ proptest! {
     }
 }
 
-/// The property above can fail: twins of different specs are told apart.
+/// The property above can fail: sandboxes of different specs compare as different.
 #[tokio::test(start_paused = true)]
 async fn different_twins_are_told_apart() {
     let backend = Arc::new(SimulatedBackend::default());
@@ -116,15 +116,15 @@ async fn different_twins_are_told_apart() {
     assert!(backend.living().is_empty() && other.living().is_empty());
 }
 
-/// The simulation lends no directory; its refusal comes through a pool unchanged.
+/// The simulation supports no host directory. Its error passes through a pool unchanged.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_of_the_backend_passes_through() {
     use cofferdam_contract::Backend as _;
     let backend = Arc::new(SimulatedBackend::with_faults(FaultPlan::none()));
     let pooled = pooled(&backend, Spec::default());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let lent = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
-    let spec = Spec::builder().workspace(lent).build().unwrap();
+    let mounted = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
+    let spec = Spec::builder().workspace(mounted).build().unwrap();
     let (one, other) = (backend.create(spec.clone()).await.unwrap_err(), pooled.create(spec).await.unwrap_err());
     assert_eq!(one.to_json(), other.to_json());
 }

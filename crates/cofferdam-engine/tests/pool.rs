@@ -1,4 +1,4 @@
-//! The pool over a simulated backend: who gets what, what is replaced, and that nothing is left.
+//! Tests of the pool over a simulated backend: order of claims, replacement of sandboxes, and complete cleanup.
 #![forbid(unsafe_code)]
 
 mod support;
@@ -27,7 +27,7 @@ async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
     assert!(waiting.contains(lease.id()));
     assert_eq!(lease.spec().tenant().as_str(), "acme");
     settle().await;
-    assert_eq!((pool.metrics().warm, pool.metrics().refills), (1, 2), "what was claimed comes first");
+    assert_eq!((pool.metrics().warm, pool.metrics().refills), (1, 2), "the claimed sandbox comes first");
     tokio::time::sleep(small().refill_delay).await;
     let metrics = pool.metrics();
     assert_eq!((metrics.warm, metrics.claimed, metrics.refills), (2, 1, 3));
@@ -43,7 +43,7 @@ async fn a_refill_begins_as_soon_as_the_claim_is_served() {
     let (_backend, pool) = pool(small(), faults);
     settle().await;
     let _lease = pool.claim(Spec::default()).await.unwrap();
-    // The clock stands still while somebody is ready to run.
+    // The paused clock does not advance while a task is ready to run.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -108,20 +108,20 @@ async fn never_more_than_max_are_alive_and_tenants_are_served_in_turn() {
     let (backend, pool) = pool(config, FaultPlan::none());
     let pool = Arc::new(pool);
     let first = pool.claim(of_tenant("z")).await.unwrap();
-    let (told, mut served) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut served) = tokio::sync::mpsc::unbounded_channel();
     for tenant in ["a", "a", "a", "b", "c", "b"] {
-        let (pool, told, backend) = (Arc::clone(&pool), told.clone(), Arc::clone(&backend));
+        let (pool, sender, backend) = (Arc::clone(&pool), sender.clone(), Arc::clone(&backend));
         tokio::spawn(async move {
             let lease = pool.claim(of_tenant(tenant)).await.unwrap();
             assert_eq!(backend.living().len(), 1);
-            told.send(tenant).unwrap();
+            sender.send(tenant).unwrap();
             tokio::time::sleep(SECOND).await;
             drop(lease);
         });
         settle().await;
     }
     assert_eq!(pool.metrics().waiting, 6);
-    drop((first, told));
+    drop((first, sender));
     let mut order = Vec::new();
     while let Some(tenant) = served.recv().await {
         order.push(tenant);
@@ -251,9 +251,9 @@ async fn failed_refills_back_off_and_recover() {
     let faults = (1..=5).fold(FaultPlan::none(), |plan, nth| plan.fail(FaultPoint::Warm, nth, ErrorKind::Unavailable));
     let (_backend, pool) = pool(small(), faults);
     tokio::time::sleep(Duration::from_millis(40)).await;
-    assert_eq!(pool.metrics().refill_failures, 1, "no second attempt at once");
+    assert_eq!(pool.metrics().refill_failures, 1, "no immediate second attempt");
     assert!(pool.metrics().refill_error.is_some_and(|error| error.contains("injected")));
-    // 100 + 200 + 400 + 800 + 1600 ms at most, half of it at least.
+    // Backoff of 100 + 200 + 400 + 800 + 1600 ms at most, half of it at least.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(pool.metrics().warm == 0 && (2..=5).contains(&pool.metrics().refill_failures));
     tokio::time::sleep(Duration::from_millis(1700)).await;
@@ -357,7 +357,7 @@ async fn shutdown_ends_what_does_not_end_and_refuses_who_waits() {
     assert!(running.exit().await.unwrap().cancelled);
     assert_eq!(held.start(print("x")).await.unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
-    // What was granted before is handed out, and is closed already.
+    // A lease granted earlier is still delivered, with its sandbox already closed.
     assert_eq!(slow.await.unwrap().unwrap().start(print("x")).await.unwrap_err().kind(), ErrorKind::Closed);
     held.close().await.unwrap();
 }
@@ -414,7 +414,7 @@ fn a_pool_needs_a_runtime_and_a_sound_configuration() {
     assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
-/// A backend whose creates panic.
+/// A backend that panics in every create.
 #[derive(Debug)]
 struct Panicking;
 
@@ -456,7 +456,7 @@ async fn a_panic_of_the_backend_costs_one_claim_and_no_place() {
     pool.shutdown(SECOND).await.unwrap();
 }
 
-/// Many tasks on threads, with faults everywhere: the bounds hold all the time, and nothing is left in the end.
+/// Many tasks on several threads, with random faults. The bounds hold all the time, and nothing is left at the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chaos_leaves_nothing() {
     let faults = (1..200).fold(FaultPlan::seeded(7, 100, ErrorKind::Unavailable), |plan, nth| {
@@ -482,12 +482,12 @@ async fn chaos_leaves_nothing() {
         tasks.spawn(async move {
             for round in 0..40u64 {
                 let spec = if (task + round) % 5 == 0 { unfit() } else { of_tenant(&format!("t{}", task % 3)) };
-                // Half of them come in bursts, so that places are sometimes all taken and sometimes idle.
+                // Half of the tasks start in bursts, so that sometimes all slots are used and sometimes they are idle.
                 let pause = if task < 8 { round % 8 / 7 * 20 } else { task + round % 5 };
                 tokio::time::sleep(Duration::from_millis(pause)).await;
-                let patience = Duration::from_micros((task * 37 + round * 91) % 3000);
+                let delay = Duration::from_micros((task * 37 + round * 91) % 3000);
                 match round % 4 {
-                    0 => drop(tokio::time::timeout(patience, pool.claim(spec)).await),
+                    0 => drop(tokio::time::timeout(delay, pool.claim(spec)).await),
                     1 => drop(pool.run(spec, print("x")).await),
                     _ => {
                         if let Ok(lease) = pool.claim(spec.clone()).await {

@@ -1,4 +1,4 @@
-//! Which interpreter waits, and what it has done by then.
+//! The configuration of a prepared interpreter.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use cofferdam_contract::{ByteSize, ExecRequest, Result};
 use crate::error::ConfigError;
 use crate::plan::Plan;
 
-/// The most modules that one interpreter imports beforehand.
+/// The most modules that one interpreter imports in advance.
 const MAX_MODULES: usize = 256;
-/// The longest that an interpreter may live: 30 days.
+/// The longest lifetime of an interpreter: 30 days.
 const MAX_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// The most output that may be kept for one request.
+/// The most output that may be buffered for one request.
 const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(256);
 
-/// A kind of interpreter that can wait.
+/// A kind of interpreter that can be prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Runtime {
     /// CPython 3.10 or newer.
@@ -23,36 +23,36 @@ pub enum Runtime {
     Node,
 }
 
-/// How an interpreter is started and warmed. The defaults start it as the command line starts a script from cold.
+/// The start and warm-up of an interpreter. The defaults use the same command as a cold start of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterpreterConfig {
-    /// What kind of interpreter `command` is.
+    /// The kind of interpreter that `command` starts.
     pub runtime: Runtime,
-    /// The interpreter and its options. Only requests with exactly these words are served.
+    /// The interpreter and its options. Only requests with exactly this command are served.
     pub command: Vec<String>,
-    /// Modules that are imported beforehand, by name. One that is missing is an error of the warm-up.
+    /// Names of modules to import in advance. A missing module is an error of the warm-up. Default: none.
     pub modules: Vec<String>,
-    /// Code of the caller's own, trusted, that runs before any request, in a namespace that is thrown away.
+    /// Trusted code of the caller that runs before any request, in a namespace that is then discarded. Default: none.
     pub warm_up: String,
-    /// Variables that the modules read when they are imported: a request that changes one has to start cold. A name, or
-    /// the beginning of names and `*`.
+    /// Variables that the modules read when they are imported. A request that changes one of them needs a cold start.
+    /// Each is a name, or a prefix followed by `*`. Default: none.
     pub startup_variables: Vec<String>,
-    /// Real time for starting and warming. Default 60 s.
+    /// Timeout for start and warm-up. Default: 60 s.
     pub warm_limit: Duration,
-    /// Real time from its start after which the interpreter is killed, waiting or running. Default 1 h.
+    /// Lifetime after which the interpreter is killed, whether it is idle or running. Default: 1 h.
     pub lifetime: Duration,
-    /// The largest `max_output` of a request that is served; as much memory can be in use for output that is on its
-    /// way. Default 8 MiB.
+    /// The greatest `max_output` of a request that is served. As much memory can be in use for output in transit.
+    /// Default: 8 MiB.
     pub most_output: ByteSize,
 }
 
 impl InterpreterConfig {
-    /// `python3 -u`, without modules.
+    /// Returns the configuration of `python3 -u` without modules.
     pub fn python() -> Self {
         Self::new(Runtime::Python, &["python3", "-u"])
     }
 
-    /// `node --v8-pool-size=2`, without modules.
+    /// Returns the configuration of `node --v8-pool-size=2` without modules.
     pub fn node() -> Self {
         Self::new(Runtime::Node, &["node", "--v8-pool-size=2"])
     }
@@ -70,15 +70,18 @@ impl InterpreterConfig {
         }
     }
 
-    /// The same with these modules imported beforehand.
+    /// Sets the modules to import in advance.
     #[must_use]
     pub fn with_modules<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
         self.modules = modules.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Whether an interpreter of this configuration would run `request` as a run from cold does. Pure: ask it before
-    /// taking an interpreter. The answer is `Unsupported` for what has to start cold.
+    /// Checks that an interpreter with this configuration would run `request` like a cold start does. Pure; call it
+    /// before taking an interpreter.
+    ///
+    /// # Errors
+    /// - `Unsupported` if the request needs a cold start.
     pub fn accepts(&self, request: &ExecRequest) -> Result<()> {
         request.validate()?;
         Plan::new(self, request)?;
@@ -90,16 +93,16 @@ impl InterpreterConfig {
             return Err(ConfigError::NoCommand);
         }
         if self.modules.len() > MAX_MODULES {
-            return Err(ConfigError::TooManyModules { most: MAX_MODULES });
+            return Err(ConfigError::TooManyModules { max: MAX_MODULES });
         }
         if let Some(name) = self.modules.iter().find(|name| name.is_empty() || name.starts_with('-')) {
             return Err(ConfigError::BadModule { name: name.clone() });
         }
         if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit || self.lifetime > MAX_LIFE {
-            return Err(ConfigError::BadTime { most: MAX_LIFE });
+            return Err(ConfigError::BadTime { max: MAX_LIFE });
         }
         if self.most_output > MAX_OUTPUT {
-            return Err(ConfigError::TooMuchOutput { most: MAX_OUTPUT });
+            return Err(ConfigError::TooMuchOutput { max: MAX_OUTPUT });
         }
         Ok(())
     }

@@ -1,26 +1,26 @@
-//! This crate's failures, and what they are in the contract's words.
+//! The errors of this crate, and their conversion to errors of the contract.
 
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Fault, Retry};
 use thiserror::Error as ThisError;
 
-/// Why a configuration is refused.
+/// An invalid configuration.
 #[derive(Debug, ThisError)]
 pub enum ConfigError {
     #[error("the interpreter's command is empty")]
     NoCommand,
-    #[error("at most {most} modules can be imported beforehand")]
-    TooManyModules { most: usize },
-    #[error("'{}' is not the name of a module", name.escape_debug())]
+    #[error("at most {max} modules can be imported in advance")]
+    TooManyModules { max: usize },
+    #[error("'{}' is not a module name", name.escape_debug())]
     BadModule { name: String },
-    #[error("the warm limit must be above 0, and the lifetime longer than it and at most {most:?}")]
-    BadTime { most: Duration },
-    #[error("most_output is at most {most}")]
-    TooMuchOutput { most: ByteSize },
+    #[error("the warm limit must be greater than 0, and the lifetime must be longer than it and at most {max:?}")]
+    BadTime { max: Duration },
+    #[error("most_output must be at most {max}")]
+    TooMuchOutput { max: ByteSize },
 }
 
-/// Why an interpreter did not become warm.
+/// A failure of the warm-up.
 #[derive(Debug, ThisError)]
 pub enum WarmError {
     #[error("{reason}")]
@@ -28,42 +28,42 @@ pub enum WarmError {
     #[error("{reason}")]
     Failed { reason: String },
     #[error("{reason}")]
-    NoWall { reason: String },
+    NoIsolation { reason: String },
     #[error("the interpreter ended before it was ready ({how})")]
     Ended { how: String },
     #[error("the interpreter was not ready in time")]
-    TooSlow,
-    #[error("what the modules print while they are imported is more than {most}")]
-    TooLoud { most: ByteSize },
-    #[error("the backend gave no standard input for the interpreter")]
+    TimedOut,
+    #[error("the modules print more than {max} while they are imported")]
+    OutputTooLarge { max: ByteSize },
+    #[error("the backend provides no standard input for the interpreter")]
     NoStdin,
 }
 
-/// Why a request has to start cold.
+/// A reason why a request needs a cold start.
 #[derive(Debug, ThisError)]
 pub enum Mismatch {
-    #[error("the request is not for the interpreter that waits")]
+    #[error("the request is for a different interpreter")]
     OtherCommand,
-    #[error("options between the interpreter and its file are decided when the interpreter starts")]
+    #[error("options between the interpreter and its file cannot change after the interpreter has started")]
     Options,
-    #[error("a waiting interpreter has no terminal")]
+    #[error("a prepared interpreter has no terminal")]
     Terminal,
-    #[error("the variable '{}' counts when an interpreter starts, and this one has started", name.escape_debug())]
+    #[error("the variable '{}' is only read when an interpreter starts", name.escape_debug())]
     StartupVariable { name: String },
-    #[error("the request's maximum of output is more than the {most} that the interpreter was started with")]
-    Output { most: ByteSize },
-    #[error("this kind of file is run from cold only")]
+    #[error("the request's max_output is more than the {max} of the prepared interpreter")]
+    Output { max: ByteSize },
+    #[error("this type of file needs a cold start")]
     FileKind,
 }
 
-/// Why a request was not started.
+/// A failure to start a request.
 #[derive(Debug, ThisError)]
 pub enum StartError {
-    #[error("the waiting interpreter is gone")]
+    #[error("the prepared interpreter has exited")]
     Gone,
-    #[error("the waiting interpreter does not answer")]
-    Silent,
-    #[error("the waiting interpreter's lifetime ends before the request's time-out")]
+    #[error("the prepared interpreter does not answer")]
+    Unresponsive,
+    #[error("the lifetime of the prepared interpreter ends before the request's timeout")]
     TooOld,
     #[error("cannot enter the working directory '{}'", path.escape_debug())]
     Directory { path: String, errno: i32 },
@@ -78,19 +78,21 @@ impl From<ConfigError> for Error {
 }
 
 impl WarmError {
-    /// The contract's error, with the end of what the interpreter printed.
+    /// Converts the error, and adds the end of the interpreter's output as context.
     pub fn into_error(self, printed: &str) -> Error {
         let message = self.to_string();
         let error = match self {
             Self::Failed { .. } => Error::invalid("warm", message),
             Self::Missing { .. } => Error::new(ErrorKind::NotFound, "warm", message)
-                .with_remedy("install the module where the sandbox sees it, or take it off the list"),
-            Self::TooLoud { .. } => Error::new(ErrorKind::ResourceExhausted, "warm", message).with_fault(Fault::Caller),
-            Self::Ended { .. } | Self::TooSlow => Error::new(ErrorKind::Unavailable, "warm", message)
-                .with_remedy("are the sandbox's limits wide enough for the interpreter and its modules?"),
+                .with_remedy("install the module inside the sandbox, or remove it from the list"),
+            Self::OutputTooLarge { .. } => {
+                Error::new(ErrorKind::ResourceExhausted, "warm", message).with_fault(Fault::Caller)
+            }
+            Self::Ended { .. } | Self::TimedOut => Error::new(ErrorKind::Unavailable, "warm", message)
+                .with_remedy("check that the sandbox's limits suffice for the interpreter and its modules"),
             Self::NoStdin => Error::unsupported("warm", message),
-            Self::NoWall { .. } => Error::unsupported("warm", message)
-                .with_remedy("use a WaitingInterpreter: each has a sandbox of its own"),
+            Self::NoIsolation { .. } => Error::unsupported("warm", message)
+                .with_remedy("use a WaitingInterpreter; each has a sandbox of its own"),
         };
         if printed.is_empty() { error } else { error.with_context("printed", printed.escape_debug().to_string()) }
     }
@@ -98,7 +100,8 @@ impl WarmError {
 
 impl From<Mismatch> for Error {
     fn from(error: Mismatch) -> Self {
-        Self::unsupported("start", error.to_string()).with_remedy("start it cold: Sandbox::start takes every request")
+        Self::unsupported("start", error.to_string())
+            .with_remedy("use a cold start with Sandbox::start, which accepts every request")
     }
 }
 
@@ -106,10 +109,10 @@ impl From<StartError> for Error {
     fn from(error: StartError) -> Self {
         let message = error.to_string();
         match error {
-            StartError::Gone | StartError::Silent | StartError::TooOld => {
+            StartError::Gone | StartError::Unresponsive | StartError::TooOld => {
                 Self::new(ErrorKind::Unavailable, "start", message)
                     .with_retry(Retry::MayHelp)
-                    .with_remedy("warm another one, or start the request cold")
+                    .with_remedy("prepare another interpreter, or use a cold start")
             }
             StartError::Directory { errno, .. } => {
                 Self::invalid("start", message).with_source(std::io::Error::from_raw_os_error(errno))

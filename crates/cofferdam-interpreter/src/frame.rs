@@ -1,11 +1,12 @@
-//! The one message that a waiting interpreter reads.
+//! The single message that a prepared interpreter reads.
 //!
 //! ```text
 //! u32 length of the head | u32 length of the code | head | code
-//! head: words with a NUL byte between them: kind, name, directory, number of arguments, arguments, variables
+//! head: strings separated by NUL bytes: kind, name, directory, number of arguments, arguments, variables
 //! ```
 //!
-//! Numbers are big-endian. A variable is `NAME=VALUE`, or `NAME` alone to unset it. No word can contain a NUL byte: a
+//! Numbers are big-endian. A variable is `NAME=VALUE`, or `NAME` alone to unset it. No string can contain a NUL byte,
+//! because such a request does not validate. The rest of the stream is the standard input of the code.
 //! request with one does not validate. What follows on the same stream is the code's standard input.
 
 use bytes::{BufMut, Bytes, BytesMut};

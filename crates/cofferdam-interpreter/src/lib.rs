@@ -1,20 +1,21 @@
 //! Prepared interpreters: started in a sandbox before a request, each for one request.
 //!
 //! ```text
-//! sandbox --warm--> prepared interpreter --start(request)--> exec handle --> exit, sandbox given up
+//! sandbox --warm--> prepared interpreter --start(request)--> exec handle --> exit, sandbox released
 //! ```
 //!
-//! The caller creates a sandbox. [`WaitingInterpreter::warm`] starts an interpreter in it, which imports modules, runs every
-//! path once, and reads one request from its standard input. [`WaitingInterpreter::start`] sends that request and consumes
-//! the interpreter. No interpreter runs the code of two requests. Each was started by its own `execve`, with its own address
-//! space, hash seed and random state. `docs/interpreters.md` lists the differences from a cold start.
+//! The caller creates a sandbox. [`WaitingInterpreter::warm`] starts an interpreter in it, which imports modules, runs
+//! every code path once, and reads one request from its standard input. [`WaitingInterpreter::start`] sends that
+//! request and consumes the interpreter. No interpreter runs the code of two requests. Each was started by its own
+//! `execve`, with its own address space, hash seed and random state. `docs/interpreters.md` lists the differences from
+//! a cold start.
 //!
-//! The crate knows the contract only. It keeps no pool and creates no sandbox.
+//! The crate depends on the contract only. It manages no pool and creates no sandbox.
 //!
-//! # Where to look
+//! # Layout
 //!
-//! - What runs inside: `bootstrap/`, one file for each language.
-//! - The request on the wire: `frame.rs`. Which requests a started interpreter can take: `plan.rs`, which is pure.
+//! - Code inside the sandbox: `bootstrap/`, one file for each language.
+//! - The encoding of a request: `frame.rs`. Requests that a started interpreter can take: `plan.rs`, which is pure.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,5 +1,4 @@
-//! An interpreter at the other end of an exec, about to be given its request: the same for one that waits in a sandbox of
-//! its own and for a fork.
+//! A started interpreter on the other end of an exec, ready to receive its request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,26 +15,26 @@ use crate::frame;
 use crate::plan::Plan;
 use crate::run::{Control, Run};
 
-/// Time in which an interpreter takes its request over.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// The answer before a request's code runs.
+/// Timeout for the interpreter to accept its request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The answer of the interpreter before the code of a request runs.
 const ANSWER: &[u8] = b"+";
-/// The longest answer to a request.
+/// The most bytes of an answer to a request.
 const MAX_ANSWER: usize = 100;
 
-/// An interpreter that waits for its one request.
+/// A started interpreter that is waiting for its request.
 #[derive(Debug)]
 pub struct Line {
     pub inner: ExecHandle,
     pub stdin: StdinWriter,
     pub output: OutputSubscription,
-    /// CPU seconds of starting and warming that the inner exec's exit will count.
+    /// CPU seconds of start and warm-up, which the exit of the inner exec includes.
     pub warm_cpu: f64,
-    /// Bytes that it wrote until it was ready.
+    /// Number of bytes written before the interpreter was ready.
     pub before: u64,
 }
 
-/// When a request began and when its time is over.
+/// The start time and the deadline of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
     begun: Instant,
@@ -43,7 +42,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Those of a request that begins now, on an interpreter that is gone at `expires`.
+    /// Returns the times of a request that begins now, on an interpreter whose lifetime ends at `expires`.
     pub fn of(request: &ExecRequest, sandbox: &dyn Sandbox, expires: Instant) -> Result<Self, StartError> {
         let begun = Instant::now();
         let timeout = request.timeout().unwrap_or(sandbox.spec().limits().wall_time);
@@ -53,7 +52,7 @@ impl Times {
 }
 
 impl Line {
-    /// Gives the interpreter its request and returns when the code is about to run.
+    /// Sends the request to the interpreter. Returns when the code is about to run.
     pub async fn begin(
         mut self,
         request: &ExecRequest,
@@ -62,8 +61,8 @@ impl Line {
         sandbox: Arc<dyn Sandbox>,
     ) -> Result<ExecHandle> {
         let frame = frame::encode(plan);
-        let answer = tokio::time::timeout(ANSWER_LIMIT, self.ask(&frame, request.working_dir())).await;
-        let first = answer.unwrap_or(Err(StartError::Silent))?;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.send_request(&frame, request.working_dir())).await;
+        let first = answer.unwrap_or(Err(StartError::Unresponsive))?;
         let stdin = feed(self.stdin, request.stdin());
         let inner = Arc::new(self.inner);
         let control = Arc::new(Control(Arc::clone(&inner)));
@@ -74,14 +73,14 @@ impl Line {
         Ok(handle)
     }
 
-    /// Sends the request and waits for the answer; gives what was printed beside it.
-    async fn ask(&mut self, frame: &[u8], directory: &SandboxPath) -> Result<Vec<Chunk>, StartError> {
+    /// Sends the request and waits for the answer. Returns output that arrived with it.
+    async fn send_request(&mut self, frame: &[u8], directory: &SandboxPath) -> Result<Vec<Chunk>, StartError> {
         self.stdin.write_all(frame).await.map_err(|_| StartError::Gone)?;
         let (mut answer, mut first) = (BytesMut::new(), Vec::new());
         loop {
             match self.output.next().await {
                 Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stdout, data })) => answer.extend(data),
-                // What the code writes to the other stream can overtake the answer.
+                // Output of the code on standard error can arrive before the answer.
                 Some(OutputEvent::Chunk(chunk)) => {
                     first.push(chunk);
                     continue;
@@ -96,13 +95,13 @@ impl Line {
                 }
                 Some(b'-') if answer.ends_with(b"\n") => return Err(failure(&answer[1..], directory)),
                 Some(b'-') if answer.len() < MAX_ANSWER => {}
-                _ => return Err(StartError::Silent),
+                _ => return Err(StartError::Unresponsive),
             }
         }
     }
 }
 
-/// An answer such as `-2 directory`.
+/// Parses an answer such as `-2 directory`.
 fn failure(answer: &[u8], directory: &SandboxPath) -> StartError {
     let text = String::from_utf8_lossy(answer);
     let mut words = text.split_whitespace();
@@ -113,7 +112,7 @@ fn failure(answer: &[u8], directory: &SandboxPath) -> StartError {
     }
 }
 
-/// Gives the code its standard input: what follows the request on the same stream.
+/// Sends the code its standard input, which follows the request on the same stream.
 fn feed(mut writer: StdinWriter, stdin: &Stdin) -> Option<StdinWriter> {
     match stdin {
         Stdin::Stream => return Some(writer),
@@ -121,7 +120,7 @@ fn feed(mut writer: StdinWriter, stdin: &Stdin) -> Option<StdinWriter> {
         Stdin::Bytes(data) => {
             let mut data = data.clone();
             tokio::spawn(async move {
-                // Code that does not read its input is no error; its end ends this.
+                // Code that does not read its input is no error. The end of the code ends this loop.
                 while data.has_remaining() && writer.write_buf(&mut data).await.is_ok_and(|count| count > 0) {}
                 let _ = writer.close().await;
             });

@@ -1,36 +1,36 @@
-//! Finding the line that an interpreter writes when it is warm, behind whatever its modules printed before.
+//! Detection of the line that an interpreter writes when it is ready, after any output of its modules.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// A line begins with this much chance of not being printed by anybody else.
+/// Returns a random token for the start of a line, which other output is very unlikely to contain.
 pub fn token() -> String {
     let half = |seed: u8| RandomState::new().hash_one(seed);
     format!("\u{1}{:016x}{:016x}", half(0), half(1))
 }
 
-/// Waits for a token and the rest of its line in a stream.
+/// A search for a token and the rest of its line in a stream.
 #[derive(Debug)]
 pub struct Marker {
     token: String,
     seen: Vec<u8>,
-    most: usize,
+    max: usize,
 }
 
-/// More came before the line than is kept.
+/// An error for more output before the line than the maximum.
 #[derive(Debug, PartialEq, Eq)]
-pub struct TooLoud;
+pub struct OutputTooLarge;
 
 impl Marker {
-    /// Looks for `token` within the first `most` bytes.
-    pub fn new(token: &str, most: usize) -> Self {
-        Self { token: token.to_owned(), seen: Vec::new(), most }
+    /// Creates a search for `token` within the first `max` bytes.
+    pub fn new(token: &str, max: usize) -> Self {
+        Self { token: token.to_owned(), seen: Vec::new(), max }
     }
 
-    /// Takes more of the stream; gives what follows the token on its line, once that is complete.
-    pub fn push(&mut self, data: &[u8]) -> Result<Option<String>, TooLoud> {
-        if self.seen.len() + data.len() > self.most {
-            return Err(TooLoud);
+    /// Adds data of the stream. Returns the text after the token on its line once the line is complete.
+    pub fn push(&mut self, data: &[u8]) -> Result<Option<String>, OutputTooLarge> {
+        if self.seen.len() + data.len() > self.max {
+            return Err(OutputTooLarge);
         }
         self.seen.extend_from_slice(data);
         let token = self.token.as_bytes();
@@ -40,7 +40,7 @@ impl Marker {
         Ok(line.map(|line| String::from_utf8_lossy(line).trim().to_owned()))
     }
 
-    /// The end of what came before.
+    /// Returns the end of the output before the line.
     pub fn noise(&self) -> String {
         let at = self.seen.windows(self.token.len()).position(|window| window == self.token.as_bytes());
         let noise = &self.seen[..at.unwrap_or(self.seen.len())];
@@ -57,7 +57,7 @@ mod tests {
     fn too_much_noise_is_refused() {
         let mut marker = Marker::new("T", 4);
         assert_eq!(marker.push(b"abc"), Ok(None));
-        assert_eq!(marker.push(b"de"), Err(TooLoud));
+        assert_eq!(marker.push(b"de"), Err(OutputTooLarge));
         assert_ne!(token(), token());
     }
 

@@ -1,4 +1,4 @@
-//! What a request means for an interpreter that has started already. Pure; what cannot be as in a run from cold is a
+//! The execution of a request on an interpreter that has already started. Pure. A difference to a cold start is a
 //! [`Mismatch`].
 
 use bytes::Bytes;
@@ -7,8 +7,8 @@ use cofferdam_contract::{Command, ExecRequest, WORKSPACE_PATH};
 use crate::config::{InterpreterConfig, Runtime};
 use crate::error::Mismatch;
 
-/// Variables that the C library, the interpreters or common libraries read once, when they start: names, or the
-/// beginning of names.
+/// Variables that the C library, the interpreters or common libraries read once at start: names, or prefixes followed
+/// by `*`.
 const STARTUP_VARIABLES: &[&str] = &[
     "PATH",
     "HOME",
@@ -33,34 +33,34 @@ const STARTUP_VARIABLES: &[&str] = &[
     "NUMEXPR_*",
 ];
 
-/// Where the code is.
+/// The location of the code.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Source<'a> {
-    /// In the request, to be put into a file of this name.
+    /// In the request, to be stored in a file with this name.
     Code { name: &'a str, contents: &'a Bytes },
-    /// In a file that is inside already, as the request names it.
+    /// In an existing file in the sandbox, named as in the request.
     File(&'a str),
 }
 
-/// One request in the words that the waiting side understands.
+/// A request in the form that the prepared interpreter understands.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan<'a> {
     pub source: Source<'a>,
     pub args: &'a [String],
-    /// Where to go first; `None` stays in the workspace.
+    /// The working directory; `None` for the workspace itself.
     pub directory: Option<String>,
-    /// Variables that are set, or unset by `None`.
+    /// Variables to set, or to unset with `None`.
     pub env: Vec<(&'a str, Option<&'a str>)>,
 }
 
 impl<'a> Plan<'a> {
-    /// Plans a request that was validated.
+    /// Creates a plan for a validated request.
     pub fn new(config: &InterpreterConfig, request: &'a ExecRequest) -> Result<Self, Mismatch> {
         if request.terminal().is_some() {
             return Err(Mismatch::Terminal);
         }
         if request.max_output() > config.most_output {
-            return Err(Mismatch::Output { most: config.most_output });
+            return Err(Mismatch::Output { max: config.most_output });
         }
         let (source, args) = source(config, request.command())?;
         let env: Vec<_> = request.env().iter().collect();
@@ -90,7 +90,7 @@ fn source<'a>(config: &InterpreterConfig, command: &'a Command) -> Result<(Sourc
     let name = match source {
         Source::Code { name, .. } | Source::File(name) => name,
     };
-    // A name like an option would be taken for one after the interpreter.
+    // A name that looks like an option would be parsed as one after the interpreter.
     let cold_only = match config.runtime {
         Runtime::Python => name.ends_with(".pyc"),
         Runtime::Node => ![".js", ".cjs", ".mjs"].iter().any(|extension| name.ends_with(extension)),

@@ -1,4 +1,4 @@
-//! Waiting until an interpreter is warm.
+//! The warm-up of an interpreter.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use cofferdam_contract::{
 
 use crate::error::WarmError;
 use crate::line::Line;
-use crate::marker::{Marker, TooLoud};
+use crate::marker::{Marker, OutputTooLarge};
 
-/// What modules may print while they are imported, on each stream.
-pub const MAX_NOISE: ByteSize = ByteSize::from_mebibytes(1);
+/// The most output of modules on each stream while they are imported.
+pub const MAX_STARTUP_OUTPUT: ByteSize = ByteSize::from_mebibytes(1);
 
-/// Starts an interpreter by `request` and waits until it says with `token` that it is warm.
+/// Starts an interpreter with `request` and waits until it reports with `token` that it is ready.
 pub async fn warm_up(sandbox: &dyn Sandbox, request: ExecRequest, token: &str, limit: Duration) -> Result<Line> {
     let inner = sandbox.start(request).await?;
     let stdin = inner.stdin().ok_or_else(|| WarmError::NoStdin.into_error(""))?;
     let mut ready = Ready::new(token);
     let mut output = inner.output();
     let result = tokio::time::timeout(limit, ready.wait(&mut output, &inner)).await;
-    let result = result.unwrap_or(Err(WarmError::TooSlow));
+    let result = result.unwrap_or(Err(WarmError::TimedOut));
     let warm_cpu = result.map_err(|error| error.into_error(&ready.noise()))?;
     Ok(Line { inner, stdin, output, warm_cpu, before: ready.bytes })
 }
 
-/// Waits until an interpreter says on both streams that it is warm.
+/// A wait for the ready report of an interpreter on both streams.
 struct Ready {
     stdout: Marker,
     stderr: Marker,
@@ -34,13 +34,13 @@ struct Ready {
 
 impl Ready {
     fn new(token: &str) -> Self {
-        let marker = || Marker::new(token, MAX_NOISE.as_bytes() as usize);
+        let marker = || Marker::new(token, MAX_STARTUP_OUTPUT.as_bytes() as usize);
         Self { stdout: marker(), stderr: marker(), bytes: 0 }
     }
 
-    /// Gives the CPU seconds that starting and warming took.
+    /// Returns the CPU seconds of start and warm-up.
     async fn wait(&mut self, output: &mut OutputSubscription, inner: &ExecHandle) -> Result<f64, WarmError> {
-        let (mut told, mut errors_told) = (None, false);
+        let (mut report, mut stderr_ready) = (None, false);
         loop {
             let event = output.next().await;
             if let Some(OutputEvent::Chunk(chunk)) = &event {
@@ -48,21 +48,21 @@ impl Ready {
             }
             match event {
                 Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stdout, data })) => {
-                    told = told.or(self.stdout.push(&data)?);
+                    report = report.or(self.stdout.push(&data)?);
                 }
                 Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stderr, data })) => {
-                    errors_told = errors_told || self.stderr.push(&data)?.is_some();
+                    stderr_ready = stderr_ready || self.stderr.push(&data)?.is_some();
                 }
-                Some(OutputEvent::Lost { .. }) => return Err(TooLoud.into()),
+                Some(OutputEvent::Lost { .. }) => return Err(OutputTooLarge.into()),
                 None => return Err(ended(inner).await),
             }
-            match told.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
-                Some(("ready", micros)) if errors_told => {
+            match report.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
+                Some(("ready", micros)) if stderr_ready => {
                     return Ok(micros.parse::<u32>().map_or(0.0, |micros| f64::from(micros) / 1e6));
                 }
                 Some(("ready", _)) | None => {}
                 Some(("missing", reason)) => return Err(WarmError::Missing { reason: reason.to_owned() }),
-                Some(("unsupported", reason)) => return Err(WarmError::NoWall { reason: reason.to_owned() }),
+                Some(("unsupported", reason)) => return Err(WarmError::NoIsolation { reason: reason.to_owned() }),
                 Some((_, reason)) => return Err(WarmError::Failed { reason: reason.to_owned() }),
             }
         }
@@ -73,18 +73,18 @@ impl Ready {
     }
 }
 
-impl From<TooLoud> for WarmError {
-    fn from(_: TooLoud) -> Self {
-        Self::TooLoud { most: MAX_NOISE }
+impl From<OutputTooLarge> for WarmError {
+    fn from(_: OutputTooLarge) -> Self {
+        Self::OutputTooLarge { max: MAX_STARTUP_OUTPUT }
     }
 }
 
 async fn ended(inner: &ExecHandle) -> WarmError {
-    WarmError::Ended { how: how_it_ended(inner).await }
+    WarmError::Ended { how: describe_end(inner).await }
 }
 
-/// In a few words, for messages.
-pub async fn how_it_ended(inner: &ExecHandle) -> String {
+/// Describes the end of an exec for messages.
+pub async fn describe_end(inner: &ExecHandle) -> String {
     match inner.exit().await {
         Ok(exit) if exit.killed_by.is_some() => "a limit killed it".to_owned(),
         Ok(exit) => exit.signal.map_or(format!("exit code {}", exit.code), |signal| format!("signal {signal}")),

@@ -1,8 +1,8 @@
-//! One request that a waiting interpreter runs: from the inner exec's output and end to the handle of the request.
+//! A request that a prepared interpreter runs. The output and the exit of the inner exec become those of the request.
 //!
 //! ```text
-//! running --(output ends)--> exit of the inner exec --> exit of the request, sandbox let go
-//!    |  time-out, cancel, kill: the inner exec is ended
+//! running --(output ends)--> exit of the inner exec --> exit of the request, sandbox released
+//!    |  timeout, cancel, kill: the inner exec is ended
 //! ```
 
 use std::pin::pin;
@@ -16,10 +16,10 @@ use cofferdam_contract::{
     Result, Sandbox, TerminalSize,
 };
 
-/// Stands for output that was counted and dropped.
+/// The size of a block that stands for output that was counted and dropped.
 const DROPPED: usize = 1 << 20;
 
-/// Passes the request's wishes on to the inner exec.
+/// A control that passes stop requests on to the inner exec.
 pub struct Control(pub Arc<ExecHandle>);
 
 impl ExecControl for Control {
@@ -36,35 +36,35 @@ impl ExecControl for Control {
     }
 }
 
-/// Orders the end of an exec without waiting for it.
+/// Orders the kill of an exec without waiting for its end.
 fn kill(exec: &ExecHandle) {
-    // The order is given when `close` is first polled; what it waits for then is seen elsewhere.
+    // `close` orders the kill when it is first polled. The end is observed elsewhere.
     let _ = pin!(exec.close()).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-/// A request that runs.
+/// A running request.
 pub struct Run {
     pub inner: Arc<ExecHandle>,
     pub output: OutputSubscription,
     pub begun: Instant,
     pub deadline: Instant,
-    /// CPU seconds of starting and warming.
+    /// CPU seconds of start and warm-up.
     pub warm_cpu: f64,
-    /// Bytes that came before the request's own.
+    /// Number of bytes written before the request's own output.
     pub before: u64,
-    /// Lives as long as the request.
+    /// The sandbox, which is kept alive until the request ends.
     pub sandbox: Arc<dyn Sandbox>,
 }
 
 impl Run {
-    /// Passes everything on until the end. `first` is output that has been read already.
+    /// Passes output and exit on until the end. `first` is output that was already read.
     pub async fn drive(mut self, driver: ExecDriver, first: Vec<Chunk>) {
         for Chunk { stream, data } in first {
             driver.publisher().publish(stream, data);
         }
         let (mut timed_out, mut lost) = (false, false);
         loop {
-            // Not `biased`: output that never ends must not keep the time-out waiting.
+            // Not `biased`: endless output must not delay the timeout.
             tokio::select! {
                 event = self.output.next() => match event {
                     Some(OutputEvent::Chunk(Chunk { stream, data })) => driver.publisher().publish(stream, data),
@@ -78,8 +78,8 @@ impl Run {
             }
         }
         let outcome = match self.inner.exit().await {
-            // Cannot happen: as much is kept as can come.
-            Ok(_) if lost => Err(Error::new(ErrorKind::Internal, "exit", "output was lost on its way")),
+            // Cannot happen: the buffer is as large as the maximum output.
+            Ok(_) if lost => Err(Error::new(ErrorKind::Internal, "exit", "output was lost in transit")),
             Ok(exit) => {
                 count_dropped(&driver, &exit, self.before);
                 Ok(self.exit(exit, timed_out))
@@ -102,7 +102,7 @@ impl Run {
     }
 }
 
-/// What the inner exec dropped at its maximum, which is above the request's, still counts as written.
+/// Counts output that the inner exec dropped at its own maximum, which is above that of the request.
 fn count_dropped(driver: &ExecDriver, exit: &Exit, before: u64) {
     if !exit.truncated {
         return;

@@ -1,9 +1,9 @@
-//! A waiting interpreter: started, warmed, given one request, never used again.
+//! A prepared interpreter: started, warmed up, used for one request.
 //!
 //! ```text
-//! warm --(ready on both streams)--> waiting --start--> request sent --(answer)--> running
-//!   |  refused, ended, too slow        |  dropped           |  no answer
-//!   '----------------> killed <--------'--------------------'
+//! warm-up --(ready on both streams)--> waiting --start--> request sent --(answer)--> running
+//!   |  error, exit, timeout               |  dropped           |  no answer
+//!   '-------------------> killed <--------'--------------------'
 //! ```
 
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::config::{InterpreterConfig, Runtime};
 use crate::line::{Line, Times};
 use crate::marker::token;
 use crate::plan::Plan;
-use crate::ready::{MAX_NOISE, warm_up};
+use crate::ready::{MAX_STARTUP_OUTPUT, warm_up};
 
-/// Processes that a waiting interpreter can need besides itself: make its sandbox with that many more than the code is
-/// to have. See `docs/interpreters.md`, "The anchor".
+/// Number of processes that a prepared interpreter can need in addition to the code. The limit of its sandbox must be
+/// higher by this number. See `docs/interpreters.md`, "The anchor".
 pub const EXTRA_PROCESSES: u32 = 1;
 const PYTHON: &str = concat!(
     include_str!("bootstrap/python/script.py"),
@@ -30,7 +30,7 @@ const PYTHON: &str = concat!(
 );
 const NODE: &str = include_str!("bootstrap/node.cjs");
 
-/// An interpreter that waits for its one request. Dropping it ends it.
+/// A prepared interpreter that is waiting for its one request. Dropping it ends it.
 #[derive(Debug)]
 pub struct WaitingInterpreter {
     sandbox: Arc<dyn Sandbox>,
@@ -40,45 +40,50 @@ pub struct WaitingInterpreter {
 }
 
 impl WaitingInterpreter {
-    /// Starts an interpreter in `sandbox` and waits until it is warm. The sandbox must be fresh and for this one
-    /// interpreter; its backend needs several execs, streaming input and Unix programs.
+    /// Starts an interpreter in `sandbox` and waits until it is ready. The sandbox must be new and used only for this
+    /// interpreter. Its backend needs several execs, streaming standard input and Unix programs.
     ///
-    /// # Behavior
-    /// - Fails with `NotFound` when the interpreter or one of its modules is missing, and says which.
-    /// - Fails with `Unavailable` when it ends or is not ready within the warm limit.
-    /// - What the modules print is not passed on to anybody; errors quote its end.
+    /// Output of the modules is discarded; errors contain its end.
+    ///
+    /// # Errors
+    /// - `NotFound` if the interpreter or one of its modules is missing; the message names it.
+    /// - `Unavailable` if the interpreter exits or is not ready within the warm limit.
     pub async fn warm(sandbox: Arc<dyn Sandbox>, config: InterpreterConfig) -> Result<Self> {
         config.validate()?;
         let token = token();
         let expires = Instant::now() + config.lifetime;
-        // Where no control group counts memory, memory that two processes share counts twice: then no anchor.
+        // If no cgroup counts memory, memory shared by two processes counts twice. In that case there is no anchor.
         let anchored = sandbox.usage().await.is_ok_and(|usage| usage.memory_bytes.is_some());
         let line = warm_up(&*sandbox, wait_request(&config, &token, anchored)?, &token, config.warm_limit).await?;
         Ok(Self { sandbox, config, line, expires })
     }
 
-    /// The sandbox that it waits in.
+    /// Returns the sandbox of the interpreter.
     pub fn sandbox(&self) -> &Arc<dyn Sandbox> {
         &self.sandbox
     }
 
-    /// When its lifetime ends. A request whose time-out lies behind this is refused.
+    /// Returns the end of the interpreter's lifetime. A request whose timeout would be later is rejected.
     pub fn expires(&self) -> Instant {
         self.expires
     }
 
-    /// Whether it waits still. One that was killed, for want of memory say, does not.
+    /// Returns true if the interpreter is still waiting, and false if it was killed, for example because of memory.
     pub fn is_alive(&self) -> bool {
         self.line.inner.try_exit().is_none()
     }
 
-    /// Gives the interpreter its request and returns when the code is about to run.
+    /// Sends the request to the interpreter. Returns when the code is about to run.
     ///
     /// # Behavior
-    /// - Answers `Unsupported` for what [`InterpreterConfig::accepts`] does not accept; the interpreter is gone then.
-    /// - Answers `InvalidInput` when the working directory cannot be entered, and `Unavailable` when the interpreter is gone.
-    /// - The handle is as one of [`Sandbox::start`]. Time and CPU seconds of warming are not counted in its exit.
-    /// - Holds the sandbox until the request has ended; whoever wants it longer keeps a reference.
+    /// - The handle behaves as one of [`Sandbox::start`]. Its exit does not include time and CPU seconds of the
+    ///   warm-up.
+    /// - The sandbox is kept alive until the request has ended. A caller that needs it longer keeps a reference.
+    ///
+    /// # Errors
+    /// - `Unsupported` for a request that [`InterpreterConfig::accepts`] rejects. The interpreter is gone then.
+    /// - `InvalidInput` if the working directory cannot be entered.
+    /// - `Unavailable` if the interpreter has exited.
     pub async fn start(self, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
         let plan = Plan::new(&self.config, &request)?;
@@ -86,7 +91,7 @@ impl WaitingInterpreter {
         self.line.begin(&request, &plan, times, self.sandbox).await
     }
 
-    /// Runs a request, collects its output, closes the sandbox.
+    /// Runs a request, collects its output and closes the sandbox.
     pub async fn run(self, request: ExecRequest) -> Result<Completed> {
         let sandbox = Arc::clone(&self.sandbox);
         let request = request.to_builder().output_buffer(request.max_output()).build()?;
@@ -98,7 +103,7 @@ impl WaitingInterpreter {
     }
 }
 
-/// What starts the interpreter that will wait.
+/// Returns the exec request that starts the interpreter.
 fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Result<ExecRequest> {
     let mut interpreter = config.command.clone();
     let ending = if anchored { "anchored" } else { "plain" };
@@ -107,14 +112,15 @@ fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Resu
     let (name, contents) = match config.runtime {
         Runtime::Python => ("waiting.py", PYTHON),
         Runtime::Node => {
-            // The file is loaded ahead of a main script, whose place is taken by the request's.
+            // The file is loaded before a main script, which the request's script replaces.
             interpreter.push("--require".to_owned());
             args.insert(0, "main.js".to_owned());
             ("waiting.cjs", NODE)
         }
     };
-    // As much is passed on as is kept, so that nothing can be lost between this exec and the request's handle.
-    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MAX_NOISE.as_bytes());
+    // The output limit equals the buffer size, so that no output can be lost between this exec and the request's
+    // handle.
+    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MAX_STARTUP_OUTPUT.as_bytes());
     let contents = Bytes::from_static(contents.as_bytes());
     ExecRequest::builder(Command::Script(Script { interpreter, name: name.to_owned(), contents, args }))
         .stdin(Stdin::Stream)

@@ -1,4 +1,4 @@
-//! Findings of one check: bounded, without duplicates, in the order of the code.
+//! The findings of one check: bounded, without duplicates, in the order of the code.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ impl<'r> Collector<'r> {
         self.found.push((span, rule, why.into()));
     }
 
-    /// Reports a module of the list of imports. Returns whether the module is on the list.
+    /// Reports a module of the list of imports. Returns true if the module is on the list.
     pub fn check_import(&mut self, module: &str, span: Span, why: impl Into<String>) -> bool {
         let entry = self.lists.unwanted_import(module);
         if let Some(entry) = entry {

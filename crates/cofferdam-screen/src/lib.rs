@@ -1,14 +1,15 @@
 //! Static analysis of code with a parser of its language: the imports, calls and attributes that rules do not allow.
 //!
-//! It is a seat belt. It reports early, and with line numbers, what an honest program may not do here. A program that tries
-//! to evade it can; the sandbox is the isolation boundary. `docs/screening.md` has examples of both.
+//! It is a convenience for honest programs: it reports early, with line numbers, what code may not do. A program can
+//! evade it; the sandbox is the isolation boundary. `docs/screening.md` has examples of both.
 //!
-//! The crate reads no file and no environment, and runs nothing of the code. Code is hostile input: its size, the depth of
-//! its nesting and the findings are bounded, and code beyond the bounds is refused with a [`ScreenError`].
+//! The crate reads no files and no environment, and does not run the code. The code is untrusted: its size, its nesting
+//! depth and the number of findings are bounded, and code beyond the bounds is rejected with a [`ScreenError`].
 //!
-//! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with [`ScreenError::NotBuilt`].
+//! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with
+//! [`ScreenError::NotBuilt`].
 //!
-//! # Where to look
+//! # Layout
 //!
 //! - Rules: `rules.rs`. Findings: `report.rs`, collected by `collector.rs`.
 //! - Python: `python/visitor.rs`. JavaScript and TypeScript: `javascript/visitor.rs`.
@@ -47,25 +48,25 @@ pub enum Language {
     Python,
     /// JavaScript, as a module or as a CommonJS script.
     JavaScript,
-    /// TypeScript without JSX. Types import nothing.
+    /// TypeScript without JSX. Imports of types are ignored.
     TypeScript,
 }
 
-/// The action of a caller on findings or on syntax errors.
+/// The action on findings or on syntax errors, carried out by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Code is not analyzed.
     Off,
-    /// Code runs, and its findings are reported beside its result.
+    /// Code runs, and its findings are part of its result.
     Warn,
     /// Code with a finding does not run.
     Block,
 }
 
 impl Mode {
-    /// The default for syntax errors. The parser accepts the syntax of all known versions, so that its error is nearly always
-    /// the interpreter's, and is reported before anything is started.
+    /// The default for syntax errors. The parser accepts the syntax of all known versions. Its error is therefore
+    /// nearly always an error of the interpreter too, and is reported before anything is started.
     pub const SYNTAX_DEFAULT: Self = Self::Block;
 }
 
@@ -100,7 +101,7 @@ words!(
     TypeScript = "typescript"
 );
 
-/// Checks code by rules.
+/// A check of code by rules.
 ///
 /// ```
 /// # fn main() -> Result<(), cofferdam_screen::ScreenError> {
@@ -119,7 +120,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Creates a screen with these rules.
+    /// Creates a check with these rules.
     pub fn new(rules: Rules) -> Self {
         Self { rules }
     }
@@ -129,7 +130,7 @@ impl Screen {
         &self.rules
     }
 
-    /// Returns whether this build has the parsers.
+    /// Returns true if this build has the parsers.
     pub const fn is_built() -> bool {
         cfg!(feature = "parsers")
     }
@@ -138,8 +139,8 @@ impl Screen {
     ///
     /// # Errors
     ///
-    /// Fails if the code was not analyzed: it is not a program of the language, it is larger or deeper than allowed, the
-    /// parser failed, or this build has none. An interpreter may still accept the code.
+    /// Fails if the code was not analyzed: it is not a program of the language, it is larger or deeper than allowed,
+    /// the parser failed, or this build has none. An interpreter may still accept the code.
     pub fn check(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
         #[cfg(feature = "parsers")]
         return self.parse(language, code);

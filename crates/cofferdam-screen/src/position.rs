@@ -9,7 +9,7 @@ pub(crate) struct Lines<'a> {
     starts: Vec<usize>,
 }
 
-/// Line and column, both from 1 on; a column is a character (a Unicode scalar value), not a byte.
+/// Line and column, both starting at 1. A column is a character (a Unicode scalar value), not a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub line: usize,
@@ -31,7 +31,7 @@ impl<'a> Lines<'a> {
         Self { text, starts }
     }
 
-    /// Returns the position of a byte. A byte behind the end is the end.
+    /// Returns the position of a byte. A byte after the end of the text has the position of the end.
     pub fn position(&self, byte: usize) -> Position {
         let byte = floor(self.text, byte);
         let line = self.starts.partition_point(|start| *start <= byte).max(1);
@@ -49,7 +49,7 @@ pub(crate) fn python_line_end(rest: &str) -> usize {
     }
 }
 
-/// Returns the same for JavaScript, which has two more line ends.
+/// Returns the length of a line end for JavaScript, which has two more kinds of line ends.
 pub(crate) fn javascript_line_end(rest: &str) -> usize {
     match rest.as_bytes() {
         [0xE2, 0x80, 0xA8 | 0xA9, ..] => 3,

@@ -1,4 +1,4 @@
-//! Findings of static analysis, and its errors.
+//! The findings and errors of the static analysis.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// The findings in the order of the code, at most [`Rules::most_findings`](crate::Rules::most_findings).
     pub findings: Vec<Finding>,
-    /// Whether there are more findings than [`Rules::most_findings`](crate::Rules::most_findings).
+    /// True if there are more findings than [`Rules::most_findings`](crate::Rules::most_findings).
     pub truncated: bool,
 }
 
@@ -18,11 +18,12 @@ pub struct Report {
 pub struct Finding {
     /// The broken rule.
     pub rule: Rule,
-    /// The line, from 1 on.
+    /// The line, starting at 1.
     pub line: usize,
-    /// The column, from 1 on, in characters (Unicode scalar values): neither bytes, as in Python's `ast`, nor UTF-16, as in editors.
+    /// The column, starting at 1, in characters (Unicode scalar values): neither bytes, as in Python's `ast`, nor
+    /// UTF-16, as in editors.
     pub column: usize,
-    /// The beginning of the code there, at most 80 characters, with control and direction characters escaped.
+    /// The code at this position, at most 80 characters, with control and direction characters escaped.
     pub text: String,
     /// The reason in a few words, for the author of the code.
     pub why: String,
@@ -37,13 +38,13 @@ impl fmt::Display for Finding {
 /// A rule and what it names, as `import:os`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// Imports a module of the list, or one below it.
+    /// An import of a listed module, or of one of its submodules.
     Import(String),
-    /// Imports a module whose name is not a literal.
+    /// An import of a module whose name is not a literal.
     DynamicImport,
-    /// Names a function of the list, whether it is called or not.
+    /// A reference to a listed function, called or not.
     Call(String),
-    /// Uses an attribute of the list.
+    /// An access to a listed attribute.
     Attribute(String),
 }
 
@@ -91,7 +92,7 @@ impl<'de> Deserialize<'de> for Rule {
     }
 }
 
-/// A name that configuration or a caller used and that is not known.
+/// An error for an unknown name in the configuration or in a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {what} '{}'; known: {known}", crate::text::printable(name, 60))]
 pub struct UnknownName {
@@ -103,9 +104,9 @@ pub struct UnknownName {
 /// A syntax error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyntaxError {
-    /// The line, from 1 on.
+    /// The line, starting at 1.
     pub line: usize,
-    /// The column, from 1 on, in characters.
+    /// The column, starting at 1, in characters.
     pub column: usize,
     /// The message of the parser.
     pub message: String,
@@ -117,7 +118,7 @@ impl fmt::Display for SyntaxError {
     }
 }
 
-/// The reason that code was not analyzed. None of these means that the code is harmless, or that it is not.
+/// A reason why code was not analyzed. It implies neither that the code is harmless nor that it is harmful.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScreenError {
@@ -125,43 +126,43 @@ pub enum ScreenError {
     #[error("syntax error in {0}")]
     Syntax(SyntaxError),
     /// The code is longer than allowed.
-    #[error("the code has {bytes} bytes, and {most} is the most that is screened")]
+    #[error("the code has {bytes} bytes; at most {most} bytes can be analyzed")]
     TooLarge {
-        /// The size of the code.
+        /// The size of the code in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         most: usize,
     },
     /// Brackets, operators or blocks are nested more deeply than allowed.
-    #[error("the code is nested too deeply to be screened{}", at(*line))]
+    #[error("the code is nested too deeply to be analyzed{}", at(*line))]
     TooDeep {
         /// The line of the limit, if it is known.
         line: Option<usize>,
     },
     /// The parser would take too long for the code.
-    #[error("the code is too ambiguous to be screened in bounded time")]
+    #[error("the code is too ambiguous to be analyzed in bounded time")]
     TooAmbiguous,
-    /// The code names an encoding in which the interpreter may read another program than the parser.
+    /// The code declares an encoding in which the interpreter may read a different program than the parser.
     #[error(
-        "line {line} says that the code is in '{name}', in which it may be another program than the one that is screened"
+        "line {line} declares the encoding '{name}', in which the code may be a different program than the analyzed one"
     )]
     Encoding {
-        /// The line, from 1 on.
+        /// The line, starting at 1.
         line: usize,
         /// The name of the encoding.
         name: String,
     },
-    /// The code has a null byte, behind which interpreters differ.
-    #[error("a null byte in line {line}: interpreters differ in what they read behind it")]
+    /// The code contains a null byte. Interpreters differ in how they read the code after it.
+    #[error("a null byte in line {line}: interpreters differ in how they read the code after it")]
     NullByte {
-        /// The line, from 1 on.
+        /// The line, starting at 1.
         line: usize,
     },
-    /// The parser failed because of a defect of its own.
-    #[error("the parser failed ({0}), which says nothing about the code")]
+    /// The parser failed because of a bug.
+    #[error("the parser failed ({0}); this implies nothing about the code")]
     Parser(String),
-    /// The host refused a thread.
-    #[error("no thread to screen on ({0})")]
+    /// The host could not create a thread.
+    #[error("cannot start a thread for the analysis ({0})")]
     Host(String),
     /// The crate was built without the feature `parsers`.
     #[error("this build of Cofferdam has no static analysis")]
@@ -176,14 +177,14 @@ impl ScreenError {
                 "correct the code, or, if the interpreter accepts it, set the mode of syntax errors to \"warn\" and let the \
                  interpreter decide"
             }
-            Self::TooLarge { .. } => "split it, or raise max_bytes",
-            Self::TooDeep { .. } => "write it with fewer levels",
-            Self::TooAmbiguous => "write it with fewer nested brackets",
-            Self::Encoding { .. } => "write it in UTF-8, and leave that line out",
-            Self::NullByte { .. } => "leave it out, or write it as \\0",
-            Self::Parser(_) => "change the code near what is unusual, or turn screening off",
-            Self::Host(_) => "the host has too few resources; try again",
-            Self::NotBuilt => "install one that has: cargo install --path crates/cofferdam --features full",
+            Self::TooLarge { .. } => "split the code, or raise max_bytes",
+            Self::TooDeep { .. } => "use fewer nested levels",
+            Self::TooAmbiguous => "use fewer nested brackets",
+            Self::Encoding { .. } => "encode the code in UTF-8, and remove that line",
+            Self::NullByte { .. } => "remove it, or write it as \\0",
+            Self::Parser(_) => "change unusual parts of the code, or turn screening off",
+            Self::Host(_) => "try again; the host has too few resources",
+            Self::NotBuilt => "install a build that has it: cargo install --path crates/cofferdam --features full",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The rules, as configuration gives them.
+//! The rules and their configuration.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::UnknownName;
 
-/// Processes, files and the network of Python.
+/// Modules for processes, files and the network of Python.
 #[rustfmt::skip]
 const PYTHON_IMPORTS: &[&str] = &[
     "os", "subprocess", "shutil", "pathlib", "socket",
-    // The parts of the modules above.
+    // Submodules and parts of the modules above.
     "posix", "nt", "_posixsubprocess", "_socket",
 ];
 
-/// Steps from any object of Python to the built-in functions and to all loaded modules. Not `__class__` and the like, which
-/// lead nowhere without one of these.
+/// Attributes that lead from any object of Python to the built-in functions and to all loaded modules. `__class__` and
+/// similar ones are not listed, because they lead nowhere without one of these.
 #[rustfmt::skip]
 const PYTHON_ATTRIBUTES: &[&str] = &[
     "__subclasses__", "__globals__", "__builtins__", "__loader__", "__code__", "__closure__", "f_back",
     "f_builtins", "f_globals", "gi_frame", "cr_frame", "ag_frame", "tb_frame",
 ];
 
-/// Processes, files, the network of Node.js, and modules that run code. Not `os`, which only describes the host, nor `path`
-/// and `process`, which every script uses.
+/// Modules for processes, files and the network of Node.js, and modules that run code. `os`, which only describes the
+/// host, and `path` and `process`, which every script uses, are not listed.
 #[rustfmt::skip]
 const JAVASCRIPT_IMPORTS: &[&str] = &[
     "child_process", "cluster", "worker_threads", "fs", "net", "dgram", "dns", "tls", "http", "https",
     "http2", "vm", "v8", "inspector", "repl", "wasi",
-    // The parts of the modules above.
+    // Parts of the modules above.
     "_http_agent", "_http_client", "_http_common", "_http_incoming", "_http_outgoing", "_http_server",
     "_stream_wrap", "_tls_common", "_tls_wrap",
     // Modules of Node.js that share their names with packages.
@@ -51,7 +51,7 @@ pub struct Rules {
     pub python: PythonRules,
     /// The rules for JavaScript and TypeScript.
     pub javascript: JavaScriptRules,
-    /// The maximum size of code. Larger code is refused.
+    /// The maximum size of code in bytes. Larger code is rejected.
     pub max_bytes: usize,
     /// The maximum number of findings of a report.
     pub most_findings: usize,
@@ -68,19 +68,19 @@ impl Default for Rules {
     }
 }
 
-/// The rules for Python. A list that configuration names replaces the default.
+/// The rules for Python. A list in the configuration replaces the default list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PythonRules {
-    /// Forbidden modules with all that is below them: `os` covers `os.path`.
+    /// Forbidden modules with all submodules: `os` covers `os.path`.
     pub imports: Vec<String>,
     /// Exceptions from `imports`, such as `os.path`.
     pub allow_imports: Vec<String>,
-    /// Forbidden functions: built-in ones by their name, others with their module, such as `pickle.loads`.
+    /// Forbidden functions: built-in ones by name, others with their module, such as `pickle.loads`.
     pub calls: Vec<String>,
     /// Forbidden attributes of any object.
     pub attributes: Vec<String>,
-    /// Whether imports of a module whose name is not a literal are findings.
+    /// True if imports of a module whose name is not a literal are findings.
     pub dynamic_imports: bool,
     /// The version of Python that must accept the syntax. Without it, the syntax of any known version is accepted.
     pub version: Option<PythonVersion>,
@@ -91,8 +91,8 @@ impl Default for PythonRules {
         Self {
             imports: owned(PYTHON_IMPORTS),
             allow_imports: Vec::new(),
-            // They run text as code, or import a module by a text. Not `open`: most programs read and write files of the
-            // workspace, and the sandbox decides which files there are.
+            // These run text as code, or import a module by name. `open` is not listed: most programs access files of
+            // the workspace, and the sandbox decides which files exist.
             calls: owned(&["eval", "exec", "compile", "__import__"]),
             attributes: owned(PYTHON_ATTRIBUTES),
             dynamic_imports: true,
@@ -101,20 +101,20 @@ impl Default for PythonRules {
     }
 }
 
-/// The rules for JavaScript and TypeScript. A list that configuration names replaces the default.
+/// The rules for JavaScript and TypeScript. A list in the configuration replaces the default list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JavaScriptRules {
-    /// Forbidden modules with all that is below them: `fs` covers `node:fs` and `fs/promises`. An entry with `node:` covers
+    /// Forbidden modules with all submodules: `fs` covers `node:fs` and `fs/promises`. An entry with `node:` covers
     /// only the module of Node.js.
     pub imports: Vec<String>,
     /// Exceptions from `imports`, such as `fs/promises`.
     pub allow_imports: Vec<String>,
-    /// Forbidden functions: global ones by their name, others with their object or module, such as `process.binding`.
+    /// Forbidden functions: global ones by name, others with their object or module, such as `process.binding`.
     pub calls: Vec<String>,
     /// Forbidden attributes of any object.
     pub attributes: Vec<String>,
-    /// Whether imports of a module whose name is not a literal are findings.
+    /// True if imports of a module whose name is not a literal are findings.
     pub dynamic_imports: bool,
 }
 

@@ -6,9 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// Aliases of one name. Further ones are ignored.
+/// The maximum number of aliases of one name. Further ones are ignored.
 const MAX_PATHS: usize = 8;
-/// Bytes of a path. A longer one is unknown.
+/// The maximum number of bytes of a path. A longer one is unknown.
 const MAX_PATH: usize = 200;
 
 /// Dotted paths of functions and modules, such as `os.system`. An empty list stands for an unknown value.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 struct Binding {
     paths: Paths,
-    /// The byte from which on the binding hides outer ones and built-in names, if it does.
+    /// The byte from which on the binding hides outer bindings and built-in names, if it does.
     hides_from: Option<usize>,
 }
 
@@ -90,7 +90,7 @@ impl Scopes {
         self.open.last().copied().unwrap_or(0)
     }
 
-    /// Returns whether names that are bound here are local to a function.
+    /// Returns true if names bound here are local to a function.
     pub fn in_function(&self) -> bool {
         self.current() != 0 && self.all[self.current()].kind == Kind::Function
     }
@@ -139,7 +139,7 @@ impl Scopes {
         binding.hides_from = [binding.hides_from, hides_from].into_iter().flatten().min();
     }
 
-    /// Returns all that a name may stand for at a byte of the code. A name that nothing hides stands for itself, too.
+    /// Returns all values that a name may have at a byte of the code. A name that is not hidden also stands for itself.
     pub fn look_up(&self, name: &str, at: usize) -> Paths {
         let mut paths = Paths::new();
         for id in self.visible.get(name).into_iter().flatten().rev() {

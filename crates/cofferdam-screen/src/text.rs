@@ -1,6 +1,6 @@
-//! Text from the code that a terminal can show.
+//! Text from the code that is safe for a terminal.
 
-/// Escapes what is not printable, and cuts the text after this many characters.
+/// Escapes characters that are not printable, and truncates the text after a number of characters.
 pub(crate) fn printable(text: &str, most: usize) -> String {
     let mut shown = String::new();
     for (count, c) in text.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! A thread for parsing hostile code: its stack is large enough, and its panics are errors.
+//! A thread for parsing untrusted code: its stack is large enough, and its panics become errors.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,13 +7,13 @@ use std::thread;
 use crate::report::ScreenError;
 use crate::text::printable;
 
-/// The stack of every thread.
+/// The minimum stack of a thread.
 const STACK: usize = 64 << 20;
-/// More stack for each byte of code: a syntax tree is dropped recursively, and the tree of `a.a.a` is as deep as the code is
-/// long. The stack is reserved, and takes memory only where it is used.
+/// Additional stack for each byte of code. A syntax tree is dropped recursively, and the tree of `a.a.a` is as deep as
+/// the code is long. The stack is only reserved, and uses memory only as far as it is touched.
 const STACK_PER_BYTE: usize = 512;
 
-/// Runs the work on a thread with a stack for this many bytes of code and this much more.
+/// Runs work on a thread with a stack for this many bytes of code and this much additional stack.
 pub(crate) fn run<T: Send>(
     bytes: usize,
     more: usize,

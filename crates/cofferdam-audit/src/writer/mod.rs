@@ -28,47 +28,47 @@ use crate::line::{self, Sealed};
 use crate::synchronise::{Group, Written};
 use crate::{Config, Digest, Error, Gap, Key, Record, Result, Sync, Timestamp, files, names, segment};
 
-/// An irregularity that a writer found. All but the failures are recorded in the log as well.
+/// An irregularity that a writer found. All except failures are also recorded in the log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
-    /// A crash had left an unfinished line.
+    /// An unfinished line that a crash had left.
     #[error("an unfinished line of {bytes} bytes was set aside as {file}")]
     Torn {
-        /// The file that holds it now.
+        /// The file that it was moved to.
         file: String,
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
     },
-    /// The log had been longer.
+    /// A log that had been longer.
     #[error(
         "lines after number {found} are missing: number {written} had been written; lost in a power cut, or cut off"
     )]
     Gap {
-        /// The last line that had been written.
+        /// The number of the last line that had been written.
         written: u64,
-        /// The last line that was there.
+        /// The number of the last line that was found.
         found: u64,
     },
-    /// The file that says how long the log had been said nothing.
+    /// A missing or unreadable head file, so that the length of the log was unknown.
     #[error("the head file was missing or unreadable: lines after number {found} may be missing")]
     UnknownEnd {
-        /// The last line that was there.
+        /// The number of the last line that was found.
         found: u64,
     },
-    /// Something besides the lines themselves did not work.
+    /// A failure that does not affect the lines.
     #[error("{doing} failed: {reason}")]
     Failed {
-        /// What was tried.
+        /// The failed operation.
         doing: &'static str,
-        /// What was wrong.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The maximum number of notices that are kept.
+/// The maximum number of stored notices.
 const MAX_NOTICES: usize = 64;
 
-/// The end of the log, as this writer saw it last.
+/// The end of the log as this writer last saw it.
 struct LogEnd {
     segment: u32,
     file: Arc<File>,
@@ -97,14 +97,14 @@ pub(crate) struct Writer {
     end: Option<LogEnd>,
     /// The last line that is known to have been written.
     expected: Option<Head>,
-    /// Whether a log was there without a readable head file.
+    /// True if a log existed without a readable head file.
     unknown_end: bool,
     notices: Vec<Notice>,
     group: Arc<Group>,
 }
 
 impl Writer {
-    /// Opens a log, or begins one in an empty directory.
+    /// Opens a log, or starts one in an empty directory.
     pub fn open(config: Config, key: Option<Key>, directory: Arc<OwnedFd>, group: Arc<Group>) -> Result<Self> {
         let artifacts = match config.artifact_bytes {
             Some(_) => Some(Arc::new(files::own_subdirectory(&directory, names::ARTIFACTS)?)),
@@ -123,7 +123,7 @@ impl Writer {
             notices: Vec::new(),
             group,
         };
-        // A writer that was killed before it named the head file has not begun a log.
+        // A writer that was killed before it named the head file has not started a log.
         writer.unknown_end = expected.is_none() && (was_there || !writer.segments()?.is_empty());
         writer.begin()?;
         Ok(writer)
@@ -139,13 +139,13 @@ impl Writer {
         }
         self.finish_recoveries()?;
         self.head.write(&self.head()?)?;
-        // Only after the log records that there was none.
+        // This happens only after the log records that there was none.
         self.head.name(&*self.directory)?;
         self.unknown_end = false;
         Ok(())
     }
 
-    /// Returns the last line.
+    /// Returns the position of the last line.
     pub fn head(&self) -> Result<Head> {
         Ok(self.end()?.head())
     }
@@ -176,14 +176,14 @@ impl Writer {
         self.find()
     }
 
-    /// Appends a line. Without [`Self::reserve_space`] before it, the line may use the reserve.
+    /// Appends a line. Without a previous [`Self::reserve_space`], the line may use the reserve.
     pub fn append(&mut self, record: Record) -> Result<Head> {
         let end = self.end()?;
         let sealed = line::seal(end.seq + 1, end.hash, record, self.key.as_ref())?;
         self.write(&sealed)
     }
 
-    /// Returns the last line that was written, if the policy is to synchronise it.
+    /// Returns the last written line, if the policy is to synchronize it.
     pub fn unsynchronised(&self) -> Option<Written> {
         if self.config.sync == Sync::Never { None } else { self.group.latest() }
     }
@@ -194,7 +194,7 @@ impl Writer {
     }
 
     fn end(&self) -> Result<&LogEnd> {
-        let lost = "its end is not known any more; try again";
+        let lost = "its end is unknown; try again";
         self.end.as_ref().ok_or(Error::Invalid { what: "the log", reason: lost })
     }
 
@@ -224,7 +224,7 @@ impl Writer {
         names::segments(&*self.directory)
     }
 
-    /// Finds the end of the log, and begins one if there is no segment.
+    /// Finds the end of the log, and starts a log if there is no segment.
     fn find(&mut self) -> Result<()> {
         match self.segments()?.last() {
             Some(last) => {
@@ -239,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// Takes the end of a segment as that of the log, and repairs it.
+    /// Takes the end of a segment as the end of the log, and repairs it.
     fn load(&mut self, segment: u32, file: Arc<File>) -> Result<()> {
         let name = names::segment(segment);
         let stat = files::stat(&*file, &name)?;
@@ -249,7 +249,7 @@ impl Writer {
         let (seq, hash) = (found.last.line.seq, found.last.hash);
         let (device, inode) = (stat.st_dev, stat.st_ino);
         self.end = Some(LogEnd { segment, file, device, inode, size: found.offset, seq, hash, allocated: 0 });
-        // The line that records torn bytes was not there before.
+        // The line that records torn bytes is new.
         let found = if found.torn.is_empty() { self.head()? } else { self.recover(&found.torn)? };
         self.record_gap(found)
     }
@@ -277,13 +277,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a line whole or not at all.
+    /// Writes a line completely or not at all.
     fn write(&mut self, sealed: &Sealed) -> Result<Head> {
         reserve::within_file_limit(self.end()?.size + sealed.bytes.len() as u64)?;
         let Some(end) = &mut self.end else { return self.head() };
         let name = names::segment(end.segment);
         if let Err(error) = (&*end.file).write_all(&sealed.bytes) {
-            // Half a line must not stay. If it cannot be taken back, the next writer finds it torn.
+            // A partial line must not stay. If it cannot be removed, the next writer finds it torn.
             match end.file.set_len(end.size) {
                 Ok(()) => self.restore_reserve(),
                 Err(_) => self.forget(),

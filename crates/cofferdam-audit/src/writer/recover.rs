@@ -1,6 +1,6 @@
 //! Recovery after a crash within a write.
 //!
-//! Bytes without a line break at the end of a segment are copied to a file, then cut off, then recorded by a line, then
+//! Bytes without a line break at the end of a segment are copied to a file, then cut off, then recorded by a line. Then
 //! their file gets its final name. After a crash at any step, the next writer continues there.
 
 use std::io::{Read, Write};
@@ -17,12 +17,12 @@ use crate::{Digest, Error, Record, Result, Sync, Timestamp, Torn, files, names};
 const MAX_SET_ASIDE: u64 = 4 << 20;
 
 impl Writer {
-    /// Sets aside the bytes behind the last whole line. Returns the last line that was there before.
+    /// Sets aside the bytes after the last complete line. Returns the previous last line.
     pub(super) fn recover(&mut self, torn: &[u8]) -> Result<Head> {
         let end = self.end()?;
         let found = end.head();
         let (segment, offset) = (end.segment, end.size);
-        // A line may lack only its line break.
+        // A line that lacks only its line break is completed.
         if let Ok(checked) = line::check(torn, self.key.as_ref())
             && checked.line.prev == end.hash
             && checked.line.seq == end.seq + 1
@@ -39,7 +39,7 @@ impl Writer {
         let pending = pending_name(segment, offset);
         match self.put_aside(&pending, torn) {
             Err(Error::NoSpace { .. }) => {
-                // The reserve gives way to the file.
+                // The reserve is released for this file.
                 let trimmed = self.end()?.file.set_len(offset + torn.len() as u64);
                 trimmed.map_err(failed("trim", &names::segment(segment)))?;
                 self.put_aside(&pending, torn)?;
@@ -102,7 +102,7 @@ impl Writer {
         let torn = Torn { file: file.clone(), segment, offset, bytes: length, sha256, time: Timestamp::now() };
         self.append(Record::Torn(torn))?;
         let from = &*self.directory;
-        renameat(from, pending_name(segment, offset), from, &file).map_err(failed("give its name to", &file))?;
+        renameat(from, pending_name(segment, offset), from, &file).map_err(failed("rename", &file))?;
         self.notice(Notice::Torn { file, bytes: length });
         Ok(())
     }

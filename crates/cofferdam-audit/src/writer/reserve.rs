@@ -11,13 +11,14 @@ use crate::error::failed;
 use crate::line::MAX_LINE;
 use crate::{Error, Result, names};
 
-/// The space behind the end of the log that only records of executions that have begun may use: 64 of the longest lines.
+/// The size of the reserve after the end of the log, which only records of begun executions may use: 64 of the longest
+/// lines.
 pub(super) const RESERVE: u64 = 64 * MAX_LINE as u64;
-/// The space that is allocated beyond the reserve, so that not every execution asks the file system.
+/// The space allocated beyond the reserve, so that not every execution calls the file system.
 const AHEAD: u64 = 64 * 1024;
 
 impl Writer {
-    /// Makes sure that the segment has space for a line, and for the reserve behind it.
+    /// Makes sure that the segment has space for a line and for the reserve after it.
     pub(crate) fn reserve_space(&mut self) -> Result<()> {
         let Some(end) = &mut self.end else { return Ok(()) };
         let needed = MAX_LINE as u64 + RESERVE;
@@ -29,7 +30,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Allocates as much of the reserve as fits, after the segment was cut and lost it.
+    /// Allocates as much of the reserve as possible, after the segment was truncated and lost it.
     pub(super) fn restore_reserve(&mut self) {
         let Some(end) = &mut self.end else { return };
         let (name, mut bytes) = (names::segment(end.segment), RESERVE);
@@ -40,9 +41,10 @@ impl Writer {
     }
 }
 
-/// Allocates blocks from an offset of a file without changing its length. Returns the offset that they end at.
+/// Allocates blocks from an offset of a file without changing its length. Returns the offset of their end.
 ///
-/// Where the file system has no such call, only compares with the free space, which others can use first, and returns 0.
+/// If the file system does not support that, only compares with the free space, which other processes may use first,
+/// and returns 0.
 pub(super) fn allocate(file: &File, offset: u64, bytes: u64, name: &str) -> Result<u64> {
     within_file_limit(offset + bytes)?;
     loop {

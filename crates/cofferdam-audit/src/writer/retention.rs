@@ -1,6 +1,6 @@
-//! Removal of the oldest segments, with their artifacts and the bytes that were set aside from them.
+//! Removal of the oldest segments, with their artifacts and set-aside bytes.
 //!
-//! A line records the number and the last hash of the removed segments first. It distinguishes retention from theft.
+//! A line first records the number and the last hash of the removed segments. It distinguishes retention from theft.
 
 use std::fs::File;
 
@@ -35,7 +35,7 @@ impl Writer {
     fn through(&self) -> Result<Option<(u32, Digest)>> {
         let Some(keep) = self.config.keep_segments else { return Ok(None) };
         let segments = self.segments()?;
-        // The last segment is not closed, and never removed.
+        // The last segment is still open, and is never removed.
         let removable = segments.len().saturating_sub(1);
         let Some(index) = removable.saturating_sub(keep as usize).checked_sub(1) else { return Ok(None) };
         let segment = segments[index];
@@ -51,7 +51,7 @@ impl Writer {
     }
 
     /// Removes a segment, then its artifacts. In the other order, a line without its artifact would look like theft. A
-    /// reader that misses an artifact checks whether its segment still has its name.
+    /// reader that misses an artifact checks if its segment still has its name.
     fn remove_segment(&self, segment: u32) -> Result<()> {
         let name = names::segment(segment);
         let file = files::open_regular(&*self.directory, &name, &name)?;
@@ -64,7 +64,7 @@ impl Writer {
     }
 }
 
-/// Returns the artifacts that a segment names. Ignores names that this crate does not give.
+/// Returns the artifacts that a segment names. Names that this crate does not assign are ignored.
 fn stored(file: &File, name: &str) -> Result<Vec<String>> {
     let mut lines = Lines::new(crate::segment::ReadAt::new(file, 0), 0);
     let mut found = Vec::new();

@@ -14,7 +14,8 @@ use crate::segment::Lines;
 use crate::{Digest, Error, Head, Key, Record, Result, SegmentStart, Sync, Timestamp, files, names};
 
 impl Writer {
-    /// Closes the segment and begins the next one, if it has its bytes. After an error the old segment is still open.
+    /// Closes the segment and starts the next one, if it has reached its size. After an error the old segment is still
+    /// open.
     pub fn rotate_if_due(&mut self) -> Result<()> {
         let end = self.end()?;
         if end.size < self.config.segment_bytes {
@@ -26,11 +27,11 @@ impl Writer {
         let (number, name) = (end.segment, names::segment(end.segment));
         let (file, size) = (end.file.clone(), end.size);
         self.begin_segment(number + 1, Some(name.clone()))?;
-        // Frees the reserve, which the next segment has now.
+        // Frees the reserve, which the next segment now has.
         self.tolerate("trimming a closed segment", file.set_len(size).map_err(failed("trim", &name)));
         let removed = self.remove_old();
         self.tolerate("removing old segments", removed);
-        // A failed synchronisation is not tolerated.
+        // A failed synchronization is not tolerated.
         self.group.check()
     }
 
@@ -49,7 +50,7 @@ impl Writer {
         files::remove(&*self.directory, &unfinished)?;
         let head = Head { seq: seq + 1, segment, hash: sealed.hash };
         let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
-            // Where a log was removed, the old head file shows it until a line records it.
+            // The old head file of a removed log is evidence of the removal until a line records it.
             if !self.head.is_named() && !self.unknown_end {
                 self.head.write(&head)?;
                 self.head.name(&*self.directory)?;
@@ -69,7 +70,7 @@ impl Writer {
         };
         if self.config.sync != Sync::Never {
             let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
-            synchronised.map_err(failed("synchronise", "the log's directory"))?;
+            synchronised.map_err(failed("synchronize", "the log's directory"))?;
         }
         let stat = files::stat(&file, &name)?;
         let size = sealed.bytes.len() as u64;
@@ -83,7 +84,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Names the first segment of a log, if a writer was killed after it had named the head file.
+    /// Gives the first segment of a log its final name, if a writer was killed after it had named the head file.
     pub(super) fn finish_beginning(&self) -> Result<()> {
         let Some(expected) = self.expected.filter(|_| self.segments().is_ok_and(|found| found.is_empty())) else {
             return Ok(());
@@ -93,7 +94,7 @@ impl Writer {
             self.name_segment(&format!("{name}{}", names::NEW), &name)?;
             if self.config.sync != Sync::Never {
                 let synchronised = self.group.note(rustix::fs::fsync(&*self.directory));
-                synchronised.map_err(failed("synchronise", "the log's directory"))?;
+                synchronised.map_err(failed("synchronize", "the log's directory"))?;
             }
         }
         Ok(())
@@ -101,11 +102,11 @@ impl Writer {
 
     fn name_segment(&self, unfinished: &str, name: &str) -> Result<()> {
         let (from, to) = (&*self.directory, &*self.directory);
-        renameat_with(from, unfinished, to, name, RenameFlags::NOREPLACE).map_err(failed("give its name to", name))
+        renameat_with(from, unfinished, to, name, RenameFlags::NOREPLACE).map_err(failed("rename", name))
     }
 
-    /// Writes the first line of a new file with space for one execution and the reserve. Returns the offset that the
-    /// allocated blocks end at as well.
+    /// Writes the first line of a new file, with space for one execution and the reserve. Also returns the offset of
+    /// the end of the allocated blocks.
     fn prepare(&self, name: &str, first: &[u8]) -> Result<(File, u64)> {
         let file = files::create(&*self.directory, name)?;
         let bytes = (first.len() + MAX_LINE) as u64 + reserve::RESERVE;
@@ -124,22 +125,22 @@ impl Writer {
         let own = self.key.as_ref().map(Key::id);
         let reason = match (start.key, own) {
             (stored, own) if stored == own => None,
-            (None, Some(_)) => Some("the log has none; begin a new directory for one with a key"),
+            (None, Some(_)) => Some("the log has none; start a log with a key in a new directory"),
             (Some(_), None) => Some("the log has one, and none was given"),
-            _ => Some("it is not the log's; give the right one, or begin a new directory"),
+            _ => Some("it is not the log's key; use that key, or start a log in a new directory"),
         };
         match reason {
             Some(reason) => Err(Error::Key { reason }),
             None if start.segment == segment => Ok(()),
             None => {
-                let reason = format!("its first line says that it is segment {}", start.segment);
+                let reason = format!("its first line has segment number {}", start.segment);
                 Err(Error::Damaged { file: name, offset: 0, reason })
             }
         }
     }
 }
 
-/// Returns the first line of a log whose first segment has its temporary name, if the line is whole.
+/// Returns the first line of a log whose first segment has its temporary name, if the line is complete.
 pub(crate) fn unfinished_first(directory: impl AsFd, key: Option<&Key>) -> Result<Option<Head>> {
     let name = format!("{}{}", names::segment(1), names::NEW);
     let file = match files::open_regular(directory, &name, &name) {
@@ -164,7 +165,7 @@ pub(super) fn first_line(file: &File, name: &str, key: Option<&Key>) -> Result<(
     let mut lines = Lines::new(crate::segment::ReadAt::new(file, 0), 0);
     let line = lines.next().map_err(failed("read", name))?.filter(|line| line.ended && !line.is_too_long());
     let line = line.ok_or_else(|| damaged("it has no first line".to_owned()))?;
-    // The error for another key is not that of a forged line.
+    // A different key must not be reported as a forged line.
     let checked = line::check(line.bytes, None).map_err(|flaw| damaged(flaw.to_string()))?;
     let Record::Segment(start) = checked.line.record else {
         return Err(damaged("its first line does not begin a segment".to_owned()));
@@ -183,14 +184,14 @@ mod tests {
     use crate::Config;
     use crate::synchronise::Group;
 
-    /// A writer with two segments, whose file cannot be synchronised from now on.
+    /// Creates a writer with two segments, whose file cannot be synchronized from now on.
     fn writer(place: &std::path::Path) -> (Writer, std::io::PipeReader) {
         let path = place.join("audit");
         let directory = Arc::new(files::own_directory(&path).unwrap());
         let config = Config { sync: Sync::Each, segment_bytes: 0, ..Config::new(&path) };
         let mut writer = Writer::open(config, None, directory, Arc::new(Group::default())).unwrap();
         writer.rotate_if_due().unwrap();
-        // A pipe takes what is written to it, and cannot be synchronised.
+        // A pipe accepts writes, and cannot be synchronized.
         let (reader, end) = std::io::pipe().unwrap();
         writer.end.as_mut().unwrap().file = Arc::new(File::from(OwnedFd::from(end)));
         writer.group.check().unwrap();

@@ -1,4 +1,4 @@
-//! Code and results, where they are kept.
+//! Tests of artifacts.
 
 use std::fs;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn artifacts_are_bounded_and_say_what_was_dropped() {
         lines.iter().filter(|l| l["section"] == "code").filter_map(|l| Some(l["text"].as_str()?.len())).sum();
     let dropped = lines.iter().find_map(|line| line["dropped"].as_u64()).unwrap();
     assert_eq!(kept as u64 + dropped, 100_000);
-    // What is small and comes later is still there.
+    // Later data that is small enough is still stored.
     assert_eq!(lines.last().unwrap()["text"], "small");
 }
 
@@ -93,11 +93,11 @@ fn changed_and_missing_artifacts_are_found() {
     assert_eq!(verify(&audit, &expect()).unwrap().verdict, Verdict::Whole);
     fs::write(audit.join("artifacts/a.jsonl"), "other").unwrap();
     let report = verify(&audit, &expect()).unwrap();
-    assert!(report.to_string().contains("its artifact is not what it was"), "{report}");
+    assert!(report.to_string().contains("its artifact was changed"), "{report}");
     fs::remove_file(audit.join("artifacts/a.jsonl")).unwrap();
     let report = verify(&audit, &expect()).unwrap();
     assert!(report.to_string().contains("its artifact is gone"), "{report}");
-    // They are read only on request.
+    // Artifacts are only checked on request.
     assert_eq!(verify(&audit, &Expect::default()).unwrap().verdict, Verdict::Whole);
 }
 
@@ -113,7 +113,7 @@ fn artifacts_that_no_line_names_are_found() {
     let head = fs::read(audit.join("head")).unwrap();
     let lines = fs::read(audit.join("audit-00000001.jsonl")).unwrap();
     store(&log, "c", &Redactor::none(), &[("code", &[b"x"])]);
-    // One whose execution is about to have its end line, or whose writer was killed before it.
+    // An artifact whose execution is about to get its end record, or whose writer was killed before it.
     let running = log.reserve(subject("d")).unwrap();
     running.artifact(&Redactor::none()).unwrap().unwrap().finish().unwrap();
     let report = verify(&audit, &expect()).unwrap();
@@ -123,7 +123,7 @@ fn artifacts_that_no_line_names_are_found() {
     assert!(report.to_string().contains("BREACH: artifacts/d.jsonl: no line names it"), "{report}");
     fs::remove_file(audit.join("artifacts/d.jsonl")).unwrap();
     drop(log);
-    // The end is cut off, and the head put right: what is left of the artifacts tells.
+    // The end is cut off and the head file corrected. The remaining artifacts reveal it.
     fs::write(audit.join("head"), head).unwrap();
     fs::write(audit.join("audit-00000001.jsonl"), lines).unwrap();
     let report = verify(&audit, &expect()).unwrap();
@@ -156,7 +156,7 @@ fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
     store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
     let kept = fs::read(audit.join("artifacts/a.jsonl")).unwrap();
     store(&log, "b", &Redactor::none(), &[("code", &[b"x"])]);
-    // As if the writer had been killed after the segment and before its artifacts.
+    // Simulates a writer that was killed after it removed the segment and before it removed its artifacts.
     fs::write(audit.join("artifacts/a.jsonl"), kept).unwrap();
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     fs::File::options().write(true).open(audit.join("artifacts/a.jsonl")).unwrap().set_modified(past).unwrap();
@@ -172,16 +172,16 @@ fn unfinished_artifacts_are_not_left() {
     let reservation = log.reserve(subject("a")).unwrap();
     let mut writer = reservation.artifact(&Redactor::none()).unwrap().unwrap();
     writer.add(b"x").unwrap();
-    // A writer that lives is left alone by those that come.
+    // Later writers do not touch the file of a running writer.
     drop(open(directory.path(), 1000));
     assert_eq!(listing(&artifacts), ["a.jsonl.new"]);
     drop(writer);
     assert_eq!(listing(&artifacts), Vec::<String>::new());
-    // That of one that was killed is removed.
+    // The file of a killed writer is removed.
     fs::write(artifacts.join("b.jsonl.new"), "x").unwrap();
     drop(open(directory.path(), 1000));
     assert_eq!(listing(&artifacts), Vec::<String>::new());
-    // Nor does one execution write over the artifact of another.
+    // An execution does not overwrite the artifact of another one.
     store(&log, "c", &Redactor::none(), &[]);
     let again = log.reserve(subject("c")).unwrap();
     assert!(again.artifact(&Redactor::none()).unwrap().unwrap().finish().is_err());

@@ -1,4 +1,4 @@
-//! Whatever is done to the lines of a log is found.
+//! Tests that any change to the lines of a log is detected.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::*;
 
 type Files = Vec<(String, Vec<u8>)>;
 
-/// A log of three segments, as its files.
+/// Creates a log of three segments and returns its files.
 fn log(keyed: bool) -> &'static Files {
     static LOGS: [OnceLock<Files>; 2] = [OnceLock::new(), OnceLock::new()];
     LOGS[usize::from(keyed)].get_or_init(|| {
@@ -54,7 +54,7 @@ fn lines(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
-/// Makes the chain anew from the first line on, as an attacker without the key can.
+/// Recomputes the chain from the first line on, as an attacker without the key can.
 fn forge(files: &mut Files, change: impl Fn(String) -> String) {
     let mut prev = Digest::ZERO.to_string();
     for at in segments(files) {
@@ -96,7 +96,7 @@ proptest! {
         let bytes = &mut files[segment].1;
         let at = at.index(bytes.len());
         bytes[at] ^= bits;
-        // Also by who has no key.
+        // A verifier without a key detects it too.
         let report = verdict(&files, &Expect::default());
         prop_assert_eq!(report.verdict, Verdict::Broken, "{}", report);
         if keyed {
@@ -132,7 +132,7 @@ proptest! {
             2 if (a, i) != (b, j) => {
                 all[a][i] = std::mem::replace(&mut all[b][j], line);
             }
-            // From here on, everything in this segment.
+            // From here on, every line of this segment.
             _ => all[a].truncate(i),
         }
         for (segment, lines) in segments.iter().zip(all) {
@@ -158,7 +158,7 @@ proptest! {
 #[test]
 fn a_missing_segment_is_found_and_named() {
     for (missing, reason) in [
-        (0, "segments before it are missing, and no line tells that retention removed them"),
+        (0, "segments before it are missing, and no line records that retention removed them"),
         (1, "audit-00000002.jsonl is missing before it"),
         (2, "its end was cut off"),
     ] {
@@ -182,13 +182,13 @@ fn breaches_are_reported_by_line() {
     assert_eq!(
         reported,
         [
-            (3, "its hash is not that of its bytes: it was changed"),
+            (3, "its hash does not match its bytes: it was changed"),
             (4, "1 lines are missing before it, by its number 5"),
         ]
     );
 }
 
-/// What a chain cannot show, and what does.
+/// Changes that a chain cannot reveal, and the checks that can.
 #[test]
 fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
     let change = |line: String| line.replace("acme", "evil");
@@ -204,13 +204,13 @@ fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
     let report = verdict(&keyed, &with_key());
     assert_eq!(report.verdict, Verdict::Broken);
     assert_eq!(report.breaches, 15, "{report}");
-    // Without the codes, it cannot pass for a log with a key, either.
+    // Without the codes, it does not pass for a log with a key either.
     let mut stripped = log(true).clone();
     forge(&mut stripped, |line| line.split(r#","mac":""#).next().unwrap().to_owned());
     assert_eq!(verdict(&stripped, &with_key()).verdict, Verdict::Broken);
 }
 
-/// Only with the head file put right, a log that was cut off between two lines looks like a shorter one.
+/// A log that was cut off between two lines looks like a shorter one only if the head file was corrected.
 #[test]
 fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     let mut files = log(false).clone();
@@ -235,7 +235,7 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     assert_eq!(verdict(&files, &Expect { head: Some(old), ..Expect::default() }).verdict, Verdict::Broken);
 }
 
-/// Also where only the first line is left, which a log has that was only begun.
+/// The same applies if only the first line is left, as in a log that was only started.
 #[test]
 fn a_log_that_was_cut_off_after_any_line_is_found_without_its_head() {
     for keyed in [false, true] {
@@ -265,7 +265,7 @@ fn a_log_of_one_line_that_nobody_touched_is_whole() {
     assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
 }
 
-/// The next writer makes the head anew, and so says for good that there was none.
+/// The next writer recreates the head file, and records permanently that it was missing.
 #[test]
 fn a_head_that_was_taken_away_is_told_for_good() {
     for damage in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
@@ -283,7 +283,7 @@ fn a_head_that_was_taken_away_is_told_for_good() {
     }
 }
 
-/// Whatever is left of it, and however long the head's place is taken by something else.
+/// The same applies to any remainder, and for as long as another file has the name of the head file.
 #[test]
 fn a_log_whose_lines_or_head_are_gone_never_becomes_a_new_one() {
     type Damage = fn(&Path);

@@ -1,4 +1,4 @@
-//! Processes that the tests start: this test binary once more, with an order in its environment.
+//! Child processes of the tests: this test binary again, with a command in its environment.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,12 +10,12 @@ use crate::support::*;
 
 const ORDER: &str = "COFFERDAM_AUDIT_TEST";
 
-/// The command that carries out an order in a directory.
+/// Returns the command that carries out an order in a directory.
 pub fn command(order: &str, directory: &Path) -> Command {
     prefixed(&[], order, directory)
 }
 
-/// The same, started by another program.
+/// Returns the command with another program as its launcher.
 pub fn prefixed(prefix: &[&str], order: &str, directory: &Path) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut words: Vec<_> = prefix.iter().map(|word| word.into()).collect();
@@ -26,7 +26,7 @@ pub fn prefixed(prefix: &[&str], order: &str, directory: &Path) -> Command {
     command
 }
 
-/// Carries out an order and shows what the child said.
+/// Carries out an order and returns the output of the child.
 pub fn run(mut command: Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -45,12 +45,12 @@ fn carries_out_an_order() {
         ["beyond"] => crate::full::beyond_the_reserve(&directory),
         ["file-limit"] => crate::full::under_a_limit_on_files(&directory),
         ["read-only"] => crate::full::in_a_read_only_file_system(&directory),
-        // Run as an ignored test, without an order.
+        // Without an order, the program runs as an ignored test.
         _ => println!("no order"),
     }
 }
 
-/// Writes, and says after each execution that it is written.
+/// Writes executions, and reports each of them after it is written.
 fn write(directory: &Path, name: &str, count: u64) {
     let config = Config { segment_bytes: 64 * 1024, artifact_bytes: Some(4096), ..config(directory) };
     let log = Log::open(config).unwrap();
@@ -71,7 +71,7 @@ fn write(directory: &Path, name: &str, count: u64) {
         saying.push_str("ended ");
         saying.push_str(&name);
         saying.push('\n');
-        // In one piece, so that who reads sees whole lines but for the last.
+        // In a single write, so that readers see complete lines except for the last.
         out.write_all(saying.as_bytes()).unwrap();
         out.flush().unwrap();
     }

@@ -1,4 +1,4 @@
-//! What a crash in the middle of a write leaves, at each byte.
+//! Tests of a crash in the middle of a write, at each byte.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,8 +12,8 @@ fn segment(directory: &Path) -> PathBuf {
     directory.join("audit/audit-00000001.jsonl")
 }
 
-/// A log whose last line is cut to its first so many bytes. With an old head it looks as after a killed process, with
-/// the new one as after a power cut.
+/// Creates a log whose last line is truncated to a number of bytes. With the old head file it looks as after a killed
+/// process, with the new one as after a power failure.
 fn cut(directory: &Path, keep: usize, old_head: bool) -> usize {
     let log = Log::open(config(directory)).unwrap();
     execute(&log, "a");
@@ -35,7 +35,7 @@ fn cut(directory: &Path, keep: usize, old_head: bool) -> usize {
 #[test]
 fn a_torn_line_of_any_length_is_set_aside_and_told() {
     let length = cut(tempfile::tempdir().unwrap().path(), 0, true);
-    // All, without looking for each at every byte of the disk: the borders, and a step that hits every kind of place.
+    // Covers the borders, and a step that hits every kind of position, instead of every byte of the disk.
     for keep in (0..length).filter(|at| at % 7 == 0 || *at < 3 || at + 80 > length) {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(cut(directory.path(), keep, true), length);
@@ -47,7 +47,7 @@ fn a_torn_line_of_any_length_is_set_aside_and_told() {
         execute(&log, "c");
         let notices = log.notices();
         let report = check(directory.path());
-        // A line that lacked nothing but its line break is a line.
+        // A line that lacks only its line break is complete.
         let torn = torn && keep < length - 1;
         assert_eq!(notices.len(), usize::from(torn), "{keep}: {notices:?}");
         assert_eq!(report.verdict, if torn { Verdict::Incomplete } else { Verdict::Whole }, "{keep}: {report}");
@@ -59,7 +59,7 @@ fn a_torn_line_of_any_length_is_set_aside_and_told() {
             assert_eq!(*bytes, keep as u64);
             let aside = fs::read(directory.path().join("audit").join(file)).unwrap();
             assert_eq!(aside.len(), keep);
-            // Changed afterwards, it is no longer what the log tells of.
+            // After a later change, it no longer matches the record in the log.
             fs::write(directory.path().join("audit").join(file), b"x").unwrap();
             assert_eq!(check(directory.path()).verdict, Verdict::Broken);
         }
@@ -75,7 +75,7 @@ fn lines_that_a_power_cut_took_are_told() {
         assert_eq!(report.verdict, Verdict::Broken, "{report}");
         let log = Log::open(config(directory.path())).unwrap();
         let notices = log.notices();
-        // The line that tells of the torn one stands in the place of the lost one, and is not it.
+        // The line that records the torn one is at the position of the lost one, but differs from it.
         let gap = notices.iter().any(|notice| matches!(notice, Notice::Gap { written: 5, found: 4 }));
         assert!(gap, "{keep}: {notices:?}");
         execute(&log, "c");
@@ -129,7 +129,7 @@ fn a_writer_killed_while_it_set_something_aside_is_finished_for() {
     let directory = tempfile::tempdir().unwrap();
     execute(&Log::open(config(directory.path())).unwrap(), "a");
     let size = fs::metadata(segment(directory.path())).unwrap().len();
-    // The bytes are cut off already, and no line tells of them yet.
+    // The bytes are already cut off, and no line records them yet.
     let pending = format!("audit/audit-00000001-{size}.torn.pending");
     fs::write(directory.path().join(pending), b"half a li").unwrap();
     let log = Log::open(config(directory.path())).unwrap();
@@ -141,8 +141,8 @@ fn a_writer_killed_while_it_set_something_aside_is_finished_for() {
     assert_eq!(Log::open(config(directory.path())).unwrap().notices(), []);
 }
 
-/// The steps are: the segment under another name, its line, the head under another name, what it says, the head's name,
-/// the segment's name.
+/// The steps are: the segment under its temporary name, its line, the head file under its temporary name, its content,
+/// the name of the head file, the name of the segment.
 #[test]
 fn a_writer_killed_while_it_began_the_log_is_finished_for() {
     let whole = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn a_writer_killed_while_it_began_the_log_is_finished_for() {
     }
 }
 
-/// Between the first line and the head's name lies nothing that looks like a log that was cut off.
+/// Between the first line and the name of the head file, no state looks like a log that was cut off.
 #[test]
 fn a_beginning_that_is_not_what_the_head_names_is_a_breach() {
     let directory = tempfile::tempdir().unwrap();
@@ -210,10 +210,10 @@ fn damage_that_no_crash_explains_stops_the_writer() {
         let size = fs::metadata(segment(directory.path())).unwrap().len();
         let opened = Log::open(config(directory.path()));
         assert!(matches!(opened, Err(Error::Damaged { .. })), "{name}");
-        // It left everything as it was.
+        // It left everything unchanged.
         assert_eq!(fs::metadata(segment(directory.path())).unwrap().len(), size);
     }
-    // Also one that is running.
+    // The same applies to a running writer.
     let directory = tempfile::tempdir().unwrap();
     let log = Log::open(config(directory.path())).unwrap();
     execute(&log, "a");

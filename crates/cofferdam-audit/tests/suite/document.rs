@@ -1,4 +1,4 @@
-//! The examples in docs/audit.md are what the crate reads.
+//! Tests that the crate reads the examples in docs/audit.md.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,7 +7,7 @@ use cofferdam_audit::*;
 
 const DOCUMENT: &str = include_str!("../../../../docs/audit.md");
 
-/// The text of the first block of a language.
+/// Returns the first code block of a language.
 fn block(language: &str) -> &'static str {
     let (_, rest) = DOCUMENT.split_once(&format!("```{language}\n")).unwrap();
     rest.split_once("```").unwrap().0

@@ -1,4 +1,4 @@
-//! Disks that are full or read-only.
+//! Tests of full and read-only disks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -10,8 +10,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::child;
 use crate::support::*;
 
-/// Starts a child in a mount namespace of its own, with a small file system at its working directory. It goes away with
-/// the child. Returns `None` if the host does not allow it.
+/// Starts a child in a mount namespace of its own, with a small file system at its working directory, which disappears
+/// with the child. Returns `None` if the host does not allow it.
 fn in_a_namespace(order: &str, options: &str) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(r#"mount -t tmpfs -o {options} none . && cd "$PWD" && exec "$@""#);
@@ -30,7 +30,7 @@ fn in_a_namespace(order: &str, options: &str) -> Option<String> {
     }
     prefix.extend(["sh", "-c", &script, "sh"]);
     let output = child::run(child::prefixed(&prefix, order, directory.path()));
-    // It was the namespace's, and none of it is here.
+    // The file system belonged to the namespace and is not visible here.
     assert_eq!(listing(directory.path()), Vec::<String>::new());
     Some(output)
 }
@@ -74,7 +74,7 @@ fn fill(directory: &Path) -> u64 {
     file.metadata().unwrap().len()
 }
 
-/// An outcome whose line is shortened because it would be too long.
+/// Returns an outcome whose line is shortened because it would be too long.
 fn max_outcome() -> Outcome {
     let file = FileTouched {
         name: Text::new("\\".repeat(200)),
@@ -85,12 +85,12 @@ fn max_outcome() -> Outcome {
     Outcome { files: Some((0..200).map(|_| file.clone()).collect()), ..outcome() }
 }
 
-/// Runs in the child. The reserve is 1 MiB of the 4.
+/// Runs in the child. The reserve is 1 MiB of the 4 MiB.
 pub fn in_a_small_file_system(directory: &Path) {
     let log = Log::open(config(directory)).unwrap();
     let mut running: Vec<Reservation> = (0..4).map(|n| log.reserve(subject(&format!("run-{n}"))).unwrap()).collect();
     assert!(fill(directory) > 1 << 20);
-    // The space allocated beyond the reserve serves a few more.
+    // The space allocated beyond the reserve is enough for a few more.
     let refused = loop {
         match log.reserve(subject(&format!("more-{}", running.len()))) {
             Ok(reservation) => running.push(reservation),
@@ -105,7 +105,7 @@ pub fn in_a_small_file_system(directory: &Path) {
     // An execution without a begin record does not use the reserve.
     assert!(matches!(tolerated.commit(outcome()), Err(Error::NoSpace { .. })));
 
-    // Another writer is killed within a line.
+    // Another writer is killed while it writes a line.
     let segment = directory.join("audit/audit-00000001.jsonl");
     OpenOptions::new().append(true).open(&segment).unwrap().write_all(b"half a li").unwrap();
     fill(directory);
@@ -127,13 +127,13 @@ pub fn in_a_small_file_system(directory: &Path) {
     println!("a full disk was met");
 }
 
-/// Runs in the child. More of the longest outcomes than the reserve holds are errors, and can be retried.
+/// Runs in the child. More of the longest outcomes than the reserve can hold are errors, and can be retried.
 pub fn beyond_the_reserve(directory: &Path) {
     let log = Log::open(config(directory)).unwrap();
     let mut running: Vec<Reservation> = (0..130).map(|n| log.reserve(subject(&format!("run-{n}"))).unwrap()).collect();
     fill(directory);
     let failed: Vec<usize> = (0..130).filter(|n| running[*n].commit(max_outcome()).is_err()).collect();
-    // At least 64 fit.
+    // At least 64 fit into the reserve.
     assert!(!failed.is_empty() && failed.len() <= 130 - 64, "{failed:?}");
     let report = check(directory);
     let open = failed.len() as u64;

@@ -1,4 +1,4 @@
-//! The log as its users meet it: changed, cut, crashed, full, written by many.
+//! Tests of the log through its public API: changed, cut, crashed, full, with many writers.
 #![forbid(unsafe_code)]
 
 mod artifacts;

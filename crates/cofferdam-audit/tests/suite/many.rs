@@ -1,4 +1,4 @@
-//! Many threads and processes at once, some of them killed.
+//! Tests with many concurrent threads and processes, some of them killed.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -42,11 +42,12 @@ fn threads_write_whole_lines_while_segments_come_and_go() {
     assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
     assert_eq!(report.executions.open, 0);
     assert!(report.segments <= 4, "{report}");
-    // 1600 lines of executions at least, whatever was removed.
+    // At least 1600 lines of executions, including removed ones.
     assert!(report.head.unwrap().seq > 1600);
 }
 
-/// Whatever it removes while they are read, and however often: what is gone with its segment was not taken away.
+/// Retention removes files repeatedly during a verification. Files that are removed with their segment are not reported
+/// as missing.
 #[test]
 fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
     let directory = tempfile::tempdir().unwrap();
@@ -72,7 +73,7 @@ fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
         while !writer.is_finished() {
             match verify(&path, &Expect { artifacts: true, ..Expect::default() }) {
                 Ok(report) => assert_eq!(report.verdict, Verdict::Whole, "{report}"),
-                // It began again as often as it may, and says so.
+                // It restarted as often as allowed, and reports that.
                 Err(Error::Io { source, .. }) => assert_eq!(source.kind(), std::io::ErrorKind::NotFound),
                 Err(error) => panic!("{error}"),
             }
@@ -95,7 +96,7 @@ fn killed_processes_lose_nothing_that_they_had_written() {
     };
     let mut living: Vec<Child> = (0..WRITERS).map(|number| start(&format!("w{number}"), 1_000_000)).collect();
     for round in 0..24u64 {
-        // Differently long, so that they die at different places.
+        // The delays differ, so that the processes are killed at different points.
         std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 9_000));
         let at = (round * 5 % WRITERS) as usize;
         living[at].kill().unwrap();
@@ -106,7 +107,7 @@ fn killed_processes_lose_nothing_that_they_had_written() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    // What the last ones left is put in order by the next.
+    // The next writer repairs the traces of the last ones.
     let mut last = start("last", 20);
     assert!(last.wait().unwrap().success());
 
@@ -115,7 +116,7 @@ fn killed_processes_lose_nothing_that_they_had_written() {
     assert_ne!(report.verdict, Verdict::Broken, "{report}");
     assert!(report.findings.iter().all(|found| found.reason.contains("was set aside")), "{report}");
     assert!(report.segments > 3 && report.executions.ended > 200, "{report}");
-    // Each killed process left one execution open at most.
+    // Each killed process left at most one execution open.
     assert!(report.executions.open <= 24 + WRITERS, "{report}");
     let written: BTreeSet<String> = ended(directory.path()).into_iter().collect();
     for name in outputs.iter().flat_map(|path| reported(path)) {
@@ -124,14 +125,14 @@ fn killed_processes_lose_nothing_that_they_had_written() {
     nothing_is_left(&directory.path().join("audit"), &report);
 }
 
-/// Ids in the whole lines that a child wrote.
+/// Returns the ids in the complete lines that a child wrote.
 fn reported(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     lines.filter_map(|line| line.strip_prefix("ended ").map(str::to_owned)).collect()
 }
 
-/// Nothing but segments, the head, what was told to be set aside, and artifacts that are finished.
+/// Checks that there are only segments, the head file, recorded set-aside files, and complete artifacts.
 fn nothing_is_left(path: &Path, report: &Report) {
     let names = listing(path);
     assert!(names.iter().all(|name| !name.ends_with(".new") && !name.ends_with(".pending")), "{names:?}");

@@ -1,4 +1,4 @@
-//! Segments: closed by size, removed by number.
+//! Tests of segments: closed by size, removed by number.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn segments_are_closed_by_size_and_linked() {
     assert_eq!(ended(directory.path()).len(), 200);
 }
 
-/// However few bytes that are, and whether one writer writes them or one after the other.
+/// Holds for any size, and for one writer as well as for several in turn.
 #[test]
 fn a_segment_is_closed_before_the_first_execution_after_it_has_its_bytes() {
     for most in [0, 1, 6000, 20_000, 70_000] {
@@ -46,7 +46,7 @@ fn a_segment_is_closed_before_the_first_execution_after_it_has_its_bytes() {
                 let lines: Vec<usize> = text.split_inclusive('\n').map(str::len).collect();
                 let closed = at + 1 < names.len();
                 assert!(!closed || text.len() as u64 >= most, "{most}: {name} has {}", text.len());
-                // Without its last execution it had not so many.
+                // Without its last execution, the segment was smaller than the limit.
                 let before: usize = lines.iter().take(lines.len().saturating_sub(2)).sum();
                 assert!(lines.len() < 4 || (before as u64) < most, "{most}: {name} had {before} already");
             }
@@ -90,7 +90,7 @@ fn what_retention_removed_is_told_and_nothing_else_may_be_missing() {
     let report = verify(&path, &Expect { artifacts: true, ..Expect::default() }).unwrap();
     assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
 
-    // One more is removed.
+    // One further segment is removed.
     fs::remove_file(path.join("audit-00000005.jsonl")).unwrap();
     let report = check(directory.path());
     assert!(report.to_string().contains("what is missing before it is not what retention removed"), "{report}");
@@ -112,7 +112,7 @@ fn a_writer_killed_while_it_removed_is_finished_for() {
     execute(&Log::open(config(Some(1))).unwrap(), "d");
     let left = ["audit-00000004.jsonl", "audit-00000005.jsonl"];
     assert_eq!(segments(directory.path()), left);
-    // As if it had been killed after it had removed the first of three.
+    // Simulates a writer that was killed after it removed the first of three.
     let put_back = |at: usize| {
         use std::os::unix::fs::PermissionsExt;
         fs::write(path.join(names[at]), &kept[at]).unwrap();
@@ -138,6 +138,6 @@ fn only_the_last_segment_has_a_reserve() {
         .iter()
         .map(|name| fs::metadata(directory.path().join("audit").join(name)).unwrap().blocks() * 512)
         .collect::<Vec<_>>();
-    // Of the second, only where the file system can allocate ahead.
+    // The second one only if the file system can allocate in advance.
     assert!(reserve.len() == 2 && reserve[0] < 64 * 1024, "{reserve:?}");
 }

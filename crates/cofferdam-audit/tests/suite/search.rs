@@ -1,4 +1,4 @@
-//! Queries for lines.
+//! Tests of queries.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -24,7 +24,7 @@ fn lines_are_found_by_id_tenant_and_time() {
     assert_eq!(found(Filter::default()), ["a", "b", "c"]);
     assert_eq!(found(Filter { id: Some(id("b")), ..Filter::default() }), ["b"]);
     assert_eq!(found(Filter { tenant: Some("x".into()), ..Filter::default() }), ["a", "c"]);
-    // A name is looked for as it is written.
+    // A tenant is matched as it is written.
     assert_eq!(found(Filter { tenant: Some("y\n".into()), ..Filter::default() }), ["b"]);
     assert_eq!(found(Filter { from: time(20), ..Filter::default() }), ["b", "c"]);
     assert_eq!(found(Filter { from: time(20), until: time(30), ..Filter::default() }), ["b"]);

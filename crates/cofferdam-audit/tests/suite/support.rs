@@ -1,4 +1,4 @@
-//! What the tests write.
+//! Records and helpers for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub fn outcome() -> Outcome {
     }
 }
 
-/// One execution from begin to end.
+/// Writes one execution from begin to end.
 pub fn execute(log: &Log, name: &str) -> Head {
     log.reserve(subject(name)).unwrap().commit(outcome()).unwrap()
 }
@@ -70,7 +70,7 @@ pub fn check(directory: &Path) -> Report {
     verify(&directory.join("audit"), &Expect::default()).unwrap()
 }
 
-/// Names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub fn listing(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -78,7 +78,7 @@ pub fn listing(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Ids of the executions that have an end record.
+/// Returns the ids of the executions that have an end record.
 pub fn ended(directory: &Path) -> Vec<String> {
     let entries = query(&directory.join("audit"), Filter::default()).unwrap().map(Result::unwrap);
     let ends = entries.filter(|entry| matches!(entry.record, Record::End(_)));

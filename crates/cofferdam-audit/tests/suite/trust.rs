@@ -1,4 +1,4 @@
-//! Who may write a log, and with which key.
+//! Tests of ownership, permissions and keys of a log.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -136,9 +136,9 @@ fn where_logging_is_not_mandatory_the_problem_is_told() {
     let mut reservation = log.reserve(subject("b")).unwrap();
     assert!(matches!(reservation.problem(), Some(Error::Damaged { .. })));
     assert!(reservation.commit(outcome()).is_err());
-    // Put in order again, its end is written, and says that its beginning is not.
+    // After the repair, the end of the execution is written, and records that its begin is missing.
     fs::write(&segment, kept).unwrap();
-    // Nor is there an artifact that no line would explain if the end could not be written, either.
+    // There is also no artifact that no line would explain if the end could not be written.
     assert!(reservation.artifact(&Redactor::none()).is_err());
     reservation.commit(outcome()).unwrap();
     let report = check(directory.path());

@@ -1,6 +1,6 @@
-// Runs code the way Node runs a script, and keeps what a person would see besides the output: the value of the last
-// expression. Nothing here is a wall: all of it is on the code's side, and the host believes none of it. In a session it
-// serves one piece of code after the other in the same world.
+// Runs code the way Node runs a script, and captures results besides the output: the value of the last expression. This
+// file is no isolation boundary: the code controls all of it, and the host trusts none of it. In a session it serves
+// one piece of code after the other in the same realm.
 (function cofferdam(source, name, place, most, session, typescript) {
   "use strict";
   const real = typeof process === "object" && process.versions && process.versions.v8 !== undefined;
@@ -28,11 +28,11 @@
 
   function keep(result) {
     [value, known] = [result, true];
-    // What a promise comes to is its value, if it comes in time. Who rejects is told of it as ever.
+    // The value of a promise is its result, if it settles in time. A rejection is reported as usual.
     if (result instanceof Promise) result.then((settled) => { value = settled; });
   }
 
-  // Ends the work on what would be too large before it takes all the memory that there is.
+  // Stops the serialization of a value that would be too large before it exhausts the memory.
   function bounded() {
     let [parts, characters] = [100000, room / 2];
     return (key, part) => {
@@ -60,7 +60,7 @@
         if (text !== undefined) data["application/json"] = text;
       }
     } catch (error) {
-      // Not everything is JSON.
+      // Not every value can be represented in JSON.
       if (error === tooLarge) note = "application/json: too large";
     }
     add("value", data, note);
@@ -81,12 +81,12 @@
       show();
       fs.writeFileSync(where, records.join(""), { flag: "wx", mode: 0o644 });
     } catch (error) {
-      // Then there is no result beside the output.
+      // There are no results besides the output in this case.
     }
   }
 
   if (!real) {
-    // Without V8 there is no module `vm`. What is no script is a module, which has no value.
+    // Without V8 there is no module `vm`. Code that is not a script is a module, which has no value.
     begin();
     try {
       keep((0, eval)(`${source}\n//# sourceURL=${name}`));
@@ -100,7 +100,7 @@
   const vm = load("vm");
   const Module = load("module");
   const file = path.join(__dirname, name);
-  // What the code imports lies in its workspace, as if it lay there itself.
+  // Code imports from its workspace, as if its file were there.
   const shown = path.join(process.cwd(), name);
   const dynamic = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
 
@@ -115,7 +115,8 @@
     return error;
   }
 
-  // Without its types, each line and column where it was; `null` where this Node takes them away from files alone.
+  // Strips types and preserves every line and column. Returns `null` if this version of Node strips types only from
+  // files.
   function strip(text) {
     if (!typescript) return text;
     if (!Module.stripTypeScriptTypes) return null;
@@ -124,14 +125,15 @@
     try {
       return Module.stripTypeScriptTypes(text);
     } catch (error) {
-      // What it complains of has a place when the text has a name; with a name for all, lines could not be counted from 1.
+      // A syntax error contains a position only if the text has a name. A name for all texts would shift the line
+      // numbers.
       return Module.stripTypeScriptTypes(text, { sourceUrl: shown });
     } finally {
       process.emitWarning = warn;
     }
   }
 
-  // That `import()` works here is no news to whoever wrote the code.
+  // Suppresses the warning of Node that `import()` is experimental here.
   function hush() {
     const warn = process.emitWarning;
     process.emitWarning = (text, ...rest) => String(text).startsWith("vm.USE_MAIN_CONTEXT") ? undefined : warn.call(process, text, ...rest);
@@ -167,7 +169,7 @@
     module_(text === null ? source : text, text === null, first);
   }
 
-  // Code with `await`, `return` or `import` at its top, and code whose types only the loader of modules takes away.
+  // Runs code with `await`, `return` or `import` at its top level, and code whose types only the module loader strips.
   function module_(text, typed, first) {
     const head = "(async function (require, module, exports, __filename, __dirname) {";
     let body;
@@ -181,16 +183,16 @@
       return;
     }
     if (!typed && !/\b(import|export|await)\b/.test(text)) throw without(first);
-    // Its imports are looked for from where it lies; its name is that of the code.
+    // Imports are resolved from the file's directory. The displayed name is that of the code.
     const named = `${text}\n//# sourceURL=${shown}`;
     const target = put(process.cwd(), named, typed) || put(load("os").tmpdir(), named, typed);
     const address = (lines) => `data:text/javascript,${encodeURIComponent(lines)}`;
-    if (!target && typed) throw new Error("there is no room for the file that Node takes types away from");
-    // Without room for a file, modules of Node and of no file are all that can be imported.
+    if (!target && typed) throw new Error("cannot write the file from which Node strips types");
+    // Without a file, only modules of Node and `data:` modules can be imported.
     if (!target) return void import(address(named));
     const remove = () => fs.rmSync(target, { force: true });
     process.on("exit", remove);
-    // The first that runs once all is loaded takes the file away: code that is killed leaves none.
+    // The first module that runs after loading removes the file, so that killed code leaves none.
     const key = `cofferdam ${path.basename(target)}`;
     Object.defineProperty(globalThis, Symbol.for(key), { value: remove, configurable: true });
     const before = address(`globalThis[Symbol.for("${key}")](); delete globalThis[Symbol.for("${key}")];`);
@@ -205,7 +207,7 @@
       fs.writeFileSync(target, text, { flag: "wx" });
       return target;
     } catch (error) {
-      // A full disk takes a name and no contents.
+      // A full disk may create the name without the contents.
       fs.rmSync(target, { force: true });
       return null;
     }
@@ -217,13 +219,13 @@
     sink.resume();
     const world = load("repl").start({ prompt: "", input: new PassThrough(), output: sink, terminal: false, useGlobal: true, useColors: false });
     const evaluate = world.eval.bind(world);
-    // What goes wrong after a call has ended is told, and ends nobody.
+    // Errors after the end of a call are printed, and end no process.
     const tell = (error) => { try { console.error("Uncaught", error); } catch (refused) { /* Nothing can be shown. */ } };
     process.on("uncaughtException", tell);
     process.on("unhandledRejection", tell);
     const write = fs.writeSync;
     let current;
-    // Where the prompt of Node catches errors by a domain, it tells that instead of who asked.
+    // If Node's REPL catches errors through a domain, it reports them there instead of to the callback.
     if (world._domain) {
       world._domain.removeAllListeners("error");
       world._domain.on("error", (error) => (current ? current(error) : tell(error)));
@@ -248,7 +250,7 @@
       const body = data.subarray(end + 1, end + 1 + length);
       data = data.subarray(end + 1 + length);
       const [one, two] = [body.indexOf(0), body.indexOf(0, body.indexOf(0) + 1)];
-      const [mark, where] = [body.toString("utf8", 0, one), body.toString("utf8", one + 1, two)];
+      const [marker, where] = [body.toString("utf8", 0, one), body.toString("utf8", one + 1, two)];
       busy = true;
       begin();
       const done = (error, result) => {
@@ -264,8 +266,8 @@
         }
         setImmediate(() => {
           finish(where);
-          say(2, `\x1e${mark}\n`);
-          say(1, `\x1e${mark} ${word}\n`);
+          say(2, `\x1e${marker}\n`);
+          say(1, `\x1e${marker} ${word}\n`);
           busy = false;
           next();
         });
@@ -273,15 +275,15 @@
       current = done;
       const exiting = (status) => {
         finish(where);
-        say(2, `\x1e${mark}\n`);
-        say(1, `\x1e${mark} exit ${status & 255}\n`);
+        say(2, `\x1e${marker}\n`);
+        say(1, `\x1e${marker} exit ${status & 255}\n`);
       };
       process.removeAllListeners("exit");
       process.once("exit", (status) => { if (busy) exiting(status); });
       let text;
       try {
         text = strip(body.toString("utf8", two + 1));
-        if (text === null) throw new Error("this Node cannot take types away; a session in TypeScript needs Node 22.13");
+        if (text === null) throw new Error("this version of Node cannot strip types; a session in TypeScript needs Node 22.13");
       } catch (error) {
         done(error);
         return;

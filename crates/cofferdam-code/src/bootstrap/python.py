@@ -1,6 +1,6 @@
-# Runs code the way `python3 FILE` does, and keeps what a person would see besides the output: the value of the last
-# expression, figures, data frames. Nothing here is a wall: all of it is on the code's side, and the host believes none
-# of it. In a session it serves one piece of code after the other in the same namespace.
+# Runs code the way `python3 FILE` does, and captures results besides the output: the value of the last expression,
+# figures, data frames. This file is no isolation boundary: the code controls all of it, and the host trusts none of it.
+# In a session it serves one piece of code after the other in the same namespace.
 def __cofferdam__(source, name, place, most, session):
     import io
     import os
@@ -21,7 +21,7 @@ def __cofferdam__(source, name, place, most, session):
     try:
         from _json import encode_basestring_ascii as quote
     except ImportError:
-        # A small Python has no json at all.
+        # A minimal Python may lack the json module.
         def quote(text):
             def one(c):
                 if c in '"\\':
@@ -36,7 +36,7 @@ def __cofferdam__(source, name, place, most, session):
     def add(kind, data, note=None):
         room = state["room"]
         kept = {key: f"{quote(key)}:{quote(text)}" for key, text in data.items() if len(text) <= room}
-        # A form that is too large is left out, so that the others are not lost with it.
+        # A form that is too large is omitted, so that the others are not lost with it.
         while len(kept) > 1 and sum(map(len, kept.values())) + 1000 > room:
             del kept[max(kept, key=lambda key: len(kept[key]))]
         left = [key for key in data if key not in kept]
@@ -65,12 +65,12 @@ def __cofferdam__(source, name, place, most, session):
                         raise OverflowError
                     image(pyplot.figure(number))
                 except Exception:
-                    # What is too much, or cannot be drawn, is counted.
+                    # Figures that are too many or cannot be drawn are counted.
                     add("dropped", {})
             pyplot.close("all")
 
     def frame(value, data):
-        """A data frame as JSON, at most its first thousand rows."""
+        """Adds a data frame as JSON, at most its first thousand rows."""
         note, kind = None, type(value)
         method = getattr(kind, "to_json", None) or getattr(kind, "write_json", None)
         if method is None:
@@ -90,7 +90,7 @@ def __cofferdam__(source, name, place, most, session):
     def text_of(value):
         more = 0
         if type(value) in (str, bytes, bytearray) and len(value) > 65536:
-            # All of it as text is larger still, and would not be shown.
+            # The full representation is even larger, and would not be shown.
             value, more = value[:65536], len(value) - 65536
         try:
             shown = repr(value)
@@ -135,7 +135,7 @@ def __cofferdam__(source, name, place, most, session):
     )
 
     def display(*values):
-        """Shows values as results, as a notebook does."""
+        """Displays values as results, as a notebook does."""
         for value in values:
             bundle("display", value)
 
@@ -144,7 +144,7 @@ def __cofferdam__(source, name, place, most, session):
         return figure is not None and isinstance(value, getattr(figure, "Figure", ()))
 
     class Plots:
-        """Lets `show` keep figures instead of looking for a window, once matplotlib is imported."""
+        """Makes `show` capture figures instead of opening a window, once matplotlib is imported."""
 
         @staticmethod
         def find_spec(wanted, path=None, target=None):
@@ -165,7 +165,7 @@ def __cofferdam__(source, name, place, most, session):
             return spec
 
     class Sources:
-        """Where tracebacks find the code, which lies in no file of its own."""
+        """A loader that provides tracebacks with the code, which is not in a file of its own."""
 
         @staticmethod
         def get_source(module=None):
@@ -196,7 +196,7 @@ def __cofferdam__(source, name, place, most, session):
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
     def plain(text):
-        """Without the mark that some editors put before all, which a file may have."""
+        """Removes the byte order mark that some editors add."""
         return text[1:] if text[:1] == "\ufeff" else text
 
     def run(file):
@@ -215,7 +215,7 @@ def __cofferdam__(source, name, place, most, session):
                 image(value)
 
     def finish():
-        """Writes what was kept, once, by the process that was started."""
+        """Writes the captured results, once, in the process that was started."""
         if not state["place"] or process() != begun:
             return
         try:
@@ -238,7 +238,7 @@ def __cofferdam__(source, name, place, most, session):
         add("runtime", {"version": ".".join(map(str, sys.version_info[:3]))})
 
     def serve():
-        """Serves pieces of code until nobody sends any more."""
+        """Serves pieces of code until the input ends."""
         nonlocal source
         asked, out, complaints = os.dup(0), os.dup(1), os.dup(2)
         nothing = os.open("/dev/null", os.O_RDONLY)
@@ -264,7 +264,7 @@ def __cofferdam__(source, name, place, most, session):
             if not head.endswith(b"\n"):
                 return
             body = read.read(int(head))
-            mark, where, code = body.split(b"\0", 2)
+            marker, where, code = body.split(b"\0", 2)
             state["place"], source = where.decode() or None, plain(code.decode())
             count += 1
             file = f"{directory}/call-{count}.py"
@@ -290,8 +290,8 @@ def __cofferdam__(source, name, place, most, session):
                     stream.flush()
                 except Exception:
                     pass
-            save(complaints, b"\x1e%s\n" % mark)
-            save(out, b"\x1e%s %s %d\n" % (mark, word, code or 0))
+            save(complaints, b"\x1e%s\n" % marker)
+            save(out, b"\x1e%s %s %d\n" % (marker, word, code or 0))
             if word == b"exit":
                 sys.exit(code)
 
@@ -306,7 +306,7 @@ def __cofferdam__(source, name, place, most, session):
     else:
         state["place"] = None
     if sys.path and os.path.abspath(sys.path[0] or ".") == directory:
-        # What code of an agent imports lies in its workspace.
+        # Code of an agent imports from its workspace.
         sys.path[0] = os.getcwd()
     if session:
         serve()

@@ -1,5 +1,5 @@
-//! What comes before a call of a session: the bounds, the line in the audit log, screening. It can be done before there is an
-//! interpreter, so that none is started for code that may not run.
+//! The steps before a call of a session: bounds, audit record, static analysis. They need no interpreter, so that none
+//! is started for code that may not run.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::audit::Entry;
 use crate::result::random_id;
 use crate::{CodeRequest, Executor, Place, Screened};
 
-/// A call of a session that may begin. Dropped, it ends its line in the audit log as cancelled.
+/// A call of a session that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub struct Admitted {
     pub(super) id: String,
     pub(super) request: CodeRequest,
     pub(super) entry: Option<Entry>,
     pub(super) screened: Option<Screened>,
     pub(super) timeout: Duration,
-    pub(super) most: ByteSize,
+    pub(super) max_output: ByteSize,
 }
 
 impl fmt::Debug for Admitted {
@@ -29,7 +29,7 @@ impl fmt::Debug for Admitted {
 }
 
 impl Admitted {
-    /// There is no session to run it in; gives the error to answer with.
+    /// Records that there is no session for the call. Returns the error for the caller.
     pub async fn not_started(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take()
             && let Err(problem) = entry.never_started(format!("not started: {}", error.kind().as_str())).await
@@ -41,10 +41,10 @@ impl Admitted {
 }
 
 impl Executor {
-    /// Does all that comes before the first call of a session that is not open yet, for a sandbox of this spec.
+    /// Performs the steps before the first call of a session that is not open yet, for a sandbox with this spec.
     ///
     /// # Errors
-    /// As those of a call that is refused before anything is started.
+    /// - Those of [`Self::execute`] before anything is started.
     pub async fn admit_first(&self, place: &Place, spec: &Spec, request: CodeRequest) -> Result<Admitted> {
         check(&request)?;
         let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
@@ -62,12 +62,12 @@ impl Executor {
         let language = config.languages.by_name(&request.language)?;
         config.bounds.code(&request.code)?;
         let timeout = config.bounds.timeout(request.timeout, spec.limits().wall_time)?;
-        let most = config.bounds.output(request.max_output)?;
-        (request.timeout, request.max_output) = (Some(timeout), Some(most));
+        let max_output = config.bounds.output(request.max_output)?;
+        (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
         let id = random_id()?;
-        let what = Program::code(request.code.as_bytes());
-        let mut entry = self.entry(&id, place, spec, &request, what, version).await?;
+        let program = Program::code(request.code.as_bytes());
+        let mut entry = self.entry(&id, place, spec, &request, program, version).await?;
         let screened = self.screen(&mut entry, language, &request.code).await?;
-        Ok(Admitted { id, request, entry, screened, timeout, most })
+        Ok(Admitted { id, request, entry, screened, timeout, max_output })
     }
 }

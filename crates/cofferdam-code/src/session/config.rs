@@ -1,23 +1,23 @@
-//! How many sessions there are, and for how long.
+//! The bounds of sessions.
 
 use std::time::Duration;
 
 use cofferdam_contract::{Error, Result, serde_duration};
 use serde::{Deserialize, Serialize};
 
-/// Bounds of sessions: the table `[sessions]`.
+/// The bounds of sessions: the table `[sessions]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SessionBounds {
-    /// Sessions that may be open at once. Default 16.
+    /// Maximum number of open sessions. Default: 16.
     pub max_open: usize,
-    /// How long one lives that nobody calls. Default 10 min.
+    /// Time after which a session without calls is closed. Default: 10 min.
     #[serde(with = "serde_duration")]
     pub idle_timeout: Duration,
-    /// How long one lives in any case. Default 1 h.
+    /// Maximum lifetime of a session. Default: 1 h.
     #[serde(with = "serde_duration")]
     pub lifetime: Duration,
-    /// Real time that an interpreter may take until it serves. Default 60 s.
+    /// Timeout for the start of an interpreter. Default: 60 s.
     #[serde(with = "serde_duration")]
     pub start_timeout: Duration,
 }
@@ -37,8 +37,7 @@ impl SessionBounds {
     pub(crate) fn validate(&self) -> Result<()> {
         let none = [self.idle_timeout, self.lifetime, self.start_timeout].iter().any(Duration::is_zero);
         if none || self.max_open == 0 || self.max_open > 10_000 {
-            let message =
-                "sessions need an idle_timeout, a lifetime and a start_timeout above 0, and max_open from 1 to 10000";
+            let message = "sessions need an idle_timeout, a lifetime and a start_timeout greater than 0, and max_open from 1 to 10000";
             return Err(
                 Error::invalid("configure", message).with_remedy("correct the table [sessions] of the configuration")
             );

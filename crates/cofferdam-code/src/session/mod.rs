@@ -1,14 +1,14 @@
-//! Interpreters that live between calls, so that what one call defines is there for the next.
+//! Sessions: interpreters that live between calls, so that definitions of one call are available to the next.
 //!
 //! ```text
 //! idle --call--> busy --end of the call--> idle
-//!                  '--time-out | crash | exit | nonsense | dropped call--> gone: every later call says why
-//! idle --nobody called for the idle time | lifetime | close--> gone
+//!                  '--timeout | crash | exit | invalid report | dropped call--> gone: later calls report the reason
+//! idle --idle timeout | lifetime | close--> gone
 //! ```
 //!
-//! An interpreter reads calls from its standard input, and marks the end of each in both of its outputs with a word that
-//! the host made up for that call. Code can forge that word: then its own session answers with what it forged, and no
-//! other does. What the backend says of the process cannot be forged.
+//! An interpreter reads calls from its standard input, and marks the end of each call in both of its outputs with a
+//! random marker that the host chose for that call. Code can forge that marker. Its own session then returns forged
+//! results, but no other session is affected. The backend's report about the process cannot be forged.
 
 mod admitted;
 mod config;
@@ -29,38 +29,38 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::ends::Ends;
 use crate::executor::{self, Channel, OnOutput};
-use crate::line::Keeper;
+use crate::line::EndsCollector;
 use crate::result::random_id;
 use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
 
 pub use admitted::Admitted;
 pub use config::SessionBounds;
 use live::{Answer, End, Live, OnSession};
-use wire::Said;
+use wire::Report;
 
-/// Node takes types away from texts since then, and not from files alone.
-const TYPES_OF_TEXTS: &str = "22.13";
-/// How long it may take to send an interrupt.
+/// The first version of Node that strips types from texts, not only from files.
+const MIN_NODE_STRIPPING_TEXT: &str = "22.13";
+/// Timeout for sending an interrupt.
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Sessions that are gone and whose reason is still known.
+/// The most ended sessions whose reason is remembered.
 const MAX_GONE: usize = 256;
 
 /// The sessions of an executor. Dropping it ends them all.
 #[derive(Debug)]
 pub struct Sessions {
     executor: Executor,
-    places: Arc<Semaphore>,
-    book: Arc<Mutex<Book>>,
+    slots: Arc<Semaphore>,
+    registry: Arc<Mutex<Registry>>,
 }
 
-/// Which are open, and why others are not any more.
+/// The open sessions, and the reasons why others have ended.
 #[derive(Debug, Default)]
-struct Book {
+struct Registry {
     open: BTreeMap<String, Arc<CodeSession>>,
     gone: VecDeque<(String, String)>,
 }
 
-/// One interpreter that lives between calls. One call at a time. Dropping the last reference ends it.
+/// An interpreter that lives between calls. It serves one call at a time. Dropping the last reference ends it.
 #[derive(Debug)]
 pub struct CodeSession {
     id: String,
@@ -69,12 +69,12 @@ pub struct CodeSession {
     place: Place,
     sandbox: Arc<dyn Sandbox>,
     version: Option<String>,
-    book: Weak<Mutex<Book>>,
-    /// `None` while a call has it, and once it is gone.
+    registry: Weak<Mutex<Registry>>,
+    /// The interpreter; `None` during a call and after the session has ended.
     live: tokio::sync::Mutex<Option<Live>>,
-    /// The interpreter's process, which can be ended while a call has the rest.
+    /// The interpreter's process, which can be ended during a call.
     process: Weak<ExecHandle>,
-    /// The interpreter's pid inside, as it says: only ever named to a program inside.
+    /// The interpreter's pid in the sandbox, as it reports it. It is only passed to a program in the sandbox.
     pid: Option<i32>,
     state: Mutex<State>,
 }
@@ -83,28 +83,28 @@ pub struct CodeSession {
 struct State {
     last_use: Instant,
     calls: u64,
-    /// Why it is gone, or would be if the call that is going on went away.
+    /// The reason why the session is gone, or would be if the current call were dropped.
     gone: Option<String>,
-    /// Whether it is gone for good: no call may have it any more.
+    /// True if the session has ended and no further call may start.
     closed: bool,
 }
 
-/// The turn of a call. Its end lets go of an interpreter that somebody closed meanwhile.
+/// The exclusive turn of a call. Dropping it releases an interpreter whose session was closed meanwhile.
 struct Turn<'a> {
     session: &'a CodeSession,
-    place: Option<Guard<'a, Option<Live>>>,
+    guard: Option<Guard<'a, Option<Live>>>,
 }
 
 impl Turn<'_> {
     fn take(&mut self) -> Option<Live> {
-        self.place.as_mut().and_then(|place| place.take())
+        self.guard.as_mut().and_then(|guard| guard.take())
     }
 
-    /// Gives the interpreter to the next call, unless the session was closed meanwhile.
+    /// Returns the interpreter for the next call, unless the session was closed meanwhile.
     fn put_back(&mut self, live: Live) {
         let mut state = lock(&self.session.state);
-        if let (Some(place), false) = (&mut self.place, state.closed) {
-            **place = Some(live);
+        if let (Some(guard), false) = (&mut self.guard, state.closed) {
+            **guard = Some(live);
             state.gone = None;
         }
     }
@@ -112,19 +112,19 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        drop(self.place.take());
+        drop(self.guard.take());
         self.session.clear();
     }
 }
 
 impl Sessions {
-    /// None so far.
+    /// Creates an empty set of sessions.
     pub fn new(executor: Executor) -> Self {
-        let places = Arc::new(Semaphore::new(executor.0.config.sessions.max_open));
-        Self { executor, places, book: Arc::default() }
+        let slots = Arc::new(Semaphore::new(executor.0.config.sessions.max_open));
+        Self { executor, slots, registry: Arc::default() }
     }
 
-    /// What runs the calls.
+    /// Returns the executor that runs the calls.
     pub fn executor(&self) -> &Executor {
         &self.executor
     }
@@ -132,14 +132,17 @@ impl Sessions {
     /// Starts an interpreter in a sandbox. Must be called in a tokio runtime with time enabled.
     ///
     /// # Behavior
-    /// - Fails with `Unsupported` where the language has no sessions, or the backend keeps no program's input open.
-    /// - Fails with `ResourceExhausted` while as many are open as may be.
-    /// - It ends when nobody has called it for the idle time, at the end of its lifetime, and with its sandbox.
+    /// - The session ends after the idle timeout without a call, at the end of its lifetime, and with its sandbox.
+    ///
+    /// # Errors
+    /// - `Unsupported` if the language has no sessions, or the backend has no streaming standard input.
+    /// - `ResourceExhausted` if the maximum number of sessions is open.
+    /// - `Unavailable` if the interpreter does not start in time or is too old.
     pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
         self.open_holding(place, sandbox, language, Box::new(())).await
     }
 
-    /// As [`Self::open`]; `held` is dropped when nothing of the session is left, or where it could not be opened.
+    /// Starts an interpreter like [`Self::open`]. `held` is dropped when nothing of the session is left, or on failure.
     pub async fn open_holding(
         &self,
         place: &Place,
@@ -155,25 +158,21 @@ impl Sessions {
         }
         let able = [Capability::StreamingStdin, Capability::UnixPrograms];
         if !able.iter().all(|capability| place.capabilities.contains(capability)) {
-            let message = format!("the backend '{}' keeps no interpreter alive between calls", place.backend);
+            let message = format!("the backend '{}' does not support sessions", place.backend);
             return Err(Error::unsupported("open a session", message)
                 .with_remedy("use level process, container or vm for sessions"));
         }
-        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            let most = config.sessions.max_open;
-            Error::new(
-                ErrorKind::ResourceExhausted,
-                "open a session",
-                format!("{most} sessions are open, and no more may be"),
-            )
-            .with_remedy("close one, or raise max_open in the table [sessions] of the configuration")
+        let permit = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| {
+            let max = config.sessions.max_open;
+            Error::new(ErrorKind::ResourceExhausted, "open a session", format!("all {max} sessions are in use"))
+                .with_remedy("close one, or raise max_open in the table [sessions] of the configuration")
         })?;
         let version = self.executor.0.versions.ask(place, &**sandbox, language, known).await?;
         if let (Results::TypeScript, Some(version)) = (known.results(), &version) {
-            runtime::at_least(TYPES_OF_TEXTS, version, ("open a session", language, known))?;
+            runtime::at_least(MIN_NODE_STRIPPING_TEXT, version, ("open a session", language, known))?;
         }
-        let most = config.bounds.max_results;
-        let live = Live::start(&**sandbox, language, known, &config.sessions, most, (permit, held)).await?;
+        let max_results = config.bounds.max_results;
+        let live = Live::start(&**sandbox, language, known, &config.sessions, max_results, (permit, held)).await?;
         let (end, process, pid) = (live.end(), live.process(), live.pid());
         let session = Arc::new(CodeSession {
             id: random_id()?,
@@ -182,43 +181,44 @@ impl Sessions {
             place: place.clone(),
             sandbox: Arc::clone(sandbox),
             version: version.map(|version| version.to_string()),
-            book: Arc::downgrade(&self.book),
+            registry: Arc::downgrade(&self.registry),
             live: tokio::sync::Mutex::new(Some(live)),
             process,
             pid,
             state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None, closed: false }),
         });
-        lock(&self.book).open.insert(session.id.clone(), Arc::clone(&session));
+        lock(&self.registry).open.insert(session.id.clone(), Arc::clone(&session));
         tokio::spawn(watch(Arc::downgrade(&session), end, config.sessions.clone()));
         Ok(session)
     }
 
-    /// The session of this id.
+    /// Returns the session with this id.
     ///
     /// # Errors
-    /// `Closed` for one that is gone, with the reason; `NotFound` for one that nobody knows of.
+    /// - `Closed` for a session that has ended, with the reason.
+    /// - `NotFound` for an unknown id.
     pub fn find(&self, id: &str) -> Result<Arc<CodeSession>> {
-        let book = lock(&self.book);
-        if let Some(session) = book.open.get(id) {
+        let registry = lock(&self.registry);
+        if let Some(session) = registry.open.get(id) {
             return Ok(Arc::clone(session));
         }
-        if let Some((_, why)) = book.gone.iter().find(|(gone, _)| gone == id) {
+        if let Some((_, why)) = registry.gone.iter().find(|(gone, _)| gone == id) {
             return Err(closed(id, why));
         }
         let shown: String = id.chars().take(40).collect();
         Err(Error::new(ErrorKind::NotFound, "find a session", "there is no such session")
             .with_context("session", shown.escape_debug().to_string())
-            .with_remedy("open one, and use the id that it has"))
+            .with_remedy("open a session and use its id"))
     }
 
-    /// The ids of those that are open.
+    /// Returns the ids of the open sessions.
     pub fn ids(&self) -> Vec<String> {
-        lock(&self.book).open.keys().cloned().collect()
+        lock(&self.registry).open.keys().cloned().collect()
     }
 
-    /// Ends all of them, and waits until their interpreters have ended.
+    /// Ends all sessions and waits until their interpreters have exited.
     pub async fn shutdown(&self) {
-        let all: Vec<_> = lock(&self.book).open.values().cloned().collect();
+        let all: Vec<_> = lock(&self.registry).open.values().cloned().collect();
         for session in all {
             session.close().await;
         }
@@ -227,35 +227,36 @@ impl Sessions {
 
 impl Drop for Sessions {
     fn drop(&mut self) {
-        // With the last reference each interpreter is killed.
-        lock(&self.book).open.clear();
+        // Dropping the last reference to a session kills its interpreter.
+        lock(&self.registry).open.clear();
     }
 }
 
 impl CodeSession {
-    /// Its id.
+    /// Returns the session's id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its language.
+    /// Returns the session's language.
     pub fn language(&self) -> &str {
         &self.language
     }
 
-    /// Runs code in it; of the request, language, arguments, environment, input and working directory are not used.
+    /// Runs code in the session. The request must have no arguments, environment, secrets, input or working directory;
+    /// its language is ignored.
     ///
     /// # Behavior
-    /// - As [`Executor::execute`], but for what is above.
-    /// - Fails with `Conflict` while another call goes on, and with `Closed` once the session is gone.
-    /// - A call that takes too long, crashes or ends the interpreter, or during which the session is closed, is a result,
-    ///   which says that the session is gone.
+    /// - Apart from that, behaves as [`Executor::execute`].
+    /// - Fails with `Conflict` during another call, and with `Closed` after the session has ended.
+    /// - If a call times out, crashes or ends the interpreter, or the session is closed during it, the call returns a
+    ///   result that reports the end of the session.
     /// - Dropping the future ends the session.
     pub async fn call(&self, request: CodeRequest) -> Result<CodeResult> {
         self.call_live(request, &|_| {}).await
     }
 
-    /// As [`Self::call`], and tells of output as it comes.
+    /// Runs code like [`Self::call`], and calls `on_output` for output as it arrives.
     pub async fn call_live(&self, mut request: CodeRequest, on_output: OnOutput<'_>) -> Result<CodeResult> {
         check(&request)?;
         let turn = self.turn()?;
@@ -265,8 +266,8 @@ impl CodeSession {
         self.run(turn, admitted, &within(on_output)).await
     }
 
-    /// As [`Self::call_live`], and keeps `keep` bytes of the beginning and of the end of standard output and standard
-    /// error, however long they are.
+    /// Runs code like [`Self::call_live`], and keeps `keep` bytes of the beginning and of the end of standard output
+    /// and standard error, whatever their length.
     pub async fn call_ends(
         &self,
         mut request: CodeRequest,
@@ -281,7 +282,7 @@ impl CodeSession {
         self.run_ends(turn, admitted, keep, on_output).await
     }
 
-    /// As [`Self::call_ends`], for a call that was admitted before the session was opened.
+    /// Runs code like [`Self::call_ends`], for a call that was admitted before the session was opened.
     pub async fn call_admitted(
         &self,
         admitted: Admitted,
@@ -292,15 +293,16 @@ impl CodeSession {
             Ok(turn) if admitted.request.language == self.language => {
                 self.run_ends(turn, admitted, keep, on_output).await
             }
-            Ok(_) => Err(admitted.not_started(Error::invalid("execute", "the session is of another language")).await),
+            Ok(_) => Err(admitted.not_started(Error::invalid("execute", "the session is in another language")).await),
             Err(error) => Err(admitted.not_started(error).await),
         }
     }
 
-    /// Interrupts the call that runs, as Ctrl-C does: its code gets a KeyboardInterrupt, and the session stays.
+    /// Interrupts the current call, as Ctrl-C does: its code gets a KeyboardInterrupt, and the session continues.
     ///
     /// # Errors
-    /// `Unsupported` if the language has no such interrupt; what the sandbox says if it cannot be sent.
+    /// - `Unsupported` if the language has no such interrupt.
+    /// - Errors of the sandbox if the interrupt cannot be sent.
     pub async fn interrupt(&self) -> Result<()> {
         let refused = || Error::unsupported("interrupt", "this session cannot be interrupted");
         let pid = self.pid.ok_or_else(refused)?.to_string();
@@ -312,18 +314,18 @@ impl CodeSession {
         }
     }
 
-    /// Why it is gone, if it is.
+    /// Returns the reason why the session has ended, if it has.
     pub fn lost(&self) -> Option<String> {
         self.closed_why()
     }
 
-    /// The turn of a call, unless there is another or the session is gone.
+    /// Returns the turn of a call. Fails during another call and after the session has ended.
     fn turn(&self) -> Result<Turn<'_>> {
-        let place = self.live.try_lock().map_err(|_| busy())?;
-        if place.is_none() || self.is_closed() {
-            return Err(self.why_gone());
+        let guard = self.live.try_lock().map_err(|_| busy())?;
+        if guard.is_none() || self.is_closed() {
+            return Err(self.closed_error());
         }
-        Ok(Turn { session: self, place: Some(place) })
+        Ok(Turn { session: self, guard: Some(guard) })
     }
 
     async fn run_ends(
@@ -333,18 +335,18 @@ impl CodeSession {
         keep: usize,
         on_output: OnOutput<'_>,
     ) -> Result<(CodeResult, [Ends; 2])> {
-        let keeper = Keeper::new(keep);
+        let collector = EndsCollector::new(keep);
         let shown = within(on_output);
         let on_session = |event: &OutputEvent, kept: usize| {
             shown(event, kept);
-            keeper.take(event);
+            collector.take(event);
         };
         let result = self.run(turn, admitted, &on_session).await?;
-        Ok((result, keeper.ends()))
+        Ok((result, collector.ends()))
     }
 
     async fn run(&self, mut turn: Turn<'_>, admitted: Admitted, on_output: OnSession<'_>) -> Result<CodeResult> {
-        let Admitted { id, request, entry, screened, timeout, most } = admitted;
+        let Admitted { id, request, entry, screened, timeout, max_output } = admitted;
         let sandbox = &*self.sandbox;
         let executor = &self.executor;
         let config = &executor.0.config;
@@ -354,18 +356,18 @@ impl CodeSession {
             Want::No => None,
         };
         let before = match request.files {
-            Want::Yes => Some(files::look(sandbox, &config.bounds, &executor.0.own_files).await),
+            Want::Yes => Some(files::scan(sandbox, &config.bounds, &executor.0.own_files).await),
             Want::No => None,
         };
-        // From here on, whoever drops this future drops the interpreter as well.
+        // From here on, dropping this future drops the interpreter as well.
         let (Some(calls), Some(mut live)) = (self.begin(), turn.take()) else {
             if let Some(entry) = entry {
                 entry.never_started("not started: the session was closed".to_owned()).await?;
             }
-            return Err(self.why_gone());
+            return Err(self.closed_error());
         };
         let inside = channel.as_ref().map(Channel::inside);
-        let answer = live.call(inside.as_deref(), &request.code, Instant::now() + timeout, most, on_output).await;
+        let answer = live.call(inside.as_deref(), &request.code, Instant::now() + timeout, max_output, on_output).await;
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -374,14 +376,14 @@ impl CodeSession {
                 }
                 self.end("the sandbox failed");
                 drop(live);
-                self.leave();
+                self.unregister();
                 return Err(error);
             }
         };
-        let exited = matches!(answer.end, End::Served(Said::Exited(_)));
+        let exited = matches!(answer.end, End::Served(Report::Exited(_)));
         let lost = self.closed_why().or_else(|| live::lost(&answer.end, answer.duration));
         let taken = match &channel {
-            // Also after a loss: somebody may have written it all the same.
+            // Results are read even if the session ended, because code may have written them before.
             Some(channel) => channel.take(sandbox, config.bounds.max_results).await,
             None => rich::Taken::default(),
         };
@@ -390,12 +392,12 @@ impl CodeSession {
             Some(why) => {
                 live.close(exited).await;
                 self.end(why);
-                self.leave();
+                self.unregister();
             }
         }
         let own = (&*executor.0.own_files, channel.as_ref().and_then(Channel::path));
         let files = files::compare(sandbox, &config.bounds, before, request.contents, own).await;
-        let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, most);
+        let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, max_output);
         let output = answer.output;
         let (exit, stdout, stderr) = exit(answer);
         let result = CodeResult {
@@ -416,24 +418,25 @@ impl CodeSession {
         Ok(result)
     }
 
-    /// Ends it, and waits until its interpreter has ended. A call that goes on ends with it, and says so.
+    /// Ends the session and waits until its interpreter has exited. A current call ends too, and its result reports
+    /// that.
     pub async fn close(&self) {
         self.end("it was closed");
         if let Some(process) = self.process.upgrade() {
-            // A failure is the sandbox's, whose owner will see it.
+            // A failure belongs to the sandbox, whose owner sees it.
             let _ = process.close().await;
         }
         self.clear();
-        self.leave();
+        self.unregister();
     }
 
-    /// Lets go of an interpreter that no call may have any more. Whoever closes does it, and so does each call at its end:
-    /// one of them finds the place free.
+    /// Drops the interpreter of a closed session. The close and each ending call do this; the one that gets the lock
+    /// drops it.
     fn clear(&self) {
         if self.is_closed()
-            && let Ok(mut place) = self.live.try_lock()
+            && let Ok(mut guard) = self.live.try_lock()
         {
-            drop(place.take());
+            drop(guard.take());
         }
     }
 
@@ -446,7 +449,7 @@ impl CodeSession {
         state.gone.clone().filter(|_| state.closed)
     }
 
-    /// Counts a call that has the interpreter now; `None` if nobody may have it any more.
+    /// Counts a call that starts now. Returns `None` if the session has ended.
     fn begin(&self) -> Option<u64> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -458,7 +461,7 @@ impl CodeSession {
         Some(state.calls)
     }
 
-    /// Notes why it is gone, once: no call begins any more.
+    /// Records the reason why the session has ended, once. No call may start after it.
     fn end(&self, why: &str) {
         let mut state = lock(&self.state);
         if !state.closed {
@@ -466,25 +469,25 @@ impl CodeSession {
         }
     }
 
-    /// Leaves the book, once nothing of it is left: then another may have its place.
-    fn leave(&self) {
+    /// Removes the session from the registry after nothing of it is left, which frees its slot.
+    fn unregister(&self) {
         let why = self.closed_why().unwrap_or_default();
-        let Some(book) = self.book.upgrade() else { return };
-        let mut book = lock(&book);
-        if book.open.remove(&self.id).is_some() {
-            book.gone.push_back((self.id.clone(), why));
-            if book.gone.len() > MAX_GONE {
-                book.gone.pop_front();
+        let Some(registry) = self.registry.upgrade() else { return };
+        let mut registry = lock(&registry);
+        if registry.open.remove(&self.id).is_some() {
+            registry.gone.push_back((self.id.clone(), why));
+            if registry.gone.len() > MAX_GONE {
+                registry.gone.pop_front();
             }
         }
     }
 
-    fn why_gone(&self) -> Error {
+    fn closed_error(&self) -> Error {
         closed(&self.id, lock(&self.state).gone.as_deref().unwrap_or("it was closed"))
     }
 }
 
-/// Passes on the output that the result keeps.
+/// Returns a callback that passes on only the output that the result keeps.
 fn within(on_output: OnOutput<'_>) -> impl Fn(&OutputEvent, usize) + Send + Sync {
     move |event, kept| {
         if let OutputEvent::Chunk(chunk) = event
@@ -502,12 +505,12 @@ fn busy() -> Error {
 }
 
 fn closed(id: &str, why: &str) -> Error {
-    Error::new(ErrorKind::Closed, "execute", format!("the session is gone: {why}"))
+    Error::new(ErrorKind::Closed, "execute", format!("the session has ended: {why}"))
         .with_context("session", id.to_owned())
-        .with_remedy("open another; what was defined in this one has to be defined anew")
+        .with_remedy("open another session; its definitions have to be repeated")
 }
 
-/// Refuses what a live interpreter cannot be given any more.
+/// Rejects settings that a running interpreter cannot receive.
 pub(crate) fn check(request: &CodeRequest) -> Result<()> {
     let given = !request.args.is_empty()
         || !request.env.is_empty()
@@ -515,13 +518,16 @@ pub(crate) fn check(request: &CodeRequest) -> Result<()> {
         || !request.stdin.is_empty()
         || !request.working_dir.is_workspace();
     if given {
-        let message = "a call of a session has no arguments, environment, secrets, input or directory of its own";
-        return Err(Error::invalid("execute", message).with_remedy("set them in the code, or run it without a session"));
+        let message =
+            "a call of a session cannot have its own arguments, environment, secrets, input or working directory";
+        return Err(
+            Error::invalid("execute", message).with_remedy("set them in the code, or run the code without a session")
+        );
     }
     Ok(())
 }
 
-/// How a call ended, in the form of an exec's end.
+/// Converts the end of a call to the exit of an exec.
 fn exit(answer: Answer) -> (Exit, bytes::Bytes, bytes::Bytes) {
     let plain = Exit {
         code: 0,
@@ -535,17 +541,17 @@ fn exit(answer: Answer) -> (Exit, bytes::Bytes, bytes::Bytes) {
         usage: Usage::default(),
     };
     let exit = match answer.end {
-        End::Served(Said::Done(_)) => plain,
-        End::Served(Said::Failed) => Exit { code: 1, ..plain },
-        End::Served(Said::Exited(code)) => Exit { code, ..plain },
+        End::Served(Report::Done(_)) => plain,
+        End::Served(Report::Failed) => Exit { code: 1, ..plain },
+        End::Served(Report::Exited(code)) => Exit { code, ..plain },
         End::TimedOut => Exit { code: -1, timed_out: true, ..plain },
-        End::Nonsense => Exit { code: -1, cancelled: true, ..plain },
+        End::Invalid => Exit { code: -1, cancelled: true, ..plain },
         End::Died(exit) => Exit { truncated: plain.truncated, duration: plain.duration, ..exit },
     };
     (exit, answer.stdout, answer.stderr)
 }
 
-/// Ends a session that nobody calls, that is too old, or whose interpreter is gone.
+/// Ends a session that is idle for too long, too old, or whose interpreter is gone.
 async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds) {
     let oldest = Instant::now() + bounds.lifetime;
     loop {
@@ -557,8 +563,8 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
             () = sleep_until(until.min(oldest)) => None,
         };
         let Some(session) = session.upgrade() else { return };
-        // While a call goes on, its end is a use, and it sees the interpreter's end itself.
-        let Ok(mut place) = session.live.try_lock() else {
+        // During a call the session is in use, and the call itself notices the end of the interpreter.
+        let Ok(mut guard) = session.live.try_lock() else {
             drop(session);
             sleep(bounds.idle_timeout.min(Duration::from_secs(1))).await;
             continue;
@@ -567,17 +573,17 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
         let idle = Instant::now() >= lock(&session.state).last_use + bounds.idle_timeout;
         let why = match (over, idle, Instant::now() >= oldest) {
             (Some(how), ..) => cancelled.unwrap_or(how),
-            (_, true, _) => format!("nobody used it for {} s", bounds.idle_timeout.as_secs_f64()),
-            (_, _, true) => "it was as old as a session may become".to_owned(),
+            (_, true, _) => format!("it was idle for {} s", bounds.idle_timeout.as_secs_f64()),
+            (_, _, true) => "it reached its maximum lifetime".to_owned(),
             _ => continue,
         };
         session.end(&why);
-        let live = place.take();
-        drop(place);
+        let live = guard.take();
+        drop(guard);
         if let Some(live) = live {
             live.close(false).await;
         }
-        session.leave();
+        session.unregister();
         return;
     }
 }

@@ -1,30 +1,31 @@
-//! What goes to an interpreter, and how the end of a call is found in its output. Pure.
+//! The protocol with a session's interpreter: framing of calls, and detection of the end of a call in the output. Pure.
 
-/// What stands before the word that ends a call.
+/// The delimiter before the marker that ends a call.
 const BEFORE: u8 = 0x1e;
-/// The longest that may stand after the word, on its line.
+/// The maximum length of the rest of the line after the marker.
 const MAX_AFTER: usize = 64;
-/// What background threads wrote after the end, kept for the next call.
+/// The most output of background threads after the end of a call that is kept for the next call.
 const MAX_REST: usize = 64 * 1024;
 
-/// A call as the interpreter reads it.
-pub fn frame(mark: &str, place: Option<&str>, code: &str) -> Vec<u8> {
-    let body = format!("{mark}\0{}\0{code}", place.unwrap_or_default());
+/// Encodes a call for the interpreter.
+pub fn frame(marker: &str, results_path: Option<&str>, code: &str) -> Vec<u8> {
+    let body = format!("{marker}\0{}\0{code}", results_path.unwrap_or_default());
     format!("{}\n{body}", body.len()).into_bytes()
 }
 
-/// How a call ended, as the interpreter says.
+/// The end of a call as the interpreter reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
-    /// The code ran to its end. The number is the interpreter's pid inside after its start, where it reports one.
+pub enum Report {
+    /// The code ran to its end. The number is the interpreter's pid in the sandbox in the first report, if it reports
+    /// one.
     Done(i32),
-    /// It raised an error that nobody caught.
+    /// The code raised an uncaught error.
     Failed,
-    /// It ended the interpreter.
+    /// The code ended the interpreter.
     Exited(i32),
 }
 
-/// One of two outputs, in which the end of a call is looked for.
+/// One of the two output streams, searched for the end of a call.
 #[derive(Debug)]
 pub struct Stream {
     word: Vec<u8>,
@@ -33,15 +34,15 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Looks for the word of a call in what comes, `before` first.
-    pub fn new(mark: &str) -> Self {
+    /// Creates a stream that searches for the marker of a call.
+    pub fn new(marker: &str) -> Self {
         let mut word = vec![BEFORE];
-        word.extend_from_slice(mark.as_bytes());
+        word.extend_from_slice(marker.as_bytes());
         Self { word, held: Vec::new(), end: None }
     }
 
-    /// Takes what came; gives what is output for certain. Nothing of a word that may have begun is given.
-    /// After the end only its first [`MAX_REST`] bytes are kept.
+    /// Adds output and returns the part that certainly belongs to the call. A possible start of the marker is held
+    /// back. After the end of the call, only the first [`MAX_REST`] bytes are kept.
     pub fn feed(&mut self, data: &[u8]) -> Vec<u8> {
         if self.end.is_some() {
             let room = MAX_REST.saturating_sub(self.held.len());
@@ -61,30 +62,30 @@ impl Stream {
             self.end = Some(line);
             return output;
         }
-        let most = self.word.len().min(self.held.len() + 1) - 1;
-        let begun = (0..=most).rev().find(|length| self.held.ends_with(&self.word[..*length])).unwrap_or(0);
+        let longest = self.word.len().min(self.held.len() + 1) - 1;
+        let begun = (0..=longest).rev().find(|length| self.held.ends_with(&self.word[..*length])).unwrap_or(0);
         self.held.drain(..self.held.len() - begun).collect()
     }
 
-    /// Whether the call has ended here.
+    /// Returns true if the end of the call was found.
     pub fn ended(&self) -> bool {
         self.end.is_some()
     }
 
-    /// How, as the interpreter says; only standard output says it. `None` for nonsense.
-    pub fn said(&self) -> Option<Said> {
+    /// Returns the report of the interpreter, which is only on standard output. Returns `None` if it is invalid.
+    pub fn report(&self) -> Option<Report> {
         let line = std::str::from_utf8(self.end.as_ref()?).ok()?;
         let (word, code) = line.trim().split_once(' ')?;
         let code: i32 = code.parse().ok()?;
         match word {
-            "ok" => Some(Said::Done(code)),
-            "error" => Some(Said::Failed),
-            "exit" => Some(Said::Exited(code)),
+            "ok" => Some(Report::Done(code)),
+            "error" => Some(Report::Failed),
+            "exit" => Some(Report::Exited(code)),
             _ => None,
         }
     }
 
-    /// What came after the end, or was held back until now.
+    /// Returns the output after the end of the call, or that was held back.
     pub fn rest(self) -> Vec<u8> {
         self.held
     }
@@ -109,7 +110,7 @@ mod tests {
                 output.extend(stream.feed(&whole[first..second]));
                 output.extend(stream.feed(&whole[second..]));
                 assert_eq!(output, b"a\x1eword\x1enot", "{first} {second}");
-                assert_eq!(stream.said(), Some(Said::Done(0)));
+                assert_eq!(stream.report(), Some(Report::Done(0)));
                 assert_eq!(stream.rest(), b"later");
             }
         }
@@ -143,12 +144,12 @@ mod tests {
         for line in ["", " ok", " ok x", " fine 0", " \u{1b}[31m 0"] {
             let mut stream = Stream::new("w");
             stream.feed(format!("\x1ew{line}\n").as_bytes());
-            assert!(stream.ended() && stream.said().is_none(), "{line:?}");
+            assert!(stream.ended() && stream.report().is_none(), "{line:?}");
         }
         let mut stream = Stream::new("w");
         stream.feed(b"\x1ew");
         stream.feed(&[b'x'; 1000]);
-        assert!(stream.ended() && stream.said().is_none(), "a line without an end");
+        assert!(stream.ended() && stream.report().is_none(), "a line without an end");
     }
 
     proptest! {

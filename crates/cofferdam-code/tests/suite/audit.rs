@@ -1,4 +1,4 @@
-//! One line an execution, with nothing secret in it.
+//! Tests of the audit records: one for each execution, without secrets.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -74,8 +74,8 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
     assert!(text.contains("[redacted:TOKEN]"));
 }
 
-/// Values that need escapes, in the documented encodings, on standard output and in the result. An artifact contains the
-/// result within JSON.
+/// Tests secrets that need escapes, in the documented encodings, on standard output and in the result. An artifact
+/// contains the result within JSON.
 #[tokio::test]
 async fn awkward_secrets_do_not_appear_in_artifacts_either() {
     let home = tempfile::tempdir().expect("a directory");
@@ -125,7 +125,7 @@ async fn what_nobody_measured_or_looked_at_is_no_number() {
     let world = World::with(audited(&log), spec()).await;
     let mut blind = CodeRequest::new("python", "open('unseen', 'w')");
     blind.files = Want::No;
-    assert!(!world.try_run(blind).await.expect("it runs").files.complete, "nobody looked");
+    assert!(!world.try_run(blind).await.expect("it runs").files.complete, "the workspace was not scanned");
     world.run("python", "print('abc')").await;
     let sessions = Sessions::new(world.executor.clone());
     let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
@@ -146,7 +146,7 @@ fn a_line_ends_though_the_runtime_does() {
     let log = home.path().join("audit");
     let outer = tokio::runtime::Runtime::new().expect("a runtime");
     let world = outer.block_on(World::with(audited(&log), spec()));
-    // Each time the runtime ends before the thread that is to write has begun to, or so it often is.
+    // In most iterations the runtime ends before the writing thread starts.
     for _ in 0..20 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -164,28 +164,28 @@ fn a_line_ends_though_the_runtime_does() {
 async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
     let home = tempfile::tempdir().expect("a directory");
     let log = home.path().join("audit");
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let warnings = Arc::new(Mutex::new(Vec::new()));
     let config = || {
-        let told = Arc::clone(&told);
+        let warnings = Arc::clone(&warnings);
         let mut config = audited(&log);
         config.audit.as_mut().expect("a log").mandatory = false;
-        config.warn = Warn::new(move |text| told.lock().expect("a list").push(text.to_owned()));
+        config.warn = Warn::new(move |text| warnings.lock().expect("a list").push(text.to_owned()));
         config
     };
-    let said = || std::mem::take(&mut *told.lock().expect("a list"));
+    let take_warnings = || std::mem::take(&mut *warnings.lock().expect("a list"));
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
-    assert_eq!(said(), [""; 0]);
+    assert_eq!(take_warnings(), [""; 0]);
     std::fs::remove_dir_all(&log).expect("removed");
     world.run("python", "1").await;
     world.run("python", "1").await;
     world.try_run(CodeRequest::new("python", "import os")).await.expect_err("screened");
-    let once = said();
-    assert!(once.len() == 1 && once[0].starts_with("code runs that is not logged: "), "{once:?}");
+    let once = take_warnings();
+    assert!(once.len() == 1 && once[0].starts_with("code runs without an audit record: "), "{once:?}");
     std::fs::write(&log, "in the way").expect("written");
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
-    assert_eq!(said().len(), 1);
+    assert_eq!(take_warnings().len(), 1);
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn a_log_that_cannot_be_written_lets_nothing_run() {
     let log = home.path().join("audit");
     let world = World::with(audited(&log), spec()).await;
     world.run("python", "print(1)").await;
-    // Whoever takes the log's directory away takes the right to run with it.
+    // A client that removes the directory of the log also loses the permission to run code.
     std::fs::rename(&log, home.path().join("elsewhere")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     assert!(Executor::new(audited(&log)).is_err_and(|error| error.kind() == ErrorKind::Unavailable));

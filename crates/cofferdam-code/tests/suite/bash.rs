@@ -1,4 +1,4 @@
-//! The tool for agents.
+//! Tests of the shell tool for agents.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ async fn the_directory_is_kept_and_the_answer_is_compact() {
     let wrong = tool.call(None, "echo 'open", None).await;
     assert!(wrong.contains("[exit code 2]"), "{wrong}");
     let refused = tool.call(None, "true", Some(Duration::from_secs(100_000))).await;
-    assert!(refused.starts_with("[not run: a time-out of 100000 s is more than"), "{refused}");
+    assert!(refused.starts_with("[not run: a timeout of 100000 s is more than"), "{refused}");
     tool.close().await.expect("it closes");
 }
 
@@ -76,7 +76,7 @@ async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_
         ("cd ../link; trap 'echo bye' INT; printf() { echo mine; }; unset -f printf", "[no output]", "/workspace/b/c"),
         ("cd '../../d e'; printf 'no end'", "no end", "/workspace/d e"),
         ("cd /workspace/a; printf '\\377\\376' >&2", "\u{fffd}\u{fffd}", "/workspace/a"),
-        // What replaces the shell, or its last words, leaves the directory where it was.
+        // If the shell or its exit trap is replaced, the directory stays unchanged.
         ("cd /workspace/b; exec echo gone", "gone", "/workspace/a"),
         ("cd /workspace/b; trap 'echo mine' EXIT", "mine", "/workspace/a"),
         ("cd /workspace/b; exec >/dev/null 2>&1", "[no output]", "/workspace/a"),
@@ -88,7 +88,7 @@ async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_
     let traced = tool.call(None, "set -x; cd a", None).await;
     assert_eq!(traced, "+ cd a");
     assert_eq!(tool.call(None, "pwd", None).await, "/workspace/a");
-    // What goes on in the background holds nobody up, whatever it holds.
+    // A background process delays no answer, whatever files it keeps open.
     let begun = std::time::Instant::now();
     assert_eq!(tool.call(None, "sleep 600 & (trap '' TERM HUP; sleep 600) & echo here", None).await, "here");
     assert!(begun.elapsed() < Duration::from_secs(300));
@@ -98,14 +98,18 @@ async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_
 #[tokio::test]
 async fn of_a_flood_the_true_end_is_shown_and_all_of_it_is_counted() {
     let tool = tool();
-    // Less than what waits for a slow reader: beyond that the beginning may be lost, and is counted.
+    // Less than the buffer of a slow reader. Beyond that the beginning may be lost, and is counted.
     let line = "cd /tmp; mkdir -p /workspace/x; cd /workspace/x; head -c 60000000 /dev/zero | tr '\\0' x; echo; echo end; echo error >&2";
     let answer = tool.call(None, line, Some(Duration::from_secs(50))).await;
     assert!(answer.starts_with(&"x".repeat(200)), "{answer}");
     assert!(answer.ends_with("x\nend\nerror"), "{answer}");
     assert!(answer.contains("[… 59999610 of 60000010 characters left out …]"), "{answer}");
-    assert_eq!(tool.call(None, "pwd", None).await, "/workspace/x", "it is told though standard error came late");
-    // Characters of more bytes than one are cut between each other, and bytes that are none are shown as such.
+    assert_eq!(
+        tool.call(None, "pwd", None).await,
+        "/workspace/x",
+        "the directory is reported although standard error came late"
+    );
+    // Multi-byte characters are cut between characters, and invalid bytes are shown as such.
     let wide = "for i in {1..200000}; do printf '\u{20ac}'; done";
     let answer = tool.call(None, wide, Some(Duration::from_secs(50))).await;
     assert_eq!(answer, format!("{0}\n[… 199600 of 200000 characters left out …]\n{0}", "\u{20ac}".repeat(200)));
@@ -115,6 +119,10 @@ async fn of_a_flood_the_true_end_is_shown_and_all_of_it_is_counted() {
     assert!(answer.contains("[… 2999600 of 3000000 characters left out …]"), "{answer}");
     assert_eq!(tool.call(None, "pwd", None).await, "/workspace");
     let whole = tool.run(None, "head -c 3000000 /dev/zero", None).await.expect("a result");
-    assert_eq!((whole.stdout.bytes().len(), whole.truncated), (1 << 20, true), "a result has no more than is allowed");
+    assert_eq!(
+        (whole.stdout.bytes().len(), whole.truncated),
+        (1 << 20, true),
+        "a result has no more than the allowed output"
+    );
     tool.close().await.expect("it closes");
 }

@@ -1,4 +1,4 @@
-//! One call at a time.
+//! Tests of single executions.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +28,7 @@ async fn python_gives_output_value_files_and_meta() {
     assert_eq!((result.meta.backend.as_str(), result.meta.posture.len()), ("process", 64));
     assert!(result.meta.runtime.version.as_ref().is_some_and(|version| version.starts_with("3.")), "{result:?}");
     let left = world.sandbox.list_dir(&Default::default()).await.expect("a listing");
-    assert_eq!(left.len(), 1, "nothing of ours is left: {left:?}");
+    assert_eq!(left.len(), 1, "no internal file is left: {left:?}");
     let json = serde_json::to_value(&result).expect("JSON");
     assert_eq!(json["stdout"]["text"], "hi\n");
     assert!(json["duration"].as_f64().is_some_and(|seconds| seconds > 0.0), "{json}");
@@ -60,7 +60,7 @@ async fn python_runs_as_a_script_does() {
             0,
         ),
         ("'caf\u{e9} \u{1f600} \\u0000 \u{2028}'; print(len('\u{1f600}\u{2028}'))", "2\n", "", 0),
-        // As some editors store files.
+        // Some editors store files with a byte order mark.
         ("\u{feff}print(1)\r\nif 1:\r\n    print(2)\r\n", "1\n2\n", "", 0),
     ] {
         let result = world.run("python", code).await;
@@ -73,12 +73,12 @@ async fn python_runs_as_a_script_does() {
 
 #[tokio::test]
 async fn figures_and_frames_are_results() {
-    // That of the system, which the packages are for: another may come first.
+    // The system's Python, which has the packages. Another one may come first in PATH.
     let python =
         toml::from_str("[python]\nextensions = ['py']\ninterpreter = ['/usr/bin/python3', '-u']").expect("valid");
     let config = CodeConfig { languages: Languages::new(&python, None).expect("valid"), ..CodeConfig::default() };
     let world = World::with(config, spec()).await;
-    // It makes a list of fonts when it is first used, which it complains of where that takes long.
+    // On first use it builds a list of fonts, and prints a warning if that takes long.
     let found = world.run("python", "import pandas, matplotlib.pyplot").await;
     if found.exit_code != 0 {
         let missing = found.stderr.text().contains("No module named");
@@ -153,15 +153,15 @@ async fn javascript_gives_output_and_value() {
         ["\n\nthrow new Error('no')", "await 1;\n\nthrow new Error('no')", "import 'fs';\n\nthrow new Error('no')"]
     {
         let result = world.run("javascript", code).await;
-        let told = result.stderr.text();
-        assert!(result.exit_code == 1 && told.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {told}");
-        assert!(!told.contains("cofferdam") && !told.contains("Warning"), "{code}: {told}");
+        let stderr = result.stderr.text();
+        assert!(result.exit_code == 1 && stderr.contains("main.js:3\nthrow new Error('no')\n"), "{code}: {stderr}");
+        assert!(!stderr.contains("cofferdam") && !stderr.contains("Warning"), "{code}: {stderr}");
     }
     let endless = "import fs from 'fs'; console.log(fs.readdirSync('.').length); await new Promise(() => setInterval(() => {}, 1000))";
     let request = CodeRequest::new("javascript", endless).timeout(Duration::from_secs(3));
     let killed = world.try_run(request).await.expect("a result");
     assert!(killed.timed_out && killed.stdout.text() == "2\n", "{killed:?}");
-    assert!(killed.files.changes.is_empty(), "a module that is killed leaves no file of ours: {:?}", killed.files);
+    assert!(killed.files.changes.is_empty(), "a killed module leaves no internal file: {:?}", killed.files);
     let result = world.run("javascript", "({a: [1, 2]})").await;
     assert_eq!(result.results[0].data["application/json"], serde_json::json!({"a": [1, 2]}));
     assert!(result.meta.runtime.version.is_some());
@@ -252,8 +252,8 @@ async fn a_workspace_is_compared_with_what_was_there() {
     for name in ["same", "changed", "gone"] {
         std::fs::write(host.path().join(name), "1").expect("written");
     }
-    let lent = |access| spec().workspace(Workspace::HostDir { path: host.path().into(), access });
-    let world = World::with(CodeConfig::default(), lent(Access::ReadWrite)).await;
+    let mounted = |access| spec().workspace(Workspace::HostDir { path: host.path().into(), access });
+    let world = World::with(CodeConfig::default(), mounted(Access::ReadWrite)).await;
     let code = "import os\nos.remove('gone')\nopen('changed','w').write('2')\nos.mkdir('d')\nopen('d/new','wb').write(b'\\xff')\nos.symlink('/etc/passwd', 'link')";
     let result = world.try_run(CodeRequest::new("python", code).with_contents()).await.expect("it runs");
     let seen: Vec<_> = result.files.changes.iter().map(|file| (file.name.as_str(), file.change)).collect();
@@ -268,10 +268,10 @@ async fn a_workspace_is_compared_with_what_was_there() {
     assert_eq!(json["changes"][0]["contents"]["text"], "2");
     assert_eq!(json["changes"][1]["contents"]["base64"], "/w==");
     assert!(json["changes"][3].get("contents").is_none() && json["changes"][3].get("sha256").is_none(), "{json}");
-    let reading = World::with(CodeConfig::default(), lent(Access::ReadOnly)).await;
+    let reading = World::with(CodeConfig::default(), mounted(Access::ReadOnly)).await;
     let result = reading.run("python", "open('same').read()").await;
     assert_eq!(result.results[0].data["text/plain"], "'1'", "results come out of a workspace that is read-only");
-    assert_eq!(std::fs::read_dir(host.path()).expect("a listing").count(), 4, "nothing of ours is left");
+    assert_eq!(std::fs::read_dir(host.path()).expect("a listing").count(), 4, "no internal file is left");
 }
 
 #[tokio::test]

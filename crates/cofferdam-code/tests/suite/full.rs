@@ -1,4 +1,4 @@
-//! Code on a disk that is full.
+//! Tests of code on a full disk.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::support::{World, spec};
 /// Fills the workspace to its last byte.
 const FILL: &str = "f = open('fill', 'wb', 0)\ntry:\n    while True: f.write(b'x' * 512)\nexcept OSError as error: print(error.errno)\n'a value'";
 
-/// A small file system of its own, as long as this lives.
+/// A small file system that is mounted until this value is dropped.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -32,12 +32,12 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         let status = Command::new("umount").arg("--lazy").arg(self.path()).status();
-        assert!(status.is_ok_and(|status| status.success()) || std::thread::panicking(), "it is mounted still");
+        assert!(status.is_ok_and(|status| status.success()) || std::thread::panicking(), "it is still mounted");
     }
 }
 
-/// Runs code where there is room for the file that it is put into, and for not one page more: where there is none, the file
-/// that fills the disk gives way page by page, and nothing of an attempt may take its room.
+/// Runs code with room for its own file and not one page more. If there is none, the file that fills the disk is
+/// shortened page by page, and an attempt must not use up the room.
 async fn run_in_the_least_room(world: &World, language: &str, code: &str) -> CodeResult {
     let shell = async |line: &str| {
         let done = world.sandbox.exec(ExecRequest::shell(line).build().expect("valid")).await.expect("it runs");
@@ -53,7 +53,7 @@ async fn run_in_the_least_room(world: &World, language: &str, code: &str) -> Cod
     panic!("{language}: 16 pages are not enough for {code}");
 }
 
-/// Whatever is full, code runs, its output is whole, what is missing is counted, and nothing of ours is left.
+/// Code runs on a full disk, its output is complete, missing results are counted, and no internal file is left.
 async fn runs_on_a_full_disk(spec: SpecBuilder) {
     let world = World::with(CodeConfig::default(), spec).await;
     let filled = world.run("python", FILL).await;
@@ -78,8 +78,13 @@ async fn runs_on_a_full_disk(spec: SpecBuilder) {
         );
         assert!(result.files.changes.is_empty(), "{code}: {:?}", result.files);
     }
-    let told = run_in_the_least_room(&world, "python", "with open('more', 'w') as more: more.write('x' * 5000)").await;
-    assert!(told.exit_code == 1 && told.stderr.text().contains("No space left on device"), "{}", told.stderr.text());
+    let failed =
+        run_in_the_least_room(&world, "python", "with open('more', 'w') as more: more.write('x' * 5000)").await;
+    assert!(
+        failed.exit_code == 1 && failed.stderr.text().contains("No space left on device"),
+        "{}",
+        failed.stderr.text()
+    );
     let sessions = Sessions::new(world.executor.clone());
     let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
     let call = async |code: &str| {
@@ -94,7 +99,7 @@ async fn runs_on_a_full_disk(spec: SpecBuilder) {
     sessions.shutdown().await;
     assert_eq!(world.run("python", "7").await.results[0].data["text/plain"], "7");
     let left = world.sandbox.list_dir(&Default::default()).await.expect("a listing");
-    assert!(left.iter().all(|entry| entry.name == "more"), "nothing of ours is left: {left:?}");
+    assert!(left.iter().all(|entry| entry.name == "more"), "no internal file is left: {left:?}");
     world.sandbox.close().await.expect("it closes");
 }
 

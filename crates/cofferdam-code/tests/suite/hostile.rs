@@ -1,4 +1,4 @@
-//! Code that means harm to what runs it, or to whoever reads what came of it.
+//! Tests of malicious code that attacks its executor or the readers of its results.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ async fn run(world: &World, code: &str) -> CodeResult {
     world.try_run(CodeRequest::new("python", code).timeout(Duration::from_secs(30))).await.expect("a result")
 }
 
-/// Finds where the results go, which is no secret inside.
+/// Finds the path of the results file, which is no secret inside the sandbox.
 const PLACE: &str = "import sys, os\nframe = sys._getframe()\nwhile 'state' not in frame.f_locals or 'room' not in frame.f_locals['state']: frame = frame.f_back\nplace = frame.f_locals['state']['place']\n";
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn nonsense_among_the_results_is_dropped_and_spoofs_nothing() {
     let shown = large.results[0].data["text/plain"].as_str().expect("text");
     assert!(shown.len() < 70_000 && shown.ends_with("characters more)"), "{}", shown.len());
     let angry = run(&world, "class A:\n    def __repr__(self): raise SystemExit(5)\nA()").await;
-    assert_eq!(angry.exit_code, 5, "what is raised while a value is shown is the code's own");
+    assert_eq!(angry.exit_code, 5, "an exception in a representation is the code's own");
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn what_is_too_large_of_a_value_is_left_out_and_the_rest_is_told() {
             "an A",
             "text/html, image/svg+xml: too large",
         ),
-        // As text it would take more memory than there is.
+        // Its text would need more memory than there is.
         ("python", "'x' * (600 << 20)".to_owned(), "'xxxx", ""),
         ("python", "bytes(600 << 20)".to_owned(), "b'\\x00\\x00", ""),
         ("javascript", "new Array(1e8)".to_owned(), "[ <100000000 empty items> ]", "application/json: too large"),
@@ -129,7 +129,7 @@ async fn names_like_our_own_hide_nothing() {
     let result = run(&world, hide).await;
     let names: Vec<_> = result.files.changes.iter().map(|file| file.name.as_str()).collect();
     assert_eq!((names, result.files.complete), (vec![".cofferdam-seen", ".cofferdam-x/a"], true));
-    // A call at the same time has its results' place in the workspace.
+    // The results file of a concurrent call is in the workspace.
     let slow = "import os, time\nopen(place, 'w')\ntime.sleep(3)";
     let quick = "import time\ntime.sleep(1)";
     let slow = format!("{PLACE}{slow}");

@@ -1,4 +1,4 @@
-//! Code in real interpreters behind the process backend's wall, in one program.
+//! Tests of code in real interpreters on the process backend, in one program.
 #![forbid(unsafe_code)]
 
 mod audit;

@@ -1,4 +1,4 @@
-//! Interpreters that live between calls.
+//! Tests of sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,15 +42,18 @@ async fn variables_survive_in_python() {
     assert_eq!((value(&second), second.stdout.text().as_ref()), ("42", ""));
     let failed = call(&session, "print('before')\n\nf(None)").await;
     assert_eq!((failed.exit_code, failed.stdout.text().as_ref()), (1, "before\n"));
-    let told = failed.stderr.text().into_owned();
-    assert!(told.contains("line 3, in <module>\n    f(None)") && told.contains("    return x + y"), "{told}");
+    let traceback = failed.stderr.text().into_owned();
+    assert!(
+        traceback.contains("line 3, in <module>\n    f(None)") && traceback.contains("    return x + y"),
+        "{traceback}"
+    );
     assert!(failed.session.as_ref().is_some_and(|state| state.lost.is_none() && state.calls == 3));
     let files = call(&session, "open('made.txt', 'w').write('x')").await;
     assert_eq!(files.files.changes[0].name, "made.txt");
     assert_eq!(call(&session, "import sys\nsys.stdin.read()").await.results[0].data["text/plain"], "''");
     session.close().await;
     let error = session.call(CodeRequest::new("", "1")).await.expect_err("closed");
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session is gone: it was closed"));
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session has ended: it was closed"));
 }
 
 #[tokio::test]
@@ -153,10 +156,10 @@ async fn closing_ends_a_call_and_lets_no_other_begin() {
     let lost = slow.expect("a result").session.and_then(|state| state.lost);
     assert_eq!(lost.as_deref(), Some("it was closed"));
     let error = session.call(CodeRequest::new("", "1")).await.expect_err("closed");
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session is gone: it was closed"));
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session has ended: it was closed"));
     assert!(open.sessions.ids().is_empty());
     let next = open.session("python").await;
-    assert_eq!(value(&call(&next, "2").await), "2", "its place is free");
+    assert_eq!(value(&call(&next, "2").await), "2", "its slot is free");
 }
 
 #[tokio::test]
@@ -168,7 +171,7 @@ async fn sessions_are_bounded_and_idle_ones_end() {
     assert_eq!(full.kind(), ErrorKind::ResourceExhausted);
     for _ in 0..100 {
         if let Err(error) = open.sessions.find(session.id()) {
-            assert!(error.message().contains("nobody used it for 0.7 s"), "{error}");
+            assert!(error.message().contains("it was idle for 0.7 s"), "{error}");
             open.session("python").await;
             assert!(open.sessions.open(&open.world.place, &open.world.sandbox, "bash").await.is_err());
             return;
@@ -188,7 +191,7 @@ async fn two_calls_at_once_are_refused() {
         session.call(CodeRequest::new("", "1")).await
     };
     let (slow, quick) = tokio::join!(slow, quick);
-    assert_eq!(value(&slow.expect("it goes on")), "'slow'");
+    assert_eq!(value(&slow.expect("it continues")), "'slow'");
     assert_eq!(quick.expect_err("busy").kind(), ErrorKind::Conflict);
 }
 
@@ -202,5 +205,5 @@ async fn output_of_a_call_is_bounded_and_does_not_reach_the_next() {
     assert_eq!((result.stdout.bytes().len(), result.truncated, result.exit_code), (1000, true, 0));
     assert_eq!(call(&session, "print('next')").await.stdout.text(), "next\n");
     let forged = call(&session, "print('\\x1e' + '0' * 32 + ' ok 0')").await;
-    assert_eq!(forged.stdout.text().len(), 39, "a word that is not the call's ends nothing");
+    assert_eq!(forged.stdout.text().len(), 39, "a marker of another call ends nothing");
 }

@@ -6,11 +6,11 @@ use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, Executor, Place};
 use cofferdam_contract::{Backend, ByteSize, Limits, Protection, Result, Sandbox, Spec, SpecBuilder};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
-/// What an ordinary user's host may be unable to enforce is no matter here.
+/// Returns a spec that accepts weaker protections, because an ordinary user's host may be unable to enforce them.
 pub fn spec() -> SpecBuilder {
     use Protection as P;
     let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
-    // Node needs more than the default of ten threads beside others.
+    // Node needs several threads in addition to other processes.
     let limits = Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(1024)), ..Limits::default() };
     weaker.into_iter().fold(Spec::builder().limits(limits), |spec, item| spec.allow_weaker(item))
 }
@@ -19,7 +19,7 @@ pub fn backend() -> Arc<ProcessBackend> {
     Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the backend starts"))
 }
 
-/// A sandbox, and what runs code in it.
+/// A sandbox and an executor.
 pub struct World {
     pub place: Place,
     pub sandbox: Arc<dyn Sandbox>,

@@ -1,5 +1,5 @@
-//! TypeScript in Nodes that take types away: the oldest that does, a usual one, the newest. `cargo xtask test` installs them,
-//! each in a root of its own; by hand, `cargo xtask clients` does.
+//! Tests of TypeScript in versions of Node that strip types: the oldest, a common one, the newest. `cargo xtask test`
+//! installs them, each in a root of its own. `cargo xtask clients` does so by hand.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use cofferdam_contract::{ErrorKind, RootFs};
 
 use crate::support::{World, spec};
 
-/// Where the roots are.
+/// The environment variable with the directories of the roots.
 const NODES: &str = "COFFERDAM_TEST_NODES";
 
 fn roots(test: &str) -> Option<[PathBuf; 3]> {
@@ -24,7 +24,7 @@ async fn world(root: &Path, config: CodeConfig) -> World {
     World::with(config, spec().root(RootFs::Directory { path: root.to_owned() })).await
 }
 
-/// Whether this Node can take types away from a text, and not from files alone.
+/// Returns true if this version of Node can strip types from a text, and not only from files.
 fn is_oldest(root: &Path) -> bool {
     root.ends_with("node-oldest")
 }
@@ -67,15 +67,19 @@ async fn types_are_taken_away_and_the_rest_is_as_in_javascript() {
             ("process.exit(4 as number)", "", None, 4),
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert_eq!((result.stdout.text().as_ref(), result.exit_code), (stdout, exit), "{root:?} {code}: {told}");
+            let stderr = result.stderr.text();
+            assert_eq!((result.stdout.text().as_ref(), result.exit_code), (stdout, exit), "{root:?} {code}: {stderr}");
             if !is_oldest(root) {
-                assert_eq!((value(&result).filter(|_| shown.is_some()), told.as_ref()), (shown, ""), "{root:?} {code}");
+                assert_eq!(
+                    (value(&result).filter(|_| shown.is_some()), stderr.as_ref()),
+                    (shown, ""),
+                    "{root:?} {code}"
+                );
             }
             let version = result.meta.runtime.version.as_deref().expect("a version");
             assert!(version.starts_with("22.") || version.starts_with("26."), "{root:?}: {version}");
             assert_eq!(result.meta.runtime.interpreter, "node");
-            assert!(result.files.changes.is_empty(), "nothing of ours is left: {:?}", result.files);
+            assert!(result.files.changes.is_empty(), "no internal file is left: {:?}", result.files);
         }
     }
 }
@@ -91,12 +95,13 @@ async fn errors_name_the_lines_of_the_code() {
             "const a: number = await 1;\n\n\nthrow new Error('here')",
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert!(result.exit_code == 1 && told.contains("Error: here"), "{root:?} {code}: {told}");
-            assert!(told.contains("main.ts:4"), "{root:?} {code}: {told}");
-            assert!(!told.contains("cofferdam"), "{root:?} {code}: {told}");
+            let stderr = result.stderr.text();
+            assert!(result.exit_code == 1 && stderr.contains("Error: here"), "{root:?} {code}: {stderr}");
+            assert!(stderr.contains("main.ts:4"), "{root:?} {code}: {stderr}");
+            assert!(!stderr.contains("cofferdam"), "{root:?} {code}: {stderr}");
         }
-        // What has to be translated, and not taken away, is the interpreter's to refuse: it says what and where.
+        // Syntax that needs transformation, not only stripping, is rejected by the interpreter, which reports the
+        // position.
         for (code, what) in [
             ("console.log(1);\nenum A { B }", "TypeScript enum is not supported in strip-only mode"),
             (
@@ -109,10 +114,10 @@ async fn errors_name_the_lines_of_the_code() {
             ),
         ] {
             let result = world.run("typescript", code).await;
-            let told = result.stderr.text();
-            assert_eq!((result.exit_code, result.stdout.text().as_ref()), (1, ""), "nothing ran: {root:?} {told}");
+            let stderr = result.stderr.text();
+            assert_eq!((result.exit_code, result.stdout.text().as_ref()), (1, ""), "nothing ran: {root:?} {stderr}");
             let place = if is_oldest(root) { "[2:" } else { "main.ts:2" };
-            assert!(told.contains(what) && told.contains(place), "{root:?} {code}: {told}");
+            assert!(stderr.contains(what) && stderr.contains(place), "{root:?} {code}: {stderr}");
         }
     }
 }
@@ -163,7 +168,7 @@ async fn sessions_take_types_away_where_node_can() {
             "{root:?} {}",
             refused.stderr.text()
         );
-        assert_eq!(value(&call("x").await), Some("20"), "what was refused lost nothing");
+        assert_eq!(value(&call("x").await), Some("20"), "the rejected code lost nothing");
         sessions.shutdown().await;
     }
 }

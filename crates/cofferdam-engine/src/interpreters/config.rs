@@ -1,4 +1,4 @@
-//! Which interpreters are kept ready, and how many.
+//! The configuration of prepared interpreters.
 
 use std::time::Duration;
 
@@ -6,52 +6,52 @@ use cofferdam_contract::{Error, Result, serde_duration};
 use cofferdam_interpreter::InterpreterConfig;
 use serde::{Deserialize, Serialize};
 
-/// The most interpreters of one kind that are kept ready.
+/// The greatest number of prepared interpreters of one kind.
 const MAX_READY: usize = 64;
-/// The most kinds.
+/// The greatest number of kinds.
 const MAX_KINDS: usize = 16;
 
-/// One kind of interpreter that is kept ready.
+/// A kind of prepared interpreter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptInterpreter {
-    /// The name in the metrics, such as `python`.
+    /// The kind's name in the metrics, such as `python`.
     pub name: String,
-    /// How it is started and warmed.
+    /// The start and warm-up of an interpreter.
     pub interpreter: InterpreterConfig,
-    /// How many wait.
+    /// Number of idle interpreters.
     pub ready: usize,
 }
 
-/// How [`crate::Interpreters`] are kept. Every count and wait has a bound.
+/// The configuration of [`crate::Interpreters`]. Every count and wait is bounded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterpretersConfig {
-    /// The kinds.
+    /// The kinds of interpreters.
     pub kept: Vec<KeptInterpreter>,
-    /// When to make which.
+    /// The times of refills and replacements.
     pub times: InterpreterTimes,
 }
 
 impl InterpretersConfig {
-    /// These kinds, with the default times.
+    /// Creates a configuration of these kinds with the default times.
     pub fn new(kept: impl IntoIterator<Item = KeptInterpreter>) -> Self {
         Self { kept: kept.into_iter().collect(), times: InterpreterTimes::default() }
     }
 
-    /// How many wait when all do.
+    /// Returns the total number of idle interpreters when all kinds are filled.
     pub fn ready(&self) -> usize {
         self.kept.iter().map(|kept| kept.ready).sum()
     }
 
-    /// Refuses what contradicts itself.
+    /// Checks the configuration. Fails with `InvalidInput` for values that contradict each other or exceed a maximum.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
         if self.kept.len() > MAX_KINDS || self.kept.iter().any(|kept| kept.ready > MAX_READY) {
-            return bad("at most 64 interpreters of each of 16 kinds are kept ready");
+            return bad("at most 16 kinds with 64 interpreters each can be prepared");
         }
         let InterpreterTimes { refill_delay: _, max_age, make_timeout, first_backoff, longest_backoff, check_every } =
             &self.times;
         if [max_age, make_timeout, first_backoff, check_every].iter().any(|time| time.is_zero()) {
-            return bad("the times of waiting interpreters must not be 0, but for refill_delay");
+            return bad("the times of prepared interpreters must not be 0, except refill_delay");
         }
         if first_backoff > longest_backoff {
             return bad("first_backoff must not exceed longest_backoff");
@@ -60,26 +60,27 @@ impl InterpretersConfig {
     }
 }
 
-/// When interpreters are made, replaced and looked at.
+/// The times of creation, replacement and health checks of interpreters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InterpreterTimes {
-    /// How long a refill waits after one was taken: what was taken has work to do now. Default 20 ms.
+    /// Delay of a refill after an interpreter was taken, so that the refill does not compete with it for the
+    /// processors. Default: 20 ms.
     #[serde(with = "serde_duration")]
     pub refill_delay: Duration,
-    /// How long one waits before it is replaced. Default 10 min.
+    /// Time after which an idle interpreter is replaced. Default: 10 min.
     #[serde(with = "serde_duration")]
     pub max_age: Duration,
-    /// How long making one may take, sandbox and warm-up together. Default 120 s.
+    /// Timeout of the creation of an interpreter, sandbox and warm-up together. Default: 120 s.
     #[serde(with = "serde_duration")]
     pub make_timeout: Duration,
-    /// The wait after the first failure; it doubles with each further one. Default 1 s.
+    /// Backoff after the first failure. It doubles with each further failure. Default: 1 s.
     #[serde(with = "serde_duration")]
     pub first_backoff: Duration,
-    /// The longest wait after failures. Default 5 min.
+    /// Maximum backoff after failures. Default: 5 min.
     #[serde(with = "serde_duration")]
     pub longest_backoff: Duration,
-    /// How often those that wait are looked at, whether they are alive still. Default 5 s.
+    /// Interval between two health checks of idle interpreters. Default: 5 s.
     #[serde(with = "serde_duration")]
     pub check_every: Duration,
 }

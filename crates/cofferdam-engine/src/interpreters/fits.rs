@@ -1,13 +1,13 @@
-//! Whether a request can be served by an interpreter that waits in a sandbox made for another spec. Pure.
+//! Compatibility of a request with an interpreter in a sandbox that was created for another spec. Pure.
 //!
-//! A waiting interpreter's sandbox runs already: what bounds it cannot come late. So a spec has to be word for word the
-//! one that it was made for, but for what is only a name, what is a permission, and the wall time, which is the owner's
-//! clock and goes along with the request.
+//! The sandbox of an idle interpreter is already running, so its boundary cannot change. The spec must therefore equal
+//! the template, except for names (tenant, labels), permissions (`allow_weaker`) and the wall time. The wall time is
+//! enforced by a timer of the supervisor and is passed with the request.
 
 use cofferdam_contract::{ExecRequest, Limits, Result, Spec, SpecParts};
 use cofferdam_interpreter::EXTRA_PROCESSES;
 
-/// The spec of a sandbox for an interpreter that is to serve requests with `spec`.
+/// Returns the spec of a sandbox for an interpreter that serves requests with `spec`.
 pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
     let mut limits = spec.limits().clone();
     limits.pids = limits.pids.map(|count| count.saturating_add(EXTRA_PROCESSES));
@@ -15,25 +15,25 @@ pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
     spec.to_builder().limits(limits).build()
 }
 
-/// Whether an interpreter made for requests with `template` serves one with `asked`. False when in doubt.
-pub(super) fn fits(template: &Spec, asked: &Spec) -> bool {
+/// Returns true if an interpreter created for `template` can serve a request with `asked`. Returns false when in doubt.
+pub(super) fn is_compatible(template: &Spec, asked: &Spec) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         asked.parts();
-    // Names: who takes the interpreter tells them with the answer.
+    // Names: the caller that takes the interpreter reports them with its result.
     let (_, _) = (tenant, labels);
     workspace == template.workspace()
         && root == template.root()
         && directories == template.directories()
         && network == template.network()
         && attributes == template.attributes()
-        // What the template's sandbox was allowed to fall short in, the request must allow too.
+        // The request must accept every shortfall that the template accepted.
         && template.allow_weaker().is_subset(allow_weaker)
-        && limits_fit(template.limits(), limits)
+        && limits_are_compatible(template.limits(), limits)
 }
 
-fn limits_fit(template: &Limits, asked: &Limits) -> bool {
+fn limits_are_compatible(template: &Limits, asked: &Limits) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // Goes along with the request.
+    // Passed with the request.
     let _ = wall_time;
     *cpu_time == template.cpu_time
         && *memory == template.memory
@@ -43,7 +43,7 @@ fn limits_fit(template: &Limits, asked: &Limits) -> bool {
         && *cpus == template.cpus
 }
 
-/// The request with the time that it has by itself or by its spec.
+/// Returns the request with an explicit timeout: its own, or the wall time of the spec.
 pub(crate) fn with_time(spec: &Spec, request: &ExecRequest) -> Result<ExecRequest> {
     let time = request.timeout().unwrap_or(spec.limits().wall_time);
     request.to_builder().timeout(time).build()
@@ -71,11 +71,11 @@ mod tests {
             builder().allow_weaker(Protection::Memory).build().unwrap(),
             with(|limits| limits.wall_time = Duration::from_secs(1)),
         ] {
-            assert!(fits(&template, &spec), "{spec:?}");
+            assert!(is_compatible(&template, &spec), "{spec:?}");
         }
-        let lent = Workspace::HostDir { path: "/tmp".into(), access: Access::ReadWrite };
+        let mounted = Workspace::HostDir { path: "/tmp".into(), access: Access::ReadWrite };
         for spec in [
-            builder().workspace(lent).build().unwrap(),
+            builder().workspace(mounted).build().unwrap(),
             builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),
             builder().root(RootFs::Directory { path: "/".into() }).build().unwrap(),
             builder().attribute("process.x", 1).build().unwrap(),
@@ -86,10 +86,10 @@ mod tests {
             with(|limits| limits.pids = Some(9)),
             with(|limits| limits.cpus = Some(Cpus::from_millis(500))),
         ] {
-            assert!(!fits(&template, &spec), "{spec:?}");
+            assert!(!is_compatible(&template, &spec), "{spec:?}");
         }
         let weaker = builder().allow_weaker(Protection::Disk).build().unwrap();
-        assert!(!fits(&weaker, &template));
+        assert!(!is_compatible(&weaker, &template));
     }
 
     #[test]

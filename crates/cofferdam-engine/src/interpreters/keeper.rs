@@ -1,4 +1,4 @@
-//! The background task of waiting interpreters: makes what is missing, closes what is old or dead.
+//! The background task that refills prepared interpreters and closes old and dead ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use super::{Shared, close};
 
 type Made = std::result::Result<(Id, Result<WaitingInterpreter>), JoinError>;
 
-/// Works until draining. What is half made then is dropped, and its sandbox closed by that.
-pub(super) async fn keep(shared: Arc<Shared>) {
+/// Runs until the pool drains. Then interpreters that are still being created are dropped, which closes their
+/// sandboxes.
+pub(super) async fn run(shared: Arc<Shared>) {
     let mut making: JoinSet<Result<WaitingInterpreter>> = JoinSet::new();
     let mut kinds: HashMap<Id, usize> = HashMap::new();
     while !shared.draining.load(Ordering::Acquire) {
-        let again = tend(&shared, &mut making, &mut kinds);
+        let again = tick(&shared, &mut making, &mut kinds);
         tokio::select! {
             () = shared.changed.notified() => {}
             () = sleep_until(again) => {}
@@ -28,8 +29,8 @@ pub(super) async fn keep(shared: Arc<Shared>) {
     making.shutdown().await;
 }
 
-/// Sorts out, begins what is missing; gives when to look again.
-fn tend(
+/// Removes unusable interpreters and starts missing ones. Returns the time of the next call.
+fn tick(
     shared: &Arc<Shared>,
     making: &mut JoinSet<Result<WaitingInterpreter>>,
     kinds: &mut HashMap<Id, usize>,
@@ -38,18 +39,18 @@ fn tend(
     let mut unused = Vec::new();
     let mut again = now + std::time::Duration::from_secs(60);
     for (number, kind) in shared.lock().iter_mut().enumerate() {
-        let (dead, old) = kind.shelf.sort_out(now, WaitingInterpreter::is_alive);
+        let (dead, old) = kind.slots.remove_unusable(now, WaitingInterpreter::is_alive);
         kind.tally.died += dead.len() as u64;
         kind.tally.expired += old.len() as u64;
         unused.extend(dead.into_iter().chain(old));
-        for _ in 0..kind.shelf.begin(now) {
+        for _ in 0..kind.slots.begin(now) {
             let id = making.spawn(make(Arc::clone(shared), kind.interpreter.clone())).id();
             kinds.insert(id, number);
         }
-        again = again.min(kind.shelf.look_again(now));
+        again = again.min(kind.slots.next_poll(now));
     }
     for waiting in unused {
-        // The backend counts a close that fails.
+        // The backend counts closes that fail.
         tokio::spawn(async move { drop(close(waiting).await) });
     }
     shared.start + again
@@ -65,7 +66,7 @@ async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WaitingI
     };
     let limit = shared.make_timeout;
     timeout(limit, making).await.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Unavailable, "warm", format!("no interpreter was warm within {limit:?}")))
+        Err(Error::new(ErrorKind::Unavailable, "warm", format!("no interpreter was ready within {limit:?}")))
     })
 }
 
@@ -73,7 +74,7 @@ fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Made) {
     let (id, made) = match made {
         Ok(made) => made,
         Err(panicked) => {
-            let error = Error::new(ErrorKind::Internal, "warm", "making an interpreter panicked");
+            let error = Error::new(ErrorKind::Internal, "warm", "the task that prepares an interpreter panicked");
             (panicked.id(), Err(error.with_source(panicked)))
         }
     };
@@ -85,12 +86,12 @@ fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Made) {
         Ok(waiting) => {
             kind.tally.made += 1;
             kind.tally.last_error = None;
-            kind.shelf.filled(waiting, now)
+            kind.slots.filled(waiting, now)
         }
         Err(error) => {
             kind.tally.failures += 1;
             kind.tally.last_error = Some(error.to_string());
-            kind.shelf.failed(now, fastrand::f64());
+            kind.slots.failed(now, fastrand::f64());
             None
         }
     };

@@ -1,12 +1,12 @@
-//! Interpreters that wait warm, some of each kind, each in a sandbox of its own.
+//! Prepared interpreters, several of each kind, each in a sandbox of its own.
 //!
 //! ```text
-//! keeper --makes one at a time--> waiting --take(spec, request)--> Taken --start--> handle, sandbox
-//!                                    '--too old, dead, shut down--> closed
+//! refiller --creates one at a time--> idle --take(spec, request)--> Taken --start--> handle, sandbox
+//!                                       '--too old, dead, shut down--> closed
 //! ```
 //!
-//! What a request may not have changed is compared in `fits`, when to make the next one is decided in `shelf`; both are
-//! pure. Where nothing fits the answer is `None`, and the caller starts cold. Nothing is used twice.
+//! The modules `fits` (compatibility of a request) and `shelf` (time of the next refill) are pure. If no interpreter is
+//! compatible, the result is `None` and the caller performs a cold start. An interpreter serves one request only.
 
 mod config;
 pub(crate) mod fits;
@@ -28,46 +28,46 @@ use tokio::time::Instant;
 pub use config::{InterpreterTimes, InterpretersConfig, KeptInterpreter};
 pub use taken::Taken;
 
-use shelf::Shelf;
+use shelf::Slots;
 
-/// How the interpreters of one kind stand, and what happened to them so far.
+/// The current state of the interpreters of one kind, and their counters.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct InterpreterMetrics {
     /// The kind's name.
     pub name: String,
-    /// Those that wait.
+    /// Number of idle interpreters.
     pub waiting: usize,
-    /// Those being made.
+    /// Number of interpreters being created.
     pub making: usize,
-    /// Those that were taken for a request.
+    /// Number of interpreters taken for a request.
     pub taken: u64,
-    /// Requests that one could have served, when none waited.
+    /// Number of requests that found no idle interpreter of the right kind.
     pub missed: u64,
-    /// Those that were made.
+    /// Number of interpreters created.
     pub made: u64,
-    /// Those that could not be made.
+    /// Number of failed creations.
     pub failures: u64,
-    /// Why the last one could not be made; `None` once one was made again.
+    /// The error of the last creation; `None` if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Those that grew too old unused.
+    /// Number of idle interpreters that became too old.
     pub expired: u64,
-    /// Those that died while they waited.
+    /// Number of idle interpreters that died.
     pub died: u64,
 }
 
-/// Interpreters of several kinds that wait warm. Dropping it ends those that wait.
+/// A pool of prepared interpreters of several kinds. Dropping it closes the idle ones.
 #[derive(Debug)]
 pub struct Interpreters {
     shared: Arc<Shared>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    refiller: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// One kind.
+/// The interpreters of one kind.
 #[derive(Debug)]
 struct Kind {
     interpreter: InterpreterConfig,
-    shelf: Shelf<WaitingInterpreter>,
+    slots: Slots<WaitingInterpreter>,
     tally: InterpreterMetrics,
 }
 
@@ -75,7 +75,7 @@ struct Kind {
 struct Shared {
     backend: Arc<dyn Backend>,
     template: Spec,
-    /// The template with what an interpreter needs besides the code.
+    /// The template, with the extra resources that an interpreter needs.
     inside: Spec,
     make_timeout: Duration,
     start: Instant,
@@ -86,7 +86,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
-        // Shelves change by their own whole steps, so that a panic elsewhere leaves them consistent.
+        // Slots change only in complete steps, so that a panic elsewhere leaves them consistent.
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -96,24 +96,24 @@ impl Shared {
 }
 
 impl Interpreters {
-    /// Begins to keep interpreters for requests with specs like `template`, in sandboxes of `backend`, which is best one
-    /// that bounds how many are alive, such as [`crate::PooledBackend`].
+    /// Creates a pool of interpreters for requests with specs like `template`. Their sandboxes come from `backend`,
+    /// which should bound the number of live sandboxes, as [`crate::PooledBackend`] does.
     ///
     /// Must be called in a tokio runtime with time enabled.
     ///
     /// # Errors
-    /// `InvalidInput` for a configuration that contradicts itself, or outside of a runtime.
+    /// - `InvalidInput` for an invalid configuration or template, or outside of a runtime.
     pub fn new(backend: Arc<dyn Backend>, template: Spec, config: InterpretersConfig) -> Result<Self> {
         config.validate()?;
         template.validate()?;
         let runtime = Handle::try_current().map_err(|missing| {
-            Error::invalid("configure", "waiting interpreters need a tokio runtime").with_source(missing)
+            Error::invalid("configure", "prepared interpreters need a tokio runtime").with_source(missing)
         })?;
         let inside = fits::sandbox_spec(&template)?;
         let times = config.times;
         let kinds = config.kept.into_iter().map(|kept| Kind {
             interpreter: kept.interpreter,
-            shelf: Shelf::new(kept.ready, times.clone()),
+            slots: Slots::new(kept.ready, times.clone()),
             tally: InterpreterMetrics { name: kept.name, ..InterpreterMetrics::default() },
         });
         let shared = Arc::new(Shared {
@@ -126,14 +126,14 @@ impl Interpreters {
             changed: Notify::new(),
             draining: std::sync::atomic::AtomicBool::new(false),
         });
-        let keeper = runtime.spawn(keeper::keep(Arc::clone(&shared)));
-        Ok(Self { shared, keeper: Mutex::new(Some(keeper)) })
+        let refiller = runtime.spawn(keeper::run(Arc::clone(&shared)));
+        Ok(Self { shared, refiller: Mutex::new(Some(refiller)) })
     }
 
-    /// Takes an interpreter that will run `request` under `spec` as a start from cold would; `None` where there is none,
-    /// or where any word of either could not be kept.
+    /// Takes an interpreter that runs `request` under `spec` with the same result as a cold start. Returns `None` if no
+    /// interpreter is idle or compatible.
     pub fn take(&self, spec: &Spec, request: &ExecRequest) -> Option<Taken> {
-        if !fits::fits(&self.shared.template, spec) || spec.validate().is_err() {
+        if !fits::is_compatible(&self.shared.template, spec) || spec.validate().is_err() {
             return None;
         }
         let request = fits::with_time(spec, request).ok()?;
@@ -141,7 +141,7 @@ impl Interpreters {
         let interpreter = {
             let mut kinds = self.shared.lock();
             let kind = kinds.iter_mut().find(|kind| kind.interpreter.accepts(&request).is_ok())?;
-            let taken = kind.shelf.take(self.shared.now(), |one| one.is_alive() && ends < one.expires());
+            let taken = kind.slots.take(self.shared.now(), |one| one.is_alive() && ends < one.expires());
             *(if taken.is_some() { &mut kind.tally.taken } else { &mut kind.tally.missed }) += 1;
             taken
         };
@@ -149,24 +149,25 @@ impl Interpreters {
         Some(Taken { interpreter: interpreter?, spec: spec.clone(), request })
     }
 
-    /// How each kind stands, and what happened so far.
+    /// Returns the current state and counters of each kind.
     pub fn metrics(&self) -> Vec<InterpreterMetrics> {
         let kinds = self.shared.lock();
         let one = |kind: &Kind| InterpreterMetrics {
-            waiting: kind.shelf.waiting(),
-            making: kind.shelf.making(),
+            waiting: kind.slots.waiting(),
+            making: kind.slots.making(),
             ..kind.tally.clone()
         };
         kinds.iter().map(one).collect()
     }
 
-    /// Ends those that wait and those being made, and makes no more. Idempotent; what was taken is not touched.
+    /// Closes idle interpreters and those being created, and creates no more. Does not affect interpreters that were
+    /// taken. Idempotent.
     pub async fn shutdown(&self) -> Result<()> {
         let idle = self.drain();
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(keeper) = keeper {
-            // One that panicked has ended, too.
-            let _ = keeper.await;
+        let refiller = self.refiller.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(refiller) = refiller {
+            // A task that panicked has ended too.
+            let _ = refiller.await;
         }
         let mut outcome = Ok(());
         for waiting in idle {
@@ -177,7 +178,7 @@ impl Interpreters {
 
     fn drain(&self) -> Vec<WaitingInterpreter> {
         self.shared.draining.store(true, std::sync::atomic::Ordering::Release);
-        let idle = self.shared.lock().iter_mut().flat_map(|kind| kind.shelf.drain()).collect();
+        let idle = self.shared.lock().iter_mut().flat_map(|kind| kind.slots.drain()).collect();
         self.shared.changed.notify_one();
         idle
     }
@@ -189,7 +190,7 @@ impl Drop for Interpreters {
     }
 }
 
-/// Ends one that nobody took.
+/// Closes an interpreter that was not taken.
 async fn close(waiting: WaitingInterpreter) -> Result<()> {
     let sandbox: Arc<dyn Sandbox> = Arc::clone(waiting.sandbox());
     drop(waiting);

@@ -1,8 +1,9 @@
-//! Those of one kind that wait, and when the next one is made. Pure: the caller brings time and chance.
+//! The slots of interpreters of one kind, and the time of the next refill. Pure: the caller supplies time and
+//! randomness.
 //!
 //! ```text
-//! wanted --> making --filled--> waiting --take--> gone
-//!              '--failed--> wait, longer each time  '--too old, dead--> given back to be closed
+//! missing --> being created --filled--> idle --take--> gone
+//!                '--failed--> backoff  '--too old, dead--> returned, to be closed
 //! ```
 
 use std::time::Duration;
@@ -10,9 +11,9 @@ use std::time::Duration;
 use super::config::InterpreterTimes;
 use crate::pool::backoff::Backoff;
 
-/// One kind's shelf.
+/// The slots of one kind.
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
+pub(super) struct Slots<T> {
     ready: usize,
     times: InterpreterTimes,
     waiting: Vec<(Duration, T)>,
@@ -22,7 +23,7 @@ pub(super) struct Shelf<T> {
     draining: bool,
 }
 
-impl<T> Shelf<T> {
+impl<T> Slots<T> {
     pub(super) fn new(ready: usize, times: InterpreterTimes) -> Self {
         let (waiting, backoff) = (Vec::new(), Backoff::default());
         Self { ready, times, waiting, making: 0, not_before: Duration::ZERO, backoff, draining: false }
@@ -36,15 +37,15 @@ impl<T> Shelf<T> {
         self.making
     }
 
-    /// Takes the youngest that will do.
-    pub(super) fn take(&mut self, now: Duration, will_do: impl Fn(&T) -> bool) -> Option<T> {
-        let place = self.waiting.iter().rposition(|(_, one)| will_do(one))?;
+    /// Takes the youngest usable interpreter.
+    pub(super) fn take(&mut self, now: Duration, usable: impl Fn(&T) -> bool) -> Option<T> {
+        let index = self.waiting.iter().rposition(|(_, one)| usable(one))?;
         self.not_before = now + self.times.refill_delay;
-        Some(self.waiting.remove(place).1)
+        Some(self.waiting.remove(index).1)
     }
 
-    /// How many to begin making now; they count as being made from here on. One at a time: they are made so that
-    /// somebody else's work goes fast, not to compete with it.
+    /// Returns the number of interpreters to start now, and counts them as being created. At most one at a time, so
+    /// that a refill does not compete with running requests.
     pub(super) fn begin(&mut self, now: Duration) -> usize {
         let missing = self.ready.saturating_sub(self.waiting.len() + self.making);
         let may = !self.draining && self.making == 0 && missing > 0 && self.due(now).is_none();
@@ -52,7 +53,7 @@ impl<T> Shelf<T> {
         usize::from(may)
     }
 
-    /// Puts in one that was made; gives it back where nobody wants it any more.
+    /// Stores a created interpreter. Returns it if there is no free slot or the pool drains.
     pub(super) fn filled(&mut self, one: T, now: Duration) -> Option<T> {
         self.making -= 1;
         self.backoff.succeeded();
@@ -63,14 +64,14 @@ impl<T> Shelf<T> {
         None
     }
 
-    /// Notes that one could not be made.
+    /// Records a failed creation. `chance`, from 0 to 1, adds jitter to the backoff.
     pub(super) fn failed(&mut self, now: Duration, chance: f64) {
         self.making -= 1;
         self.backoff.failed(now, self.times.first_backoff, self.times.longest_backoff, chance);
     }
 
-    /// Takes out what died, and what is too old.
-    pub(super) fn sort_out(&mut self, now: Duration, alive: impl Fn(&T) -> bool) -> (Vec<T>, Vec<T>) {
+    /// Removes and returns dead interpreters and those that are too old.
+    pub(super) fn remove_unusable(&mut self, now: Duration, alive: impl Fn(&T) -> bool) -> (Vec<T>, Vec<T>) {
         let (mut dead, mut old) = (Vec::new(), Vec::new());
         for (made, one) in std::mem::take(&mut self.waiting) {
             if !alive(&one) {
@@ -84,20 +85,20 @@ impl<T> Shelf<T> {
         (dead, old)
     }
 
-    /// When to look again.
-    pub(super) fn look_again(&self, now: Duration) -> Duration {
+    /// Returns the time of the next poll.
+    pub(super) fn next_poll(&self, now: Duration) -> Duration {
         let missing = self.ready > self.waiting.len() + self.making && self.making == 0;
         let due = if missing { self.due(now) } else { None };
         due.unwrap_or(now + self.times.check_every).min(now + self.times.check_every)
     }
 
-    /// Makes no more, and gives back all that wait.
+    /// Stops refills, and returns all idle interpreters.
     pub(super) fn drain(&mut self) -> Vec<T> {
         self.draining = true;
         std::mem::take(&mut self.waiting).into_iter().map(|(_, one)| one).collect()
     }
 
-    /// When the next may be made, if that is later than `now`.
+    /// Returns the earliest time of the next creation, if that is later than `now`.
     fn due(&self, now: Duration) -> Option<Duration> {
         let delay = Some(self.not_before).filter(|time| *time > now);
         self.backoff.wait_until(now).into_iter().chain(delay).max()
@@ -111,8 +112,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn shelf(ready: usize) -> Shelf<u32> {
-        Shelf::new(
+    fn slots(ready: usize) -> Slots<u32> {
+        Slots::new(
             ready,
             InterpreterTimes { refill_delay: SECOND, max_age: 10 * SECOND, ..InterpreterTimes::default() },
         )
@@ -120,45 +121,45 @@ mod tests {
 
     #[test]
     fn one_at_a_time_and_after_a_delay() {
-        let mut shelf = shelf(2);
+        let mut slots = slots(2);
         let now = Duration::ZERO;
-        assert_eq!((shelf.begin(now), shelf.begin(now)), (1, 0));
-        assert_eq!(shelf.filled(1, now), None);
-        assert_eq!(shelf.begin(now), 1);
-        assert_eq!(shelf.filled(2, now), None);
-        assert_eq!(shelf.begin(now), 0);
-        assert_eq!(shelf.take(now, |_| true), Some(2));
-        assert_eq!((shelf.begin(now), shelf.look_again(now)), (0, SECOND));
-        assert_eq!(shelf.begin(SECOND), 1);
+        assert_eq!((slots.begin(now), slots.begin(now)), (1, 0));
+        assert_eq!(slots.filled(1, now), None);
+        assert_eq!(slots.begin(now), 1);
+        assert_eq!(slots.filled(2, now), None);
+        assert_eq!(slots.begin(now), 0);
+        assert_eq!(slots.take(now, |_| true), Some(2));
+        assert_eq!((slots.begin(now), slots.next_poll(now)), (0, SECOND));
+        assert_eq!(slots.begin(SECOND), 1);
     }
 
     #[test]
     fn the_old_and_the_dead_are_given_back() {
-        let mut shelf = shelf(3);
+        let mut slots = slots(3);
         for (one, made) in [(1, 0), (2, 5), (3, 5)] {
-            shelf.begin(made * SECOND);
-            assert_eq!(shelf.filled(one, made * SECOND), None);
+            slots.begin(made * SECOND);
+            assert_eq!(slots.filled(one, made * SECOND), None);
         }
-        assert_eq!(shelf.sort_out(10 * SECOND, |one| *one != 3), (vec![3], vec![1]));
-        assert_eq!(shelf.drain(), [2]);
-        assert_eq!(shelf.begin(99 * SECOND), 0);
+        assert_eq!(slots.remove_unusable(10 * SECOND, |one| *one != 3), (vec![3], vec![1]));
+        assert_eq!(slots.drain(), [2]);
+        assert_eq!(slots.begin(99 * SECOND), 0);
     }
 
     proptest! {
         #[test]
         fn never_more_than_asked_for(steps in prop::collection::vec(0u8..4, 0..200), ready in 0usize..4) {
-            let mut shelf = shelf(ready);
+            let mut slots = slots(ready);
             let mut now = Duration::ZERO;
             for step in steps {
                 match step {
-                    0 => drop(shelf.begin(now)),
-                    1 if shelf.making() > 0 => prop_assert_eq!(shelf.filled(0, now), None),
-                    2 if shelf.making() > 0 => shelf.failed(now, 0.5),
-                    _ => drop(shelf.take(now, |_| true)),
+                    0 => drop(slots.begin(now)),
+                    1 if slots.making() > 0 => prop_assert_eq!(slots.filled(0, now), None),
+                    2 if slots.making() > 0 => slots.failed(now, 0.5),
+                    _ => drop(slots.take(now, |_| true)),
                 }
                 now += SECOND / 3;
-                prop_assert!(shelf.waiting() + shelf.making() <= ready && shelf.making() <= 1);
-                prop_assert!(shelf.look_again(now) > now || shelf.begin(now) == 0);
+                prop_assert!(slots.waiting() + slots.making() <= ready && slots.making() <= 1);
+                prop_assert!(slots.next_poll(now) > now || slots.begin(now) == 0);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! One interpreter together with the request that it was taken for, and its sandbox as the request's spec names it.
+//! A prepared interpreter with the request that it was taken for, and a view of its sandbox with the request's spec.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use cofferdam_contract::{
 };
 use cofferdam_interpreter::WaitingInterpreter;
 
-/// A waiting interpreter that was taken for one request. Dropping it ends it.
+/// A prepared interpreter that was taken for one request. Dropping it ends it.
 #[derive(Debug)]
 pub struct Taken {
     pub(super) interpreter: WaitingInterpreter,
@@ -18,14 +18,14 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Gives the interpreter its request; returns when the code is about to run.
+    /// Passes the request to the interpreter. Returns when the code is about to run.
     ///
     /// # Behavior
-    /// - Fails as [`WaitingInterpreter::start`] does. None of the code has run then, outside of a sandbox that is gone:
-    ///   the caller may start cold.
-    /// - The sandbox carries the request's spec. Its posture is what was measured: the bound on processes is the
-    ///   interpreter's, which is [`cofferdam_interpreter::EXTRA_PROCESSES`] above what the code can have. The row of the
-    ///   wall time speaks of the request's, which the interpreter's owner keeps.
+    /// - Fails as [`WaitingInterpreter::start`] does. In that case no code has run outside of a sandbox that is gone,
+    ///   so the caller may perform a cold start.
+    /// - The sandbox has the request's spec. Its posture is the measured one: the limit on processes is the
+    ///   interpreter's, which is [`cofferdam_interpreter::EXTRA_PROCESSES`] above the limit on the code. The row of the
+    ///   wall time is that of the request, which the supervisor of the interpreter enforces.
     pub async fn start(self) -> Result<(ExecHandle, Arc<dyn Sandbox>)> {
         let sandbox = Arc::clone(self.interpreter.sandbox());
         match self.interpreter.start(self.request).await {
@@ -38,8 +38,8 @@ impl Taken {
     }
 }
 
-/// The posture with the wall time of the request in the place of the template's: that timer is ours and not the
-/// backend's.
+/// Returns the posture with the wall time of the request instead of the template's. The supervisor enforces this timer,
+/// not the backend.
 fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
     let time = asked.limits().wall_time;
     if time == made_for.limits().wall_time {
@@ -54,7 +54,7 @@ fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
     }))
 }
 
-/// A sandbox under the names of another spec.
+/// A sandbox with the spec and posture of another request.
 #[derive(Debug)]
 struct Named {
     sandbox: Arc<dyn Sandbox>,

@@ -1,8 +1,8 @@
-//! How long to wait after failures. Pure: the caller brings time and chance.
+//! Exponential backoff after failures. Pure: the caller supplies time and randomness.
 
 use std::time::Duration;
 
-/// Doubling waits with jitter.
+/// An exponential backoff with jitter.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backoff {
     failures: u32,
@@ -10,8 +10,8 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Notes a failure at `now`. `chance` in 0 to 1 spreads the wait over its upper half, so that pools which failed
-    /// together do not come back together.
+    /// Records a failure at `now`. `chance`, from 0 to 1, spreads the wait over its upper half, so that pools that
+    /// failed together do not retry together.
     pub(crate) fn failed(&mut self, now: Duration, first: Duration, longest: Duration, chance: f64) {
         let factor = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let whole = first.saturating_mul(factor).min(longest);
@@ -19,17 +19,17 @@ impl Backoff {
         self.until = Some(now + whole.mul_f64(0.5 + 0.5 * chance.clamp(0.0, 1.0)));
     }
 
-    /// Notes a success.
+    /// Records a success.
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether the last attempt failed.
+    /// Returns true if the last attempt failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.failures > 0
     }
 
-    /// When to try again, if that is later than `now`.
+    /// Returns the time of the next attempt, if that is later than `now`.
     pub(crate) fn wait_until(&self, now: Duration) -> Option<Duration> {
         self.until.filter(|until| *until > now)
     }
@@ -63,7 +63,7 @@ mod tests {
             backoff.failed(now, first, longest, chance);
             let wait = backoff.wait_until(now).unwrap() - now;
             let whole = first.saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX)).min(longest);
-            // A nanosecond for rounding.
+            // One nanosecond of tolerance for rounding.
             prop_assert!(wait + Duration::from_nanos(1) >= whole / 2 && wait <= whole + Duration::from_nanos(1));
         }
     }

@@ -1,17 +1,17 @@
-//! The pool's one background task: refills, replaces what is old, destroys what is too much, and finds the dead. When
-//! and how much is decided in `ledger`.
+//! The background task of a pool. It refills, replaces old sandboxes, destroys surplus ones and removes dead ones.
+//! `ledger` decides when and how many.
 
 use std::sync::Arc;
 
 use cofferdam_contract::{ErrorKind, Result, Warm};
 use tokio::time::{sleep_until, timeout};
 
-use super::ledger::Standing;
-use super::shared::{Place, Shared};
+use super::ledger::SlotState;
+use super::shared::{Shared, Slot};
 use crate::error;
 
-/// Works until the pool is drained.
-pub(super) async fn keep(shared: Arc<Shared>) {
+/// Runs until the pool is drained.
+pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         let now = shared.now();
         let (unused, fill, again) = {
@@ -24,12 +24,12 @@ pub(super) async fn keep(shared: Arc<Shared>) {
             let expired = state.ledger.expire(now);
             state.tally.expired += expired.len() as u64;
             let fill = state.ledger.refill(now);
-            (dead.into_iter().chain(expired), fill, state.ledger.look_again(now))
+            (dead.into_iter().chain(expired), fill, state.ledger.next_poll(now))
         };
         shared.close_unused(unused);
         for _ in 0..fill {
-            let place = Place::new(&shared, Standing::Filling);
-            shared.spawn(fill_one(place));
+            let slot = Slot::new(&shared, SlotState::Filling);
+            shared.spawn(fill_one(slot));
         }
         match again {
             Some(again) => {
@@ -43,18 +43,18 @@ pub(super) async fn keep(shared: Arc<Shared>) {
     }
 }
 
-/// Makes one ahead.
-async fn fill_one(place: Place) {
-    let shared = Arc::clone(&place.shared);
+/// Prepares one sandbox.
+async fn fill_one(slot: Slot) {
+    let shared = Arc::clone(&slot.shared);
     let limit = shared.config.make_timeout;
     let made = timeout(limit, shared.backend.warm(shared.template.clone())).await;
-    let unused = enter(&shared, made.unwrap_or_else(|_| Err(error::made_too_slowly("warm", limit))));
-    place.forget();
+    let unused = enter(&shared, made.unwrap_or_else(|_| Err(error::create_timed_out("warm", limit))));
+    slot.forget();
     shared.close_unused(unused);
     shared.settle();
 }
 
-/// Enters what came of it into the ledger; gives back what nobody wants.
+/// Records the result in the ledger. Returns a sandbox that is not needed.
 fn enter(shared: &Shared, made: Result<Box<dyn Warm>>) -> Option<Box<dyn Warm>> {
     match made {
         Ok(warm) => {

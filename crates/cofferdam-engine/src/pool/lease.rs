@@ -1,4 +1,4 @@
-//! The right to use one sandbox of a pool until it is given back. It is given back once and used by nobody after.
+//! A lease on one sandbox of a pool. A sandbox is leased once and destroyed afterwards.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use cofferdam_contract::{Result, Sandbox};
 
-use super::shared::{Place, Shared};
+use super::shared::{Shared, Slot};
 use crate::{ClaimKind, error};
 
-/// A sandbox of a pool, in use. Dropping it closes the sandbox in the background; its place in the pool is free when
-/// that is done, and not before.
+/// A leased sandbox of a pool. Dropping the lease closes the sandbox in the background. Its slot becomes free after the
+/// close.
 pub struct Lease {
     shared: Arc<Shared>,
     number: u64,
@@ -19,27 +19,27 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(place: Place, sandbox: Arc<dyn Sandbox>, kind: ClaimKind) -> Self {
-        let shared = Arc::clone(&place.shared);
-        let number = shared.lease(place, Arc::clone(&sandbox));
+    pub(super) fn new(slot: Slot, sandbox: Arc<dyn Sandbox>, kind: ClaimKind) -> Self {
+        let shared = Arc::clone(&slot.shared);
+        let number = shared.lease(slot, Arc::clone(&sandbox));
         Self { shared, number, sandbox, kind }
     }
 
-    /// The sandbox. It is closed when the lease ends, whoever still holds it.
+    /// Returns the sandbox. It is closed when the lease ends, even if other references to it exist.
     pub fn sandbox(&self) -> &Arc<dyn Sandbox> {
         &self.sandbox
     }
 
-    /// How it was come by.
+    /// Returns the way in which the claim got the sandbox.
     pub fn kind(&self) -> ClaimKind {
         self.kind
     }
 
-    /// Closes the sandbox; nothing of it is left, and its place is free, when this returns.
+    /// Closes the sandbox. When this returns, nothing of it is left and its slot is free.
     pub async fn close(self) -> Result<()> {
         match self.shared.end_lease(self.number) {
-            Some(closing) => closing.await.unwrap_or_else(|_| Err(error::given_up("close"))),
-            // A shutdown has ended the lease already.
+            Some(closing) => closing.await.unwrap_or_else(|_| Err(error::task_lost("close"))),
+            // A shutdown has already ended the lease.
             None => self.sandbox.close().await,
         }
     }

@@ -1,10 +1,10 @@
-//! Where every place of a pool stands, and what to do next. Pure: no lock, no IO, no clock; the shell brings the time
-//! and carries out what is decided here.
+//! The states of all slots of a pool, and the next action. Pure: no lock, no IO, no clock. The caller supplies the time
+//! and carries out the decisions.
 //!
-//! A place is the right to have one sandbox alive. There are `max` of them:
+//! A slot is the right to have one live sandbox. There are `max` slots:
 //!
 //! ```text
-//!         refill           made            granted           made           lease ends
+//!         refill          created          granted        created         lease ends
 //!  free ---------> filling -----> idle -------------> making -----> leased ------------> closing --closed--> free
 //!   |                |             |                    ^  |
 //!   |                |             '--expired, died, evicted, drained--> closing        |
@@ -12,7 +12,7 @@
 //!   '--granted------------------------------------------'
 //! ```
 //!
-//! A sandbox goes this way once: there is no way from leased back to idle.
+//! A sandbox takes this way once: there is no transition from leased back to idle.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,28 +23,28 @@ use super::backoff::Backoff;
 use super::queue::{FairQueue, Full, Ticket};
 use crate::{ClaimKind, PoolConfig};
 
-/// How a place stands.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// Nobody has it.
+pub(crate) enum SlotState {
+    /// The slot is unused.
     Free,
-    /// A sandbox is being made ahead.
+    /// A sandbox is being prepared.
     Filling,
-    /// A sandbox waits.
+    /// A prepared sandbox is idle.
     Idle,
-    /// A sandbox is being made, or claimed, for somebody.
+    /// A sandbox is being created or claimed for a caller.
     Making,
-    /// Somebody uses a sandbox.
+    /// A caller uses a sandbox.
     Leased,
     /// A sandbox is being closed.
     Closing,
 }
 
-const STANDINGS: usize = 6;
+const SLOT_STATES: usize = 6;
 
-/// Which way a place can go.
-fn valid_transition(from: Standing, to: Standing) -> bool {
-    use Standing as S;
+/// Returns true if a slot may change from one state to the other.
+fn valid_transition(from: SlotState, to: SlotState) -> bool {
+    use SlotState as S;
     matches!(
         (from, to),
         (S::Free, S::Filling | S::Making)
@@ -56,52 +56,52 @@ fn valid_transition(from: Standing, to: Standing) -> bool {
     )
 }
 
-/// One that waits.
+/// An idle prepared sandbox.
 #[derive(Debug)]
 struct Idle<W> {
     warm: W,
     since: Duration,
 }
 
-/// What a claim is given.
+/// The decision for the next queued claim.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<W, T> {
-    /// One that waited, and fits.
+    /// Claim this idle sandbox, which is compatible.
     Warm(T, W),
-    /// A place to make one.
+    /// Create a new sandbox in a free slot.
     Cold(T, ClaimKind),
-    /// Nothing yet: this one is to be closed first.
+    /// Close this idle sandbox first, to free its slot.
     Evict(W),
 }
 
-/// The places of a pool: `W` is a sandbox that waits, `T` is somebody who waits for one.
+/// The slots of a pool. `W` is a prepared sandbox, `T` is a queued claim.
 #[derive(Debug)]
 pub(crate) struct Ledger<W, T> {
     config: PoolConfig,
-    places: [usize; STANDINGS],
-    /// Oldest first.
+    slots: [usize; SLOT_STATES],
+    /// Idle sandboxes, oldest first.
     idle: VecDeque<Idle<W>>,
     waiting: FairQueue<T>,
-    /// How many are to be kept ready at present.
+    /// The current target number of idle sandboxes.
     target: usize,
     backoff: Backoff,
-    /// Since when a refill gives way to creates.
+    /// The time since which a refill yields to creates.
     yielding_since: Option<Duration>,
-    /// Something that waited was claimed since the last look.
+    /// True if an idle sandbox was claimed since the last poll.
     claimed: bool,
-    /// Until when a refill leaves the processors to what was claimed, and since when it does so.
+    /// The end and the begin of the time in which refills leave the processors to claimed sandboxes.
     quiet: Option<(Duration, Duration)>,
-    /// The backend makes none ahead.
+    /// True if the backend cannot prepare sandboxes.
     all_cold: bool,
     draining: bool,
 }
 
 impl<W, T> Ledger<W, T> {
     pub(crate) fn new(config: PoolConfig) -> Self {
-        let mut places = [0; STANDINGS];
-        places[Standing::Free as usize] = config.max;
+        let mut slots = [0; SLOT_STATES];
+        slots[SlotState::Free as usize] = config.max;
         Self {
-            places,
+            slots,
             idle: VecDeque::new(),
             waiting: FairQueue::default(),
             target: config.min_warm,
@@ -115,17 +115,17 @@ impl<W, T> Ledger<W, T> {
         }
     }
 
-    /// Places that stand so.
-    pub(crate) fn count(&self, standing: Standing) -> usize {
-        self.places[standing as usize]
+    /// Returns the number of slots in a state.
+    pub(crate) fn count(&self, state: SlotState) -> usize {
+        self.slots[state as usize]
     }
 
-    /// Sandboxes alive, or on their way in or out.
+    /// Returns the number of slots that are not free.
     pub(crate) fn used(&self) -> usize {
-        self.config.max - self.count(Standing::Free)
+        self.config.max - self.count(SlotState::Free)
     }
 
-    /// Claims that wait.
+    /// Returns the number of queued claims.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -134,56 +134,56 @@ impl<W, T> Ledger<W, T> {
         self.draining
     }
 
-    /// Moves one place on.
-    pub(crate) fn shift(&mut self, from: Standing, to: Standing) {
-        assert!(valid_transition(from, to) && self.count(from) > 0, "no place goes from {from:?} to {to:?}");
-        self.places[from as usize] -= 1;
-        self.places[to as usize] += 1;
+    /// Moves one slot to another state.
+    pub(crate) fn shift(&mut self, from: SlotState, to: SlotState) {
+        assert!(valid_transition(from, to) && self.count(from) > 0, "no slot changes from {from:?} to {to:?}");
+        self.slots[from as usize] -= 1;
+        self.slots[to as usize] += 1;
     }
 
-    /// Lines somebody up. A bound of the queue holds for those who have to wait, not for those served at once.
-    pub(crate) fn enter(&mut self, tenant: &TenantId, who: T) -> Result<Ticket, Full> {
-        let at_once = self.waiting.is_empty() && (!self.idle.is_empty() || self.count(Standing::Free) > 0);
+    /// Adds a claim to the queue. The bounds of the queue apply only to a claim that has to wait.
+    pub(crate) fn enter(&mut self, tenant: &TenantId, waiter: T) -> Result<Ticket, Full> {
+        let at_once = self.waiting.is_empty() && (!self.idle.is_empty() || self.count(SlotState::Free) > 0);
         if !at_once {
             self.waiting.check(tenant, self.config.max_waiting, self.config.max_waiting_per_tenant)?;
         }
-        Ok(self.waiting.push(tenant, who))
+        Ok(self.waiting.push(tenant, waiter))
     }
 
-    /// Takes somebody out of the queue who gives up; false if they are out already.
+    /// Removes a cancelled claim from the queue. Returns false if it was already removed.
     pub(crate) fn leave(&mut self, ticket: &Ticket) -> bool {
         self.waiting.remove(ticket).is_some()
     }
 
-    /// Who is served next, and with what. The places it takes are counted as taken.
-    pub(crate) fn next(&mut self, fits: impl Fn(&T, &W) -> bool) -> Option<Next<W, T>> {
+    /// Returns the decision for the next claim, and moves the slot that it uses.
+    pub(crate) fn next(&mut self, is_compatible: impl Fn(&T, &W) -> bool) -> Option<Next<W, T>> {
         let first = self.waiting.peek()?;
-        // The youngest that fits: what is beyond demand grows old at the other end, and expires.
-        if let Some(place) = self.idle.iter().rposition(|idle| fits(first, &idle.warm)) {
-            let (who, idle) = self.waiting.pop().zip(self.idle.remove(place))?;
-            self.shift(Standing::Idle, Standing::Making);
+        // The youngest compatible one is used. Surplus sandboxes thus age at the other end and expire.
+        if let Some(index) = self.idle.iter().rposition(|idle| is_compatible(first, &idle.warm)) {
+            let (waiter, idle) = self.waiting.pop().zip(self.idle.remove(index))?;
+            self.shift(SlotState::Idle, SlotState::Making);
             self.claimed = true;
-            return Some(Next::Warm(who, idle.warm));
+            return Some(Next::Warm(waiter, idle.warm));
         }
         let kind = if self.idle.is_empty() { ClaimKind::ColdEmpty } else { ClaimKind::ColdUnfit };
-        if self.count(Standing::Free) > 0 {
-            let who = self.waiting.pop()?;
-            self.shift(Standing::Free, Standing::Making);
-            return Some(Next::Cold(who, kind));
+        if self.count(SlotState::Free) > 0 {
+            let waiter = self.waiting.pop()?;
+            self.shift(SlotState::Free, SlotState::Making);
+            return Some(Next::Cold(waiter, kind));
         }
-        // One for each claim that waits, less what comes free anyway.
-        if self.count(Standing::Closing) < self.waiting.len() {
+        // Evicts one sandbox for each queued claim, minus the slots that are about to become free.
+        if self.count(SlotState::Closing) < self.waiting.len() {
             return self.take_oldest().map(Next::Evict);
         }
         None
     }
 
-    /// A claim found none ready: keeps one more from now on.
+    /// Raises the target by one after a claim found no idle sandbox.
     pub(crate) fn found_empty(&mut self) {
         self.target = (self.target + 1).min(self.config.max_warm).min(self.config.max);
     }
 
-    /// How many to make ahead now. Their places are counted as taken.
+    /// Returns the number of sandboxes to prepare now, and moves their slots.
     pub(crate) fn refill(&mut self, now: Duration) -> usize {
         self.note_claims(now);
         let count = self.wanted().min(self.at_once());
@@ -195,7 +195,7 @@ impl<W, T> Ledger<W, T> {
             return 0;
         }
         self.quiet = None;
-        if self.count(Standing::Making) > 0 {
+        if self.count(SlotState::Making) > 0 {
             let since = *self.yielding_since.get_or_insert(now);
             if now < since + self.config.refill_patience {
                 return 0;
@@ -203,7 +203,7 @@ impl<W, T> Ledger<W, T> {
         }
         self.yielding_since = None;
         for _ in 0..count {
-            self.shift(Standing::Free, Standing::Filling);
+            self.shift(SlotState::Free, SlotState::Filling);
         }
         count
     }
@@ -215,52 +215,53 @@ impl<W, T> Ledger<W, T> {
         }
     }
 
-    /// Until when a refill leaves the processors to what was claimed: not for ever, and not once the last one is gone.
+    /// Returns the end of the time in which refills leave the processors to claimed sandboxes. That time is bounded,
+    /// and ends when no sandbox is idle.
     fn quiet_until(&self) -> Option<Duration> {
         let (until, since) = self.quiet.filter(|_| !self.idle.is_empty())?;
         Some(until.min(since + self.config.refill_patience))
     }
 
-    /// How many are missing for which there is a place that nobody waits for.
+    /// Returns the number of missing sandboxes that have a free slot which no claim is waiting for.
     fn wanted(&self) -> usize {
         if self.draining || self.all_cold || !self.waiting.is_empty() {
             return 0;
         }
-        let coming = self.idle.len() + self.count(Standing::Filling);
-        self.target.saturating_sub(coming).min(self.count(Standing::Free))
+        let coming = self.idle.len() + self.count(SlotState::Filling);
+        self.target.saturating_sub(coming).min(self.count(SlotState::Free))
     }
 
-    /// How many more may be made at the same time; one at a time while they fail.
+    /// Returns the number of further sandboxes that may be prepared concurrently. One at a time while refills fail.
     fn at_once(&self) -> usize {
-        let most = if self.backoff.is_failing() { 1 } else { self.config.refill_at_once };
-        most.saturating_sub(self.count(Standing::Filling))
+        let max = if self.backoff.is_failing() { 1 } else { self.config.refill_at_once };
+        max.saturating_sub(self.count(SlotState::Filling))
     }
 
-    /// One was made ahead. Gives it back, to be closed, where nobody wants it any more.
+    /// Stores a prepared sandbox. Returns it, to be closed, if the pool drains.
     pub(crate) fn filled(&mut self, warm: W, now: Duration) -> Option<W> {
         self.backoff.succeeded();
         if self.draining {
-            self.shift(Standing::Filling, Standing::Closing);
+            self.shift(SlotState::Filling, SlotState::Closing);
             return Some(warm);
         }
-        self.shift(Standing::Filling, Standing::Idle);
+        self.shift(SlotState::Filling, SlotState::Idle);
         self.idle.push_back(Idle { warm, since: now });
         None
     }
 
-    /// One could not be made ahead. `chance` in 0 to 1 spreads the wait.
+    /// Records a failed refill. `chance`, from 0 to 1, adds jitter to the backoff.
     pub(crate) fn fill_failed(&mut self, now: Duration, chance: f64) {
-        self.shift(Standing::Filling, Standing::Free);
+        self.shift(SlotState::Filling, SlotState::Free);
         self.backoff.failed(now, self.config.first_backoff, self.config.longest_backoff, chance);
     }
 
-    /// The backend makes none ahead, and need not be asked again.
+    /// Records that the backend cannot prepare sandboxes. It is not asked again.
     pub(crate) fn fill_unsupported(&mut self) {
-        self.shift(Standing::Filling, Standing::Free);
+        self.shift(SlotState::Filling, SlotState::Free);
         self.all_cold = true;
     }
 
-    /// Takes out those that died.
+    /// Removes and returns dead sandboxes.
     pub(crate) fn reap(&mut self, is_alive: impl Fn(&W) -> bool) -> Vec<W> {
         if self.idle.iter().all(|idle| is_alive(&idle.warm)) {
             return Vec::new();
@@ -268,9 +269,10 @@ impl<W, T> Ledger<W, T> {
         self.take_where(|idle| !is_alive(&idle.warm))
     }
 
-    /// Takes out those that are too old, a few at a time so that their successors keep up, and one that is too many.
+    /// Removes and returns sandboxes that are too old, a few at a time so that their replacements keep up, and surplus
+    /// ones.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<W> {
-        let mut room = if self.count(Standing::Filling) == 0 { self.config.refill_at_once } else { 0 };
+        let mut room = if self.count(SlotState::Filling) == 0 { self.config.refill_at_once } else { 0 };
         let mut gone = Vec::new();
         while room > 0 && self.idle.front().is_some_and(|oldest| oldest.since + self.config.max_age <= now) {
             gone.extend(self.take_oldest());
@@ -283,28 +285,28 @@ impl<W, T> Ledger<W, T> {
         gone
     }
 
-    /// When the oldest beyond the minimum has idled too long.
+    /// Returns the time at which the oldest sandbox beyond the minimum has been idle for too long.
     fn surplus_until(&self) -> Option<Duration> {
         let oldest = self.idle.front().filter(|_| self.idle.len() > self.config.min_warm)?;
         Some(oldest.since + self.config.idle_time)
     }
 
-    /// When to look again, if nothing happens until then.
-    pub(crate) fn look_again(&self, now: Duration) -> Option<Duration> {
+    /// Returns the time of the next poll, if nothing happens before.
+    pub(crate) fn next_poll(&self, now: Duration) -> Option<Duration> {
         if self.draining {
             return None;
         }
         let refills = self.wanted() > 0 && self.at_once() > 0;
         let retry = self.backoff.wait_until(now).filter(|_| refills);
-        let patience = self.yielding_since.filter(|_| refills).map(|since| since + self.config.refill_patience);
-        let old = self.idle.front().filter(|_| self.count(Standing::Filling) == 0);
+        let yield_until = self.yielding_since.filter(|_| refills).map(|since| since + self.config.refill_patience);
+        let old = self.idle.front().filter(|_| self.count(SlotState::Filling) == 0);
         let old = old.map(|oldest| oldest.since + self.config.max_age);
         let check = (!self.idle.is_empty()).then(|| now + self.config.check_every);
         let quiet = self.quiet_until().filter(|_| refills);
-        [retry, patience, quiet, old, self.surplus_until(), check].into_iter().flatten().min()
+        [retry, yield_until, quiet, old, self.surplus_until(), check].into_iter().flatten().min()
     }
 
-    /// Refuses everybody from now on; gives back who waits and what is idle, to be closed.
+    /// Rejects all further claims. Returns the queued claims, and the idle sandboxes to be closed.
     pub(crate) fn drain(&mut self) -> (Vec<T>, Vec<W>) {
         self.draining = true;
         (self.waiting.drain(), self.take_where(|_| true))
@@ -312,7 +314,7 @@ impl<W, T> Ledger<W, T> {
 
     fn take_oldest(&mut self) -> Option<W> {
         let oldest = self.idle.pop_front()?;
-        self.shift(Standing::Idle, Standing::Closing);
+        self.shift(SlotState::Idle, SlotState::Closing);
         Some(oldest.warm)
     }
 
@@ -320,7 +322,7 @@ impl<W, T> Ledger<W, T> {
         let (gone, kept): (Vec<_>, Vec<_>) = self.idle.drain(..).partition(&unwanted);
         self.idle = kept.into();
         for _ in &gone {
-            self.shift(Standing::Idle, Standing::Closing);
+            self.shift(SlotState::Idle, SlotState::Closing);
         }
         gone.into_iter().map(|idle| idle.warm).collect()
     }

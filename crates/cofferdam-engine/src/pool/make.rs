@@ -1,4 +1,5 @@
-//! Makes the sandbox that somebody waits for, in a task of its own: who gives up does not leave one behind half made.
+//! Creation of the sandbox for a waiting caller, in a separate task: a caller that gives up leaves no partial sandbox
+//! behind.
 
 use std::sync::Arc;
 
@@ -6,17 +7,17 @@ use cofferdam_contract::{Error, Result, Retry, Sandbox, Snapshot, Spec, Warm};
 use tokio::time::timeout;
 
 use super::lease::Lease;
-use super::shared::{Place, Shared, Waiter};
+use super::shared::{Shared, Slot, Waiter};
 use crate::{ClaimKind, error};
 
-/// How somebody wants their sandbox made.
+/// The way to create the requested sandbox.
 #[derive(Debug)]
 pub(super) enum Make {
-    /// Claimed, or created.
+    /// Claim an idle sandbox, or create one.
     Claim,
-    /// Restored.
+    /// Restore a snapshot.
     Restore(Snapshot),
-    /// Copied from this one.
+    /// Fork this sandbox.
     Fork(Arc<dyn Sandbox>),
 }
 
@@ -30,35 +31,35 @@ impl Make {
     }
 }
 
-/// What somebody was given.
+/// The resource that the ledger granted.
 #[derive(Debug)]
 pub(super) enum Grant {
-    /// One that waited.
+    /// An idle prepared sandbox.
     Warm(Box<dyn Warm>),
-    /// A place.
+    /// A free slot for a new sandbox.
     Cold(ClaimKind),
 }
 
-/// Makes the sandbox and answers.
-pub(super) async fn make(place: Place, waiter: Waiter, grant: Grant) {
+/// Creates the sandbox and sends the result to the caller.
+pub(super) async fn make(slot: Slot, waiter: Waiter, grant: Grant) {
     let Waiter { spec, make, since, reply } = waiter;
-    let shared = Arc::clone(&place.shared);
+    let shared = Arc::clone(&slot.shared);
     let operation = make.operation();
     let limit = shared.config.make_timeout;
     let made = timeout(limit, sandbox(&shared, spec, make, grant)).await;
-    let answer = match made.unwrap_or_else(|_| Err(error::made_too_slowly(operation, limit))) {
+    let answer = match made.unwrap_or_else(|_| Err(error::create_timed_out(operation, limit))) {
         Ok((sandbox, kind)) => {
             shared.lock().tally.claimed(kind, since.elapsed());
-            Ok(Lease::new(place, sandbox, kind))
+            Ok(Lease::new(slot, sandbox, kind))
         }
         Err(error) => {
             shared.lock().tally.failures += 1;
-            // Free before the answer, so that who tries again finds it.
-            drop(place);
+            // The slot is freed before the answer, so that a retry of the caller finds it.
+            drop(slot);
             Err(error)
         }
     };
-    // Who gave up meanwhile drops the lease, which closes the sandbox.
+    // If the caller has given up, the lease is dropped here, which closes the sandbox.
     drop(reply.send(answer));
 }
 
@@ -76,7 +77,8 @@ async fn sandbox(shared: &Shared, spec: Spec, make: Make, grant: Grant) -> Resul
     }
 }
 
-/// Whether a create may succeed where a claim failed. What a create would refuse too is not asked for twice.
+/// Returns true if a create may succeed after this failure of a claim. A request that a create would reject too is not
+/// tried twice.
 fn replaceable(error: &Error) -> bool {
     error.retry() == Retry::MayHelp
 }

@@ -1,13 +1,14 @@
-//! A pool of sandboxes: some made before their request, all bounded in number, tenants served in turn.
+//! A pool of sandboxes: some are prepared before their request, their total is bounded, and tenants are served
+//! round-robin.
 //!
 //! ```text
-//! claim --> waits for a place --> claimed from one that waits, or created --> Lease --> closed, place free
-//!               |                         |
-//!               '--full, too long, shut down, failed--> error
+//! claim --> waits for a slot --> idle sandbox claimed, or new one created --> Lease --> closed, slot free
+//!              |                         |
+//!              '--queue full, timeout, shut down, failed--> error
 //! ```
 //!
-//! What to do is decided in `ledger`, which is pure; here it is carried out. Nothing is reused: what was leased once is
-//! destroyed. How a wall is built, and whether a claim is as strong as a create, is the backend's affair.
+//! `ledger` makes the decisions and is pure; this module carries them out. No sandbox is reused: it is destroyed after
+//! its lease. The backend is responsible for the isolation boundary, and for claims that are as strong as creates.
 
 pub(crate) mod backoff;
 mod keeper;
@@ -31,48 +32,52 @@ use crate::{PoolConfig, PoolMetrics, error};
 use make::Make;
 use shared::Shared;
 
-/// Sandboxes of one backend, some of them ready for requests like its template.
+/// A pool of sandboxes of one backend, some of them prepared for requests like its template.
 ///
-/// Dropping it closes what waits and refuses who waits; what is leased lives on until its lease ends. Nothing is left
-/// after that.
+/// Dropping the pool closes idle sandboxes and rejects queued claims. Leased sandboxes live until their lease ends.
+/// After that nothing is left.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// A pool over `backend`, which at once begins to make sandboxes ahead for specs like `template`. A backend that
-    /// cannot do that is pooled all the same: bounded, in turn, and each sandbox made on request.
+    /// Creates a pool over `backend` and starts to prepare sandboxes for specs like `template`. A backend without
+    /// [`cofferdam_contract::Capability::Warm`] is pooled as well: bounded and round-robin, but each sandbox is created
+    /// on request.
     ///
-    /// Must be called in a tokio runtime with time enabled; the pool's own work is done in that runtime.
+    /// Must be called in a tokio runtime with time enabled. The pool's tasks run in that runtime.
     ///
     /// # Errors
-    /// `InvalidInput` for a configuration or a template that contradicts itself, or outside of a runtime.
+    /// - `InvalidInput` for an invalid configuration or template, or outside of a runtime.
     pub fn new(backend: Arc<dyn Backend>, template: Spec, config: PoolConfig) -> Result<Self> {
         config.validate()?;
         template.validate()?;
         let runtime = Handle::try_current().map_err(|missing| {
-            cofferdam_contract::Error::invalid("configure", "a pool needs a tokio runtime to work in")
-                .with_source(missing)
+            cofferdam_contract::Error::invalid("configure", "a pool needs a tokio runtime").with_source(missing)
         })?;
         let shared = Arc::new(Shared::new(backend, template, config, runtime));
-        shared.spawn(keeper::keep(Arc::clone(&shared)));
+        shared.spawn(keeper::run(Arc::clone(&shared)));
         Ok(Self { shared })
     }
 
-    /// Takes a sandbox for `spec`: one that waits if the spec fits it, else one made now.
+    /// Claims a sandbox for `spec`: an idle one that is compatible with the spec, or else a new one.
     ///
     /// # Behavior
-    /// - The sandbox is what [`Backend::create`] would have given for `spec`, and nobody had it before.
-    /// - While all places are taken it waits: tenants are served in turn, and each in the order of its calls.
-    /// - Fails with `ResourceExhausted` where too many wait already, or after the claim time-out.
-    /// - Fails with `Closed` once the pool is shut down; else as a create fails.
-    /// - Dropping the future gives the claim up, and leaves nothing behind.
+    /// - The sandbox is equivalent to one that [`Backend::create`] creates for `spec`, and no other caller has used it.
+    /// - While all slots are in use, the claim waits. Tenants are served round-robin, and each tenant in the order of
+    ///   its calls.
+    /// - Dropping the future cancels the claim and leaves nothing behind.
+    ///
+    /// # Errors
+    /// - `ResourceExhausted` if a queue is full, or after the claim timeout.
+    /// - `Closed` after the pool is shut down.
+    /// - The errors of [`Backend::create`].
     pub async fn claim(&self, spec: Spec) -> Result<Lease> {
         self.shared.obtain(spec, Make::Claim).await
     }
 
-    /// Restores a snapshot in a place of the pool.
+    /// Restores a snapshot in a slot of the pool.
     pub(crate) async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Lease> {
         self.shared.obtain(spec, Make::Restore(snapshot)).await
     }
@@ -80,31 +85,32 @@ impl Pool {
     /// Runs one command in a sandbox of its own.
     ///
     /// # Behavior
-    /// - Answers when the command has ended; the sandbox is closed in the background, its place free after that.
-    /// - Where the workspace is a directory of the host, answers only when the sandbox is closed, so that nothing
-    ///   that was left running writes there any more.
+    /// - Returns when the command has ended. The sandbox is closed in the background, and its slot becomes free after
+    ///   that.
+    /// - If the workspace is a mounted host directory, returns after the sandbox is closed, so that no process left
+    ///   running can still write there.
     /// - Output is collected without loss up to the request's `max_output`.
     pub async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
-        let lent = matches!(spec.workspace(), Workspace::HostDir { .. });
+        let mounted = matches!(spec.workspace(), Workspace::HostDir { .. });
         let lease = self.claim(spec).await?;
         let result = lease.exec(request).await;
         let posture = lease.posture().clone();
-        let closed = if lent { lease.close().await } else { Ok(()) };
+        let closed = if mounted { lease.close().await } else { Ok(()) };
         after_close(result.map(|completed| (completed, posture)), closed)
     }
 
-    /// How the pool stands, and what happened so far.
+    /// Returns the current state and the counters of the pool.
     pub fn metrics(&self) -> PoolMetrics {
         self.shared.metrics()
     }
 
-    /// The spec that sandboxes are made ahead for.
+    /// Returns the spec that sandboxes are prepared for.
     pub fn template(&self) -> &Spec {
         &self.shared.template
     }
 
-    /// How it is set up.
+    /// Returns the configuration.
     pub fn config(&self) -> &PoolConfig {
         &self.shared.config
     }
@@ -117,25 +123,28 @@ impl Pool {
         Origin(Arc::clone(&self.shared))
     }
 
-    /// Ends the pool. Idempotent.
+    /// Shuts the pool down. Idempotent.
     ///
     /// # Behavior
-    /// - Refuses new claims and those that wait with `Closed`, and closes what waits for a claim.
-    /// - Waits up to `patience` for leases to end, then closes their sandboxes under them.
-    /// - Nothing is left when it returns `Ok`. It fails where a sandbox does not end within the configuration's
-    ///   `close_timeout`, or where closing one failed.
-    pub async fn shutdown(&self, patience: Duration) -> Result<()> {
+    /// - Rejects new and queued claims with `Closed`, and closes idle sandboxes.
+    /// - Waits up to `grace` for leases to end, then closes the leased sandboxes.
+    /// - After `Ok`, nothing is left.
+    ///
+    /// # Errors
+    /// - `Unavailable` if sandboxes did not close within the configuration's `close_timeout`.
+    /// - `Io` if closing a sandbox failed.
+    pub async fn shutdown(&self, grace: Duration) -> Result<()> {
         let failed_before = self.shared.metrics().close_failures;
         self.shared.drain();
-        if !self.shared.emptied_within(patience).await {
+        if !self.shared.emptied_within(grace).await {
             self.shared.end_leases();
             if !self.shared.emptied_within(self.shared.config.close_timeout).await {
-                return Err(error::not_ended(self.shared.used()));
+                return Err(error::close_timed_out(self.shared.used()));
             }
         }
         match self.shared.metrics().close_failures - failed_before {
             0 => Ok(()),
-            failed => Err(error::failed_to_close(failed)),
+            failed => Err(error::closes_failed(failed)),
         }
     }
 }
@@ -146,12 +155,12 @@ impl Drop for Pool {
     }
 }
 
-/// Where a sandbox came from, so that a copy of it has a place there too.
+/// The pool that a sandbox came from, so that a fork of it occupies a slot of the same pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin(Arc<Shared>);
 
 impl Origin {
-    /// Forks a sandbox into a place of the pool.
+    /// Forks a sandbox into a slot of the pool.
     pub(crate) async fn fork(&self, sandbox: Arc<dyn Sandbox>) -> Result<Lease> {
         let spec = sandbox.spec().clone();
         self.0.obtain(spec, Make::Fork(sandbox)).await

@@ -1,30 +1,30 @@
-//! Who is served next: tenants in turn, and within a tenant who came first. Pure.
+//! A fair queue: tenants are served round-robin, and the claims of a tenant in order of arrival. Pure.
 
 use std::collections::{HashMap, VecDeque};
 
 use cofferdam_contract::TenantId;
 
-/// Why nobody more may wait.
+/// The bound that rejects a further claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// So many wait in all.
+    /// The total number of queued claims.
     All(usize),
-    /// So many of this tenant wait.
+    /// The number of queued claims of this tenant.
     Tenant(usize),
 }
 
-/// A place in the queue.
+/// A position in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ticket {
     tenant: TenantId,
     number: u64,
 }
 
-/// A bounded queue that takes tenants in turn. A tenant that comes anew goes to the end of the round.
+/// A bounded queue that serves tenants round-robin. A tenant without queued items joins at the end of the round.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     lines: HashMap<TenantId, VecDeque<(u64, T)>>,
-    /// Tenants with somebody in line, the next one to be served first.
+    /// Tenants with queued items, in the order in which they are served.
     round: VecDeque<TenantId>,
     len: usize,
     next_number: u64,
@@ -37,7 +37,7 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// How many wait.
+    /// Returns the number of queued items.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -46,16 +46,16 @@ impl<T> FairQueue<T> {
         self.len == 0
     }
 
-    /// Whether one more of this tenant may wait.
-    pub(crate) fn check(&self, tenant: &TenantId, most: usize, most_per_tenant: usize) -> Result<(), Full> {
+    /// Checks if a further item of this tenant may be queued.
+    pub(crate) fn check(&self, tenant: &TenantId, max: usize, max_per_tenant: usize) -> Result<(), Full> {
         let of_tenant = self.lines.get(tenant).map_or(0, VecDeque::len);
-        if of_tenant >= most_per_tenant {
+        if of_tenant >= max_per_tenant {
             return Err(Full::Tenant(of_tenant));
         }
-        if self.len >= most { Err(Full::All(self.len)) } else { Ok(()) }
+        if self.len >= max { Err(Full::All(self.len)) } else { Ok(()) }
     }
 
-    /// Lines up.
+    /// Adds an item.
     pub(crate) fn push(&mut self, tenant: &TenantId, item: T) -> Ticket {
         let line = self.lines.entry(tenant.clone()).or_default();
         if line.is_empty() {
@@ -68,13 +68,13 @@ impl<T> FairQueue<T> {
         Ticket { tenant: tenant.clone(), number }
     }
 
-    /// Who is served next.
+    /// Returns the item to be served next.
     pub(crate) fn peek(&self) -> Option<&T> {
         let line = self.lines.get(self.round.front()?)?;
         line.front().map(|(_, item)| item)
     }
 
-    /// Serves who is next, and puts that tenant at the end of the round.
+    /// Removes the item to be served next, and moves its tenant to the end of the round.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let tenant = self.round.pop_front()?;
         let line = self.lines.get_mut(&tenant)?;
@@ -88,11 +88,11 @@ impl<T> FairQueue<T> {
         Some(item)
     }
 
-    /// Takes somebody out who waits no more; `None` if they are out already.
+    /// Removes a cancelled item. Returns `None` if it was already removed.
     pub(crate) fn remove(&mut self, ticket: &Ticket) -> Option<T> {
         let line = self.lines.get_mut(&ticket.tenant)?;
-        let place = line.iter().position(|(number, _)| *number == ticket.number)?;
-        let (_, item) = line.remove(place)?;
+        let index = line.iter().position(|(number, _)| *number == ticket.number)?;
+        let (_, item) = line.remove(index)?;
         self.len -= 1;
         if line.is_empty() {
             self.lines.remove(&ticket.tenant);
@@ -101,7 +101,7 @@ impl<T> FairQueue<T> {
         Some(item)
     }
 
-    /// Takes everybody out.
+    /// Removes and returns all items.
     pub(crate) fn drain(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.pop()).collect()
     }
@@ -140,13 +140,13 @@ mod tests {
     }
 
     proptest! {
-        /// Pushes, pops and removals against plain lists: nobody is lost, nobody overtakes within a tenant, and no
-        /// tenant is served twice while another one waits all the while.
+        /// Compares pushes, pops and removals with plain lists. No item is lost, no item overtakes another one of its
+        /// tenant, and no tenant is served twice while another one waits all the time.
         #[test]
         fn turns_are_fair(steps in prop::collection::vec((0usize..4, 0usize..5), 0..200)) {
             let mut queue = FairQueue::default();
             let mut lines: Vec<Vec<(u64, Ticket)>> = vec![Vec::new(); 4];
-            // How often the second tenant was served since the first one waits, or was served itself.
+            // Counts services of the second tenant since the first one started to wait, or was served itself.
             let mut passed = [[0; 4]; 4];
             for (serial, (which, action)) in (0u64..).zip(steps) {
                 match action {

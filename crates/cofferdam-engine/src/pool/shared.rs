@@ -1,7 +1,7 @@
-//! What a pool, its leases and its tasks share: the ledger behind a lock, and how its decisions are carried out.
+//! The state shared by a pool, its leases and its tasks: the ledger behind a lock, and the execution of its decisions.
 //!
-//! The lock is never held over an await, nor while something of a backend is dropped or awaited. Under it a backend is
-//! asked only what its contract calls cheap: whether a spec fits, and whether a sandbox is alive.
+//! The lock is never held across an await, nor while a backend's object is dropped or awaited. Under the lock only
+//! backend calls run that the contract defines as cheap: compatibility with a spec, and liveness of a sandbox.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::lease::Lease;
-use super::ledger::{Ledger, Next, Standing};
+use super::ledger::{Ledger, Next, SlotState};
 use super::make::{Grant, Make, make};
 use super::queue::{Full, Ticket};
 use crate::{ClaimKind, PoolConfig, PoolMetrics, error};
 
-/// Somebody who waits for a sandbox.
+/// A caller that is waiting for a sandbox.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) spec: Spec,
@@ -30,20 +30,20 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    fn fits(&self, warm: &dyn Warm) -> bool {
+    fn is_compatible(&self, warm: &dyn Warm) -> bool {
         matches!(self.make, Make::Claim) && warm.fits(&self.spec)
     }
 }
 
-/// What the lock guards.
+/// The state guarded by the lock.
 pub(super) struct State {
     pub(super) ledger: Ledger<Box<dyn Warm>, Waiter>,
-    /// What happened so far; the counts of what is now are filled in from the ledger.
+    /// The counters. The current numbers are filled in from the ledger.
     pub(super) tally: PoolMetrics,
-    /// Sandboxes that are leased, by the number of their lease.
+    /// Leased sandboxes, by the number of their lease.
     leased: HashMap<u64, Arc<dyn Sandbox>>,
     next_lease: u64,
-    /// A shutdown has ended all leases, and ends those that come.
+    /// True after a shutdown has ended all leases. A later lease is ended immediately.
     all_ended: bool,
 }
 
@@ -54,9 +54,9 @@ pub(super) struct Shared {
     runtime: Handle,
     start: Instant,
     state: Mutex<State>,
-    /// Tells the keeper that something changed.
+    /// Notifies the refill task of a change.
     pub(super) changed: Notify,
-    /// Places that are not free.
+    /// The number of slots that are not free.
     used: watch::Sender<usize>,
 }
 
@@ -83,18 +83,18 @@ impl Shared {
         }
     }
 
-    /// Time since the pool was made.
+    /// Returns the time since the pool was created.
     pub(super) fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// The moment that [`Self::now`] calls `time`.
+    /// Converts a time of [`Self::now`] to an instant.
     pub(super) fn moment(&self, time: Duration) -> Instant {
         self.start + time
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // The ledger changes only by its own whole steps, so that a panic elsewhere leaves it consistent.
+        // The ledger changes only in complete steps, so that a panic elsewhere leaves it consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,26 +102,26 @@ impl Shared {
         self.runtime.spawn(task)
     }
 
-    /// Gets a sandbox: waits for a place, and for the making.
+    /// Waits for a slot and for the creation, and returns the lease.
     pub(super) async fn obtain(self: &Arc<Self>, spec: Spec, make: Make) -> Result<Lease> {
         spec.validate()?;
         let operation = make.operation();
         let (reply, answer) = oneshot::channel();
         let tenant = spec.tenant().clone();
         let waiter = Waiter { spec, make, since: Instant::now(), reply };
-        let mut waiting = Waiting { ticket: Some(self.enter(&tenant, waiter)?), shared: self };
+        let mut waiting = QueueEntry { ticket: Some(self.enter(&tenant, waiter)?), shared: self };
         self.pump();
         match timeout(self.config.claim_timeout, answer).await {
             Ok(Ok(lease)) => {
                 waiting.ticket = None;
                 lease
             }
-            Ok(Err(_)) => Err(error::given_up(operation)),
+            Ok(Err(_)) => Err(error::task_lost(operation)),
             Err(_) => {
                 self.lock().tally.timed_out += 1;
                 match waiting.give_up() {
-                    true => Err(error::waited_too_long(self.config.claim_timeout, self.config.max)),
-                    false => Err(error::made_too_slowly(operation, self.config.claim_timeout)),
+                    true => Err(error::claim_timed_out(self.config.claim_timeout, self.config.max)),
+                    false => Err(error::create_timed_out(operation, self.config.claim_timeout)),
                 }
             }
         }
@@ -138,14 +138,14 @@ impl Shared {
         })
     }
 
-    /// Gives out what can be given out.
+    /// Serves queued claims as long as there are slots.
     pub(super) fn pump(self: &Arc<Self>) {
         loop {
             let next = {
                 let mut state = self.lock();
                 let dead = state.ledger.reap(|warm| warm.is_alive());
                 state.tally.died += dead.len() as u64;
-                let next = state.ledger.next(|waiter, warm| waiter.fits(&**warm));
+                let next = state.ledger.next(|waiter, warm| waiter.is_compatible(&**warm));
                 match &next {
                     Some(Next::Evict(_)) => state.tally.evicted += 1,
                     Some(Next::Cold(waiter, ClaimKind::ColdEmpty)) if matches!(waiter.make, Make::Claim) => {
@@ -168,23 +168,23 @@ impl Shared {
     }
 
     fn begin(self: &Arc<Self>, waiter: Waiter, grant: Grant) {
-        let place = Place::new(self, Standing::Making);
+        let slot = Slot::new(self, SlotState::Making);
         self.lock().tally.wait_time.add(waiter.since.elapsed());
-        self.spawn(make(place, waiter, grant));
+        self.spawn(make(slot, waiter, grant));
     }
 
-    /// Closes, in the background, what nobody claimed.
+    /// Closes unclaimed sandboxes in the background.
     pub(super) fn close_unused(self: &Arc<Self>, unused: impl IntoIterator<Item = Box<dyn Warm>>) {
         for warm in unused {
-            let place = Place::new(self, Standing::Closing);
+            let slot = Slot::new(self, SlotState::Closing);
             self.spawn(async move {
                 let closed = warm.close().await;
-                place.note_close(&closed);
+                slot.note_close(&closed);
             });
         }
     }
 
-    /// One could not be made ahead.
+    /// Records a failed refill.
     pub(super) fn fill_failed(&self, error: &Error) {
         let now = self.now();
         let mut state = self.lock();
@@ -193,16 +193,16 @@ impl Shared {
         state.ledger.fill_failed(now, fastrand::f64());
     }
 
-    /// Hands a sandbox out.
-    pub(super) fn lease(self: &Arc<Self>, place: Place, sandbox: Arc<dyn Sandbox>) -> u64 {
+    /// Registers a lease on a sandbox and returns its number.
+    pub(super) fn lease(self: &Arc<Self>, slot: Slot, sandbox: Arc<dyn Sandbox>) -> u64 {
         let mut state = self.lock();
         let number = state.next_lease;
         state.next_lease += 1;
         state.leased.insert(number, sandbox);
         let too_late = state.all_ended;
         drop(state);
-        place.shift(Standing::Leased).forget();
-        // What gave way to this one can go on.
+        slot.shift(SlotState::Leased).forget();
+        // Refills that yielded to this create can continue.
         self.changed.notify_one();
         if too_late {
             drop(self.end_lease(number));
@@ -210,14 +210,15 @@ impl Shared {
         number
     }
 
-    /// Ends a lease: closes its sandbox in the background, and frees its place after that. `None` if it has ended.
+    /// Ends a lease: closes its sandbox in the background and then frees its slot. Returns `None` if the lease has
+    /// already ended.
     pub(super) fn end_lease(self: &Arc<Self>, number: u64) -> Option<JoinHandle<Result<()>>> {
         let sandbox = self.lock().leased.remove(&number)?;
-        let place = Place::new(self, Standing::Leased).shift(Standing::Closing);
+        let slot = Slot::new(self, SlotState::Leased).shift(SlotState::Closing);
         Some(self.spawn(async move {
             let closed = sandbox.close().await;
             drop(sandbox);
-            place.note_close(&closed);
+            slot.note_close(&closed);
             closed
         }))
     }
@@ -234,22 +235,23 @@ impl Shared {
         }
     }
 
-    /// Tells who waits for all places to come free. The count is read inside, so that the last one told is the newest.
+    /// Reports the number of used slots to tasks that wait for an empty pool. The count is read inside the closure, so
+    /// that the last value sent is the newest.
     fn publish(&self) {
         self.used.send_if_modified(|used| std::mem::replace(used, self.used()) != *used);
     }
 
-    /// Tells who waits for places to come free, and gives out what did.
+    /// Reports the number of used slots, and serves queued claims.
     pub(super) fn settle(self: &Arc<Self>) {
         self.publish();
         self.pump();
     }
 
-    /// Refuses everybody from now on, and closes what nobody has claimed.
+    /// Rejects all further claims, and closes idle sandboxes.
     pub(super) fn drain(self: &Arc<Self>) {
         let (waiting, idle) = self.lock().ledger.drain();
         for waiter in waiting {
-            // Who went away needs no answer.
+            // The receiver of a cancelled claim is gone and needs no answer.
             let _ = waiter.reply.send(Err(error::shut_down()));
         }
         self.close_unused(idle);
@@ -260,21 +262,21 @@ impl Shared {
         self.lock().ledger.used()
     }
 
-    /// Waits until every place is free; false if that takes longer.
-    pub(super) async fn emptied_within(&self, patience: Duration) -> bool {
+    /// Waits until every slot is free. Returns false after `limit`.
+    pub(super) async fn emptied_within(&self, limit: Duration) -> bool {
         let mut used = self.used.subscribe();
-        // The sender lives as long as this, so that waiting ends by a count or by the time only.
-        timeout(patience, used.wait_for(|used| *used == 0)).await.is_ok()
+        // The sender lives as long as `self`, so the wait ends only by the count or by the timeout.
+        timeout(limit, used.wait_for(|used| *used == 0)).await.is_ok()
     }
 
     pub(super) fn metrics(&self) -> PoolMetrics {
         let state = self.lock();
         let ledger = &state.ledger;
         PoolMetrics {
-            warm: ledger.count(Standing::Idle),
-            claimed: ledger.count(Standing::Leased),
-            making: ledger.count(Standing::Making) + ledger.count(Standing::Filling),
-            closing: ledger.count(Standing::Closing),
+            warm: ledger.count(SlotState::Idle),
+            claimed: ledger.count(SlotState::Leased),
+            making: ledger.count(SlotState::Making) + ledger.count(SlotState::Filling),
+            closing: ledger.count(SlotState::Closing),
             waiting: ledger.waiting(),
             ..state.tally.clone()
         }
@@ -288,52 +290,52 @@ fn refusal(full: Full, tenant: &TenantId) -> Error {
     }
 }
 
-/// Somebody's place in the queue; dropping it gives the place up.
-struct Waiting<'a> {
+/// The entry of a claim in the queue. Dropping it cancels the claim.
+struct QueueEntry<'a> {
     shared: &'a Shared,
     ticket: Option<Ticket>,
 }
 
-impl Waiting<'_> {
-    /// Leaves the queue; false if it was served already.
+impl QueueEntry<'_> {
+    /// Leaves the queue. Returns false if the claim was already served.
     fn give_up(&mut self) -> bool {
         self.ticket.take().is_some_and(|ticket| self.shared.lock().ledger.leave(&ticket))
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.give_up();
     }
 }
 
-/// A place that a task has taken. It comes free when this is dropped, whatever became of the task.
+/// A slot that a task owns. Dropping it frees the slot, even if the task panicked.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     pub(super) shared: Arc<Shared>,
-    /// `None` once somebody else answers for it.
-    standing: Option<Standing>,
+    /// The state of the slot; `None` after the ownership was passed on.
+    state: Option<SlotState>,
 }
 
-impl Place {
-    /// The guard of a place that the ledger counts as standing so.
-    pub(super) fn new(shared: &Arc<Shared>, standing: Standing) -> Self {
+impl Slot {
+    /// Creates the guard of a slot that the ledger counts in this state.
+    pub(super) fn new(shared: &Arc<Shared>, state: SlotState) -> Self {
         shared.publish();
-        Self { shared: Arc::clone(shared), standing: Some(standing) }
+        Self { shared: Arc::clone(shared), state: Some(state) }
     }
 
-    /// Moves it on.
-    pub(super) fn shift(mut self, to: Standing) -> Self {
-        if let Some(standing) = self.standing.as_mut() {
-            self.shared.lock().ledger.shift(*standing, to);
-            *standing = to;
+    /// Moves the slot to another state.
+    pub(super) fn shift(mut self, to: SlotState) -> Self {
+        if let Some(state) = self.state.as_mut() {
+            self.shared.lock().ledger.shift(*state, to);
+            *state = to;
         }
         self
     }
 
-    /// Leaves it as it stands: somebody else answers for it.
+    /// Leaves the slot in its state: another owner is responsible for it.
     pub(super) fn forget(mut self) {
-        self.standing = None;
+        self.state = None;
     }
 
     /// Counts a close that failed.
@@ -344,13 +346,13 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        match self.standing {
+        match self.state {
             None => return,
-            // The backend panicked; to try again at once would be to panic for ever.
-            Some(Standing::Filling) => self.shared.fill_failed(&error::given_up("warm")),
-            Some(standing) => self.shared.lock().ledger.shift(standing, Standing::Free),
+            // The backend panicked. An immediate retry would panic again and again.
+            Some(SlotState::Filling) => self.shared.fill_failed(&error::task_lost("warm")),
+            Some(state) => self.shared.lock().ledger.shift(state, SlotState::Free),
         }
         self.shared.settle();
     }

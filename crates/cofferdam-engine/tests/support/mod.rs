@@ -1,4 +1,4 @@
-//! What the tests of the pool have in common. They run on tokio's paused clock: time passes when everybody waits.
+//! Helpers of the pool tests. They run on tokio's paused clock, which advances when every task waits.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use cofferdam_simulated::{Config, FaultPlan, OnTerm, Program, SimulatedBackend, 
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// A pool over a simulated backend with faults, and that backend.
+/// Creates a pool over a simulated backend with faults. Returns the backend and the pool.
 pub fn pool(config: PoolConfig, faults: FaultPlan) -> (Arc<SimulatedBackend>, Pool) {
     pool_over(Config { faults, ..Config::default() }, config)
 }
@@ -21,12 +21,12 @@ pub fn pool_over(backend: Config, config: PoolConfig) -> (Arc<SimulatedBackend>,
     (backend, pool)
 }
 
-/// A small pool that refills one by one.
+/// Returns the configuration of a small pool that refills one sandbox at a time.
 pub fn small() -> PoolConfig {
     PoolConfig { min_warm: 2, max_warm: 3, max: 4, ..PoolConfig::default() }
 }
 
-/// Lets everything that can happen now happen.
+/// Lets all pending tasks make progress.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -35,7 +35,7 @@ pub fn of_tenant(name: &str) -> Spec {
     Spec::builder().tenant(TenantId::new(name).unwrap()).build().unwrap()
 }
 
-/// A spec that no simulated sandbox made ahead for the default spec fits.
+/// Returns a spec that is not compatible with a simulated sandbox prepared for the default spec.
 pub fn unfit() -> Spec {
     let limits = Limits { cpus: Some(Cpus::from_millis(500)), ..Limits::default() };
     Spec::builder().limits(limits).build().unwrap()

@@ -1,11 +1,11 @@
-// Waits, warm, for the one request that this process will run. Started as
-// `node FLAGS --require FILE main.js TOKEN ENDING WARM_UP MODULE...`: loaded ahead of a main script whose place the
-// request's script takes, so that it runs on the same stack as from cold.
+// Warms up and waits for the one request that this process will run. Started as `node FLAGS --require FILE main.js
+// TOKEN ENDING WARM_UP MODULE...`. The file is loaded before a main script, which the request's script replaces, so
+// that it runs on the same stack as in a cold start.
 "use strict";
-// Children must not load this file, and nobody is to see it.
+// Child processes must not load this file, and the code must not see it.
 process.execArgv.splice(process.execArgv.indexOf("--require"), 2);
 delete require.cache[__filename];
-// Workers load what their process was told to load first, as long as that is; only the main thread waits.
+// Worker threads also load preloaded files. Only the main thread waits for the request.
 if (!require("node:worker_threads").isMainThread) return;
 const fs = require("node:fs");
 const Module = require("node:module");
@@ -19,7 +19,7 @@ function send(descriptor, text) {
     try {
       data = data.subarray(fs.writeSync(descriptor, data));
     } catch (error) {
-      // The stream was made non-blocking by its first use; its reader is on its way.
+      // The first use of the stream made it non-blocking. Its reader will drain it.
       if (error.code !== "EAGAIN") throw error;
     }
   }
@@ -35,7 +35,7 @@ function receive(count) {
   let have = 0;
   while (have < count) {
     const got = fs.readSync(0, data, have, count - have, null);
-    // Nobody will ask any more.
+    // The input has ended without a request.
     if (got === 0) process.reallyExit(0);
     have += got;
   }
@@ -69,7 +69,7 @@ function prepare(request) {
   return file;
 }
 
-// Goes through everything that a request goes through, so that V8 has compiled it by then, and undoes it.
+// Exercises all steps of a request, so that V8 has compiled them, and reverts their effects.
 function rehearse() {
   const [place, main] = [process.argv[1], process.mainModule];
   const code = Buffer.from("console.log(' ')");
@@ -84,7 +84,7 @@ function rehearse() {
 const home = `/tmp/code-${crypto.randomBytes(8).toString("hex")}`;
 for (const name of modules) {
   try {
-    // Not from the workspace: what Node does not find there it never looks for again, and its files may still come.
+    // Modules are not resolved from the workspace: Node caches failed lookups, and files may still be added there.
     Module.createRequire("/main.js")(name);
   } catch (error) {
     refuse("missing", `the module '${name}' cannot be loaded`, error);
@@ -102,7 +102,7 @@ send(2, `${token} ready\n`);
 send(1, `${token} ready ${used.user + used.system}\n`);
 const request = nextRequest();
 try {
-  // Bound, so that no frame of this file is on the script's stack.
+  // The function is bound so that no frame of this file is on the script's stack.
   Module.runMain = Module.runMain.bind(Module, prepare(request));
 } catch (error) {
   send(1, `-${Math.abs(error.errno ?? 5)} ${error.syscall === "chdir" ? "directory" : "store"}\n`);

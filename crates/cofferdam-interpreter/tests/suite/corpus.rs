@@ -1,4 +1,4 @@
-//! Scripts that must not be able to tell whether they were started cold: the same output, errors and exit, either way.
+//! Scripts that give the same output, errors and exit in a cold start and in a prepared interpreter.
 
 use cofferdam_contract::{Completed, ExecRequest, SandboxPath, Stdin};
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
@@ -6,7 +6,7 @@ use cofferdam_process::ProcessBackend;
 
 use crate::support::{backend, block_on, code_with_args, has, main_file, sandbox};
 
-/// Ends a line of a script's own output that differs for a reason: it is left out of the comparison.
+/// A marker at the end of a line of output that differs for a reason and is excluded from the comparison.
 const OWN: &str = "#own";
 
 const PYTHON: &[(&str, &str)] = &[
@@ -251,7 +251,7 @@ fn python_scripts_run_as_from_cold() {
 
 #[test]
 fn preloaded_modules_change_nothing() {
-    // Modules with threads, exit functions, hooks and state of their own.
+    // Modules with their own threads, exit functions, hooks and state.
     let config = InterpreterConfig::python().with_modules([
         "asyncio",
         "concurrent.futures.thread",
@@ -317,17 +317,17 @@ fn request(config: &InterpreterConfig, file: &str, text: &str) -> ExecRequest {
         .expect("valid")
 }
 
-/// What a request gives cold and on a waiting interpreter.
+/// Runs a request in a cold start and in a prepared interpreter.
 async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: ExecRequest) -> (String, String) {
     let cold = sandbox(backend, 0).await.exec(request.clone()).await.expect("it runs");
     let waiting = sandbox(backend, EXTRA_PROCESSES).await;
     let waiting = WaitingInterpreter::warm(waiting, config.clone()).await.expect("it becomes warm");
     let warm = waiting.run(request).await.expect("it runs");
-    (told(&cold), told(&warm))
+    (observable(&cold), observable(&warm))
 }
 
-/// What comparison is about. The directory of a script has a name of its own each time.
-fn told(completed: &Completed) -> String {
+/// Returns the compared parts. The directory of a script has a new random name each time.
+fn observable(completed: &Completed) -> String {
     let exit = &completed.exit;
     let text = |bytes: &[u8]| {
         let text = own_places(&String::from_utf8_lossy(bytes));
@@ -353,7 +353,7 @@ fn own_places(text: &str) -> String {
                 line.replace_range(at..at + prefix.len() + end, "DIR");
             }
         }
-        // How often a process or an address comes in a message.
+        // The number of occurrences of a process id or an address in a message.
         let line = mask(&line, "0x");
         mask(&line, "(node:").replace("executeUserEntryPoint [as runMain]", "executeUserEntryPoint")
     });
@@ -405,7 +405,7 @@ fn files_of_the_workspace_run_as_from_cold() {
                 let words = config.command.iter().map(String::as_str).chain([*run, "arg"]);
                 let directory = SandboxPath::new("a").expect("valid");
                 let request = ExecRequest::argv(words).working_dir(directory).build().expect("valid");
-                let mut told_by = Vec::new();
+                let mut results = Vec::new();
                 for warmed in [false, true] {
                     let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
                     for (path, text) in files {
@@ -414,13 +414,14 @@ fn files_of_the_workspace_run_as_from_cold() {
                     }
                     if warmed {
                         let waiting = WaitingInterpreter::warm(sandbox, config.clone()).await.expect("it becomes warm");
-                        told_by.push(waiting.run(request.clone()).await);
+                        results.push(waiting.run(request.clone()).await);
                     } else {
-                        told_by.push(sandbox.exec(request.clone()).await);
+                        results.push(sandbox.exec(request.clone()).await);
                     }
                 }
-                let told_by: Vec<String> = told_by.iter().map(|one| told(one.as_ref().expect("it runs"))).collect();
-                assert_eq!(told_by[0], told_by[1], "{run}");
+                let results: Vec<String> =
+                    results.iter().map(|one| observable(one.as_ref().expect("it runs"))).collect();
+                assert_eq!(results[0], results[1], "{run}");
             }
         }
     });

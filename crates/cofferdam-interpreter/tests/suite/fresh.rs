@@ -1,4 +1,4 @@
-//! No two waiting interpreters have anything random in common.
+//! Tests that no two prepared interpreters share random state.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::support::{backend, block_on, code, has, printed, python, python_with,
 
 const MANY: usize = 8;
 
-/// Runs a script in as many interpreters, all of them warm before the first runs, and gives each one's lines.
+/// Runs a script in several interpreters that are all ready before the first run. Returns the lines of each.
 async fn lines(config: &InterpreterConfig, request: cofferdam_contract::ExecRequest) -> Vec<Vec<String>> {
     let backend = backend();
     let mut waiting = Vec::new();

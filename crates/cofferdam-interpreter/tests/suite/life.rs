@@ -1,4 +1,4 @@
-//! How interpreters become warm, wait, run their one request and end.
+//! Tests of the life cycle of interpreters: warm-up, wait, request, end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,7 +130,7 @@ fn a_time_out_ends_the_whole_tree() {
             let handle = waiting.expect("it becomes warm").start(request).await.expect("it starts");
             let exit = handle.exit().await.expect("it ends");
             assert_eq!((exit.code, exit.timed_out, exit.cancelled), (-1, true, false), "{text}: {exit:?}");
-            // What was killed may still be on its way out.
+            // Killed processes may take a moment to disappear.
             let gone =
                 "for i in 1 2 3 4 5 6 7 8 9; do cat /proc/[0-9]*/comm | grep python || exit 0; sleep 1; done; exit 1";
             let left = sandbox.exec(ExecRequest::shell(gone).build().expect("valid")).await.expect("it runs");
@@ -218,7 +218,7 @@ fn limits_hold_for_the_request() {
         let backend = backend();
         let memory = "x = []\nwhile True: x.append(bytearray(1 << 20))\n";
         let memory = warm(&backend, &InterpreterConfig::python()).await.run(python(memory)).await.expect("it runs");
-        // Where no control group counts, the interpreter is refused the memory instead of being killed.
+        // If no cgroup counts memory, an allocation of the interpreter fails instead of a kill.
         let refused = String::from_utf8_lossy(&memory.stderr).contains("MemoryError");
         assert!(memory.exit.killed_by == Some(LimitKind::Memory) || refused, "{}", printed(&memory));
 
@@ -241,7 +241,7 @@ fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
         let cold = sandbox(&backend, 0).await.exec(python(text)).await.expect("it runs");
         let waiting = warm(&backend, &InterpreterConfig::python()).await.run(python(text)).await.expect("it runs");
         let numbers = [cold, waiting].map(|completed| stdout(&completed).trim().parse::<i32>().expect("a number"));
-        // Where no control group counts, nothing is needed besides the interpreter, and one more is left.
+        // If no cgroup counts memory, only the interpreter itself is needed, and one process remains.
         let [cold, warm] = numbers;
         assert!((cold..=cold + EXTRA_PROCESSES as i32).contains(&warm), "{numbers:?}");
     });
@@ -259,16 +259,16 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
                     print('anchor', [n for n in names if not n.startswith('socket:')], status['PPid'].strip(), \
                     int(status['SigBlk'], 16) & 0x7ff == 0x6ff)";
         let completed = warm(&backend, &InterpreterConfig::python()).await.run(python(text)).await.expect("it runs");
-        let told = stdout(&completed);
-        if told.is_empty() && completed.exit.success() {
-            let usage = sandbox(&backend, 0).await.usage().await.expect("it is told");
-            assert_eq!(usage.memory_bytes, None, "an anchor is missing where a control group counts memory");
+        let printed_text = stdout(&completed);
+        if printed_text.is_empty() && completed.exit.success() {
+            let usage = sandbox(&backend, 0).await.usage().await.expect("usage is reported");
+            assert_eq!(usage.memory_bytes, None, "the anchor is missing although a cgroup counts memory");
             println!(
                 "SKIP the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else: no control group counts memory here"
             );
             return;
         }
-        assert_eq!(told, "anchor [] 1 True\n", "{}", printed(&completed));
+        assert_eq!(printed_text, "anchor [] 1 True\n", "{}", printed(&completed));
     });
 }
 
@@ -319,18 +319,18 @@ fn the_sandbox_lives_as_long_as_somebody_needs_it() {
             let waiting = warm(&backend, &config).await;
             let weak = Arc::downgrade(waiting.sandbox());
             let handle = waiting.start(python("import time\ntime.sleep(0.1)")).await.expect("it starts");
-            assert!(weak.upgrade().is_some(), "it is needed");
+            assert!(weak.upgrade().is_some(), "the sandbox is still used");
             handle.exit().await.expect("it ends");
             weak
         };
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        assert!(weak.upgrade().is_none(), "nobody needs it any more");
+        assert!(weak.upgrade().is_none(), "the sandbox is released");
 
         let waiting = warm(&backend, &config).await;
         let weak = Arc::downgrade(waiting.sandbox());
         drop(waiting);
-        assert!(weak.upgrade().is_none(), "it waited for nobody");
+        assert!(weak.upgrade().is_none(), "the sandbox is released without a wait");
     });
 }

@@ -1,4 +1,4 @@
-//! Waiting interpreters in real process sandboxes, compared with runs from cold, in one program.
+//! Tests of prepared interpreters in real process sandboxes, compared with cold starts, in one program.
 #![forbid(unsafe_code)]
 
 mod corpus;

@@ -1,4 +1,4 @@
-//! What waiting is worth: medians of one interleaved run. Nothing asserts a time.
+//! The benefit of prepared interpreters: medians of one interleaved run. No test asserts a time.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn measure() {
     block_on(async {
         let backend = backend();
         let python = InterpreterConfig::python();
-        // A shim in front of the interpreter would be measured as well.
+        // A shim in front of the interpreter would be measured too.
         let found = warm(&backend, &python).await.run(support::python("import sys\nprint(sys.executable)")).await;
         let found = stdout(&found.expect("it runs"));
         let program = found.trim();
@@ -71,7 +71,7 @@ async fn measure_one(backend: &ProcessBackend, what: &str, config: &InterpreterC
     println!("    memory of one that waits     {:.1} MiB", used as f64 / f64::from(1 << 20));
 }
 
-/// The times to the first output and to the exit.
+/// Returns the times to the first output and to the exit.
 async fn until_the_end(handle: ExecHandle, begun: Instant) -> [Duration; 2] {
     let (mut output, mut first) = (handle.output(), None);
     while let Some(OutputEvent::Chunk(_)) = output.next().await {
@@ -85,7 +85,7 @@ fn check(completed: &Completed) {
     assert!(completed.exit.success(), "{completed:?}");
 }
 
-/// A request as [`measure_one`] makes it is served.
+/// A request of [`measure_one`] is served.
 #[test]
 fn what_is_measured_is_served() {
     let config = InterpreterConfig::python();

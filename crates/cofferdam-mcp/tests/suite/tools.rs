@@ -171,10 +171,7 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
             ("edit_file", json!({"path": "a.txt", "old_text": "was", "new_text": "is", "sandbox": sandbox})),
         ] {
             let (text, kind) = client.fails(tool, arguments).await;
-            assert!(
-                kind == "denied" && text.contains("lent to be read only") && text.contains("try: "),
-                "{tool}: {text}"
-            );
+            assert!(kind == "denied" && text.contains("mounted read-only") && text.contains("try: "), "{tool}: {text}");
         }
         let run = client.works("run_command", json!({"command": "echo x > a.txt", "sandbox": sandbox})).await;
         assert_ne!(run["exit_code"], 0, "{run}");

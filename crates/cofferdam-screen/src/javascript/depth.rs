@@ -1,36 +1,39 @@
 //! Bounds on the nesting of code, before it is parsed.
 //!
-//! The parser recurses as deeply as the code is nested. Where a bracket may begin the parameters of a function, it parses the
-//! same code twice. So there are two guards. A small lexer counts open brackets and operators. Where only the parser can know
-//! whether a slash begins a regular expression, the lexer stops, and the size of the code bounds the work. In any case the
-//! stack is large enough for all that the code could open ([`stack_for`]).
+//! The parser recurses as deeply as the code is nested. At a bracket that may start the parameters of a function, it
+//! parses the same code twice. So there are two guards. A small lexer counts open brackets and operators. If only the
+//! parser can know whether a slash starts a regular expression, the lexer stops, and the size of the code bounds the
+//! work. In any case the stack is large enough for everything that the code could open ([`stack_for`]).
 
 use super::lexer::{Lexer, is_operator, is_word};
 
-/// Brackets and operators in each other.
+/// The maximum depth of nested brackets and operators.
 const MAX_DEPTH: usize = 1000;
-/// The sum of the depths of all tokens. It bounds how often the parser parses them. Large bundles have a tenth of it.
+/// The maximum sum of the depths of all tokens. It bounds how often the parser parses them. Large bundles reach a tenth
+/// of it.
 const MAX_WORK: usize = 8 << 20;
-/// Brackets and operators times bytes of code that the lexer could not follow to its end.
+/// The maximum product of brackets and operators and bytes of code, for code that the lexer could not follow to its
+/// end.
 const MAX_UNSURE_WORK: usize = 256 << 20;
-/// The stack that the parser needs for each open bracket or operator. Measured: at most 11 kB for `({a(){`, which is four.
+/// The stack that the parser needs for each open bracket or operator. Measured: at most 11 kB for `({a(){`, which is
+/// four.
 const FRAME: usize = if cfg!(debug_assertions) { 12 << 10 } else { 6 << 10 };
 
-/// The reason that code is not parsed.
+/// The reason why code is not parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It is too deep from this byte on.
+    /// The code is too deep from this byte on.
     Deep(usize),
     /// The parser could take too long.
     Ambiguous,
 }
 
-/// Returns the stack that the parser needs at most.
+/// Returns the maximum stack that the parser needs.
 pub(crate) fn stack_for(code: &str) -> usize {
     opened(code).saturating_mul(FRAME)
 }
 
-/// Counts all that could open a level, also in strings and comments.
+/// Counts everything that could open a level, including in strings and comments.
 fn opened(code: &str) -> usize {
     let mut count = 0;
     let mut word = 0;
@@ -47,7 +50,7 @@ fn opened(code: &str) -> usize {
     count
 }
 
-/// Refuses code that is nested too deeply.
+/// Rejects code that is nested too deeply.
 pub(super) fn check(code: &str) -> Result<(), Failure> {
     let mut lexer = Lexer::new(code);
     let mut work = 0;

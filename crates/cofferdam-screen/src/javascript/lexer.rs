@@ -1,4 +1,4 @@
-//! A small lexer of JavaScript that knows only what is open: brackets, and operators that wait for their operand.
+//! A small lexer of JavaScript that tracks only open brackets, and operators that wait for their operand.
 
 /// Words that are followed by an operand or by a block.
 #[rustfmt::skip]
@@ -29,7 +29,7 @@ pub(super) fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'\\' | b'#') || byte >= 0x80
 }
 
-/// The token before, which decides on the meaning of the next one.
+/// The previous token, which decides the meaning of the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     /// A slash divides, and another operand on a new line is a new statement.
@@ -38,9 +38,9 @@ enum Before {
     Operator,
     /// The end of a block or of an object.
     Brace,
-    /// A word or operator after which only the parser knows.
+    /// A word or operator whose effect only the parser knows.
     Either,
-    /// A dot: a word is a name.
+    /// A dot: the next word is a name.
     Dot,
 }
 
@@ -50,13 +50,13 @@ pub(super) struct Level {
     pub(super) operators: usize,
     /// The closing bracket.
     closer: u8,
-    /// A `${` in a template, rather than a bracket.
+    /// True for a `${` in a template.
     template: bool,
-    /// The bracket of `if (…)` and its like, after which a statement begins.
+    /// True for the bracket of `if (…)` and similar, after which a statement begins.
     condition: bool,
 }
 
-/// A position in the code with all that is open there.
+/// A position in the code with everything that is open there.
 pub(super) struct Lexer<'a> {
     code: &'a [u8],
     pub(super) at: usize,
@@ -70,7 +70,7 @@ pub(super) struct Lexer<'a> {
     new_line: bool,
     /// The parser stops here: a string without its end, or a bracket that closes nothing.
     pub(super) dead: bool,
-    /// Only the parser knows how to read on: a slash divides or begins a regular expression.
+    /// Only the parser knows how to read on: a slash divides or starts a regular expression.
     pub(super) unsure: bool,
 }
 
@@ -131,7 +131,7 @@ impl<'a> Lexer<'a> {
                 self.before = if before == Before::Operator { Before::Operator } else { Before::Either };
             }
             b'!' if self.before == Before::Operand && self.peek(1) != Some(b'=') => {
-                // Of TypeScript, after an operand.
+                // TypeScript operators after an operand.
                 self.operator(1);
                 self.before = Before::Either;
             }
@@ -150,7 +150,7 @@ impl<'a> Lexer<'a> {
         (self.new_line, self.condition) = (false, false);
     }
 
-    /// Before an operand: where one stands on the line before, a new statement begins.
+    /// Handles the start of an operand. If another one is on the line before, a new statement begins.
     fn operand(&mut self) {
         if self.before == Before::Brace || (self.before == Before::Operand && self.new_line) {
             self.level.operators = 0;
@@ -188,7 +188,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn open(&mut self, byte: u8) {
-        // A bracket may go on with what is before it, a block does not.
+        // A bracket may continue the expression before it, a block does not.
         if byte == b'{' && self.before == Before::Brace {
             self.level.operators = 0;
         }
@@ -232,7 +232,7 @@ impl<'a> Lexer<'a> {
         };
     }
 
-    /// The text of a template, up to its end or to the next `${`.
+    /// Reads the text of a template, up to its end or to the next `${`.
     fn template(&mut self) {
         while let Some(byte) = self.peek(0) {
             self.at += 1;
@@ -303,7 +303,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// A regular expression.
+    /// Reads a regular expression.
     fn expression(&mut self) {
         self.operand();
         self.at += 1;

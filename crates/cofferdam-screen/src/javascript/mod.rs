@@ -18,7 +18,7 @@ use crate::text::printable;
 pub(crate) use depth::stack_for;
 use visitor::Visitor;
 
-/// Characters of a message of the parser.
+/// The maximum number of characters of a parser message.
 const MAX_MESSAGE: usize = 300;
 
 /// Checks a program.
@@ -42,7 +42,7 @@ pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, max: usize) 
         match parse(&allocator, code, source.with_typescript(typescript)) {
             Ok(program) if Visitor::check(&program, &mut collector) => is_parsed = true,
             Ok(_) => return Err(ScreenError::TooDeep { line: None }),
-            // The error that is further down belongs to the kind of file that the author meant.
+            // The error at the later position belongs to the kind of file that the author meant.
             Err(other) if other.0 >= error.0 => error = other,
             Err(_) => {}
         }

@@ -13,30 +13,30 @@ use crate::collector::Collector;
 use crate::report::Rule;
 use crate::scopes::{Kind, Paths, Scopes, join};
 
-/// Levels of the tree that are walked.
+/// The maximum depth of the tree that is walked.
 const MAX_LEVELS: usize = 3000;
-/// Levels of one expression that are resolved.
+/// The maximum depth of an expression that is resolved.
 const MAX_RESOLVED: usize = 32;
 /// Functions that import the module that their argument names.
 const IMPORTERS: &[&str] = &["require", "module.require", "module._load", "process.getBuiltinModule"];
 /// Names of the global object.
 const GLOBALS: &[&str] = &["globalThis", "global", "window", "self"];
 
-/// One of the two walks.
+/// One of the two walks of a program.
 pub(super) struct Visitor<'c, 'r> {
     collector: &'c mut Collector<'r>,
     scopes: Scopes,
     reports: bool,
     level: usize,
     too_deep: bool,
-    /// The kind of the declaration around, and whether TypeScript only declares its type.
+    /// The kind of the enclosing declaration, and true if TypeScript only declares its type.
     declares: (VariableDeclarationKind, bool),
-    /// The place of a `Function` that makes no function.
+    /// The position of a `Function` that creates no function.
     harmless: Option<u32>,
 }
 
 impl<'c, 'r> Visitor<'c, 'r> {
-    /// Walks the program twice. Returns whether it is shallow enough to be walked to its end.
+    /// Walks the program twice. Returns true if it is shallow enough to be walked to its end.
     pub fn check(program: &Program<'_>, collector: &'c mut Collector<'r>) -> bool {
         let declares = (VariableDeclarationKind::Let, false);
         let scopes = Scopes::new();
@@ -66,7 +66,7 @@ impl<'c, 'r> Visitor<'c, 'r> {
             return;
         }
         let why = format!("imports {name}");
-        // Some entries name a module of Node.js only with `node:`.
+        // Some entries only match a module of Node.js with the prefix `node:`.
         let listed = self.collector.check_import(name, bytes(span), why.clone())
             || (name != source && self.collector.check_import(source, bytes(span), why));
         if !listed && name.trim_start().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:")) {
@@ -158,7 +158,7 @@ impl<'c, 'r> Visitor<'c, 'r> {
         }
     }
 
-    /// Returns the results of calls that are known: of `require` a module, of `createRequire` another `require`.
+    /// Returns the results of known calls: of `require` a module, of `createRequire` another `require`.
     fn called(&self, call: &CallExpression<'_>, levels: usize) -> Paths {
         let result = |function: Rc<str>| match &*function {
             "module.createRequire" => Some("require".into()),
@@ -358,7 +358,7 @@ impl<'a> Visit<'a> for Visitor<'_, '_> {
 
     fn visit_member_expression(&mut self, it: &MemberExpression<'a>) {
         self.check_member(it);
-        // `Function.prototype` makes no function.
+        // `Function.prototype` creates no function.
         let used = it.static_property_name().is_some_and(|name| ["call", "apply", "bind"].contains(&name));
         if !used && it.object().is_specific_id("Function") {
             self.harmless = Some(it.object().span().start);
@@ -440,7 +440,7 @@ fn is_importer(path: &str) -> bool {
     IMPORTERS.contains(&path)
 }
 
-/// Returns whether an expression ends in `.constructor`: the constructor of a constructor is `Function`.
+/// Returns true if an expression ends in `.constructor`: the constructor of a constructor is `Function`.
 fn is_constructor(expression: &Expression<'_>) -> bool {
     let member = expression.get_inner_expression().as_member_expression();
     member.and_then(member_name).is_some_and(|(name, _)| name == "constructor")

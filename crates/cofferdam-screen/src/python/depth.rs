@@ -1,21 +1,21 @@
 //! Bounds on the nesting of code, by its tokens, before it is parsed.
 //!
-//! The parser recurses for each open bracket, each block, and each operator that has its operand to its right. A
-//! comma ends all of the last within its bracket, except those around the parameters of a lambda. The count is at least
-//! the depth of the parser, and little more in usual code.
+//! The parser recurses for each open bracket, each block, and each operator with an operand to its right. A comma ends
+//! all operators within its bracket, except those around the parameters of a lambda. The count is at least the depth of
+//! the parser, and only slightly higher for usual code.
 
 use ruff_python_ast::token::TokenKind;
 use ruff_python_parser::{Mode, lexer};
 
-/// More than CPython compiles.
+/// The maximum depth, which is more than CPython compiles.
 const MAX_DEPTH: usize = 1000;
 
-/// Operators in one bracket.
+/// The operators in one bracket.
 #[derive(Default)]
 struct Level {
-    /// Operators that wait for what is to their right.
+    /// Number of operators that wait for their right operand.
     operators: usize,
-    /// Lambdas whose colon has not come.
+    /// Number of lambdas whose colon has not been read.
     lambdas: usize,
 }
 
@@ -24,7 +24,8 @@ pub(super) fn check(code: &str) -> Result<(), usize> {
     if is_shallow(code) {
         return Ok(());
     }
-    // The lexer does not say where it is. Lines up to the place are deep, and those up to the one before are not.
+    // The lexer does not report its position. Lines up to the position are too deep, and lines up to the one before are
+    // not.
     let ends: Vec<usize> = code.match_indices(['\n', '\r']).map(|(at, _)| at).chain([code.len()]).collect();
     let deep = ends.partition_point(|end| is_shallow(&code[..*end]));
     Err(ends.get(deep).copied().unwrap_or(code.len()))
@@ -35,7 +36,7 @@ fn is_shallow(code: &str) -> bool {
     let mut blocks = 0_usize;
     let mut outer: Vec<Level> = Vec::new();
     let mut level = Level::default();
-    // Of all levels in `outer`.
+    // Number of operators of all levels in `outer`.
     let mut waiting = 0;
     loop {
         match lexer.next_token() {

@@ -1,23 +1,23 @@
-//! The encoding that the first two lines name, after PEP 263.
+//! The encoding that the first two lines declare, according to PEP 263.
 //!
-//! An interpreter that reads a file decodes it as they say before it reads a program, so that in `utf-7` a comment may end
-//! where no line does. The parser reads UTF-8. So code that names an encoding in which the same bytes may be another program
-//! is not screened at all.
+//! An interpreter that reads a file decodes it as declared before it parses it. In `utf-7`, a comment may therefore end
+//! where no line ends. The parser reads UTF-8. So code that declares an encoding in which the same bytes may be a
+//! different program is not analyzed at all.
 
-/// A reason why code may be another program for an interpreter than for the parser.
+/// A reason why code may be a different program for an interpreter than for the parser.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Other {
-    /// An encoding that is named at this byte.
+    /// An encoding that is declared at this byte.
     Encoding { at: usize, name: String },
-    /// A null byte. Some versions of Python end a line at it and put the next one in the place of the rest.
+    /// A null byte. Some versions of Python end a line at it and continue with the next line instead of the rest.
     Null { at: usize },
 }
 
-/// Encodings that are UTF-8, or of which the interpreter takes nothing else than what is both.
+/// Encodings that are UTF-8, or of which the interpreter accepts only code that is the same in both.
 const UNICODE: &[&str] = &["utf-8", "utf8", "u8", "utf", "cp65001", "ascii", "us-ascii"];
-/// Encodings that are UTF-8 for code in ASCII.
+/// Encodings that equal UTF-8 for ASCII code.
 const LATIN: &[&str] = &["latin-1", "latin1", "l1", "cp1252", "windows-1252"];
-/// Beginnings of the same: `iso-8859-1` to `-16`.
+/// Prefixes of further ones: `iso-8859-1` to `-16`.
 const ISO: &[&str] = &["iso-8859-", "iso8859-", "iso-latin-1", "latin-1-"];
 
 /// Looks for a reason in code without a byte order mark.
@@ -25,14 +25,15 @@ pub(super) fn other(code: &str) -> Option<Other> {
     if let Some(at) = code.bytes().position(|byte| byte == 0) {
         return Some(Other::Null { at });
     }
-    // The tokenizer knows three ends of a line, and the library's loader one.
+    // The tokenizer knows three kinds of line ends, and the loader of the library one.
     let named = named(code, |byte| matches!(byte, b'\n' | b'\r')).into_iter();
     named.chain(self::named(code, |byte| byte == b'\n')).find_map(|(at, name)| {
         (!is_same(&name, code.is_ascii())).then(|| Other::Encoding { at, name: name.chars().take(40).collect() })
     })
 }
 
-/// Returns the encoding that the first two lines name, and its place. The second line counts if the first has no code.
+/// Returns the encoding that the first two lines declare, and its position. The second line counts if the first has no
+/// code.
 fn named(code: &str, is_end: impl Fn(u8) -> bool) -> Option<(usize, String)> {
     let bytes = code.as_bytes();
     let mut start = 0;
@@ -47,7 +48,7 @@ fn named(code: &str, is_end: impl Fn(u8) -> bool) -> Option<(usize, String)> {
                     return Some((start + at, name));
                 }
             }
-            // A carriage return may stand here that only the other of the two readers takes for an end.
+            // Only one of the two readers takes a carriage return here for a line end.
             None | Some(b'\r') => {}
             Some(_) => return None,
         }
@@ -73,7 +74,7 @@ fn in_comment(line: &[u8]) -> Option<(usize, String)> {
     })
 }
 
-/// Returns whether the code is the same program in this encoding as in UTF-8.
+/// Returns true if the code is the same program in this encoding as in UTF-8.
 fn is_same(name: &str, ascii: bool) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
     let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));

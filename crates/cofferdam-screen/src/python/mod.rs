@@ -17,7 +17,7 @@ use crate::text::printable;
 use encoding::Other;
 use visitor::Visitor;
 
-/// Characters of a message of the parser.
+/// The maximum number of characters of a parser message.
 const MAX_MESSAGE: usize = 300;
 
 /// Checks a program.

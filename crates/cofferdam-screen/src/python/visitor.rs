@@ -10,9 +10,9 @@ use ruff_text_size::{Ranged, TextRange};
 use crate::collector::{Collector, Span};
 use crate::scopes::{Kind, Paths, Scopes, join};
 
-/// Levels of the tree that are walked. CPython itself gives up long before, at 100 blocks and at 200 brackets.
+/// The maximum depth of the tree that is walked. CPython itself fails much earlier, at 100 blocks and at 200 brackets.
 const MAX_LEVELS: usize = 2000;
-/// Levels of one expression that are resolved.
+/// The maximum depth of an expression that is resolved.
 const MAX_RESOLVED: usize = 32;
 /// Functions that import the module that their first argument names.
 const IMPORTERS: &[&str] = &[
@@ -23,24 +23,24 @@ const IMPORTERS: &[&str] = &[
     "importlib.util.find_spec",
     "runpy.run_module",
 ];
-/// Loaded modules by name.
+/// Loaded modules, by name.
 const MODULES: &str = "sys.modules";
 
-/// One of the two walks.
+/// One of the two walks of a program.
 pub(super) struct Visitor<'c, 'r> {
     collector: &'c mut Collector<'r>,
     scopes: Scopes,
-    /// Imported modules that no rule forbids, and through which a forbidden one may be reached.
+    /// Imported modules that no rule forbids, and through which a forbidden module may be reached.
     wanted: HashSet<Rc<str>>,
     reports: bool,
     level: usize,
     too_deep: bool,
-    /// Statements around that may not run.
+    /// Number of enclosing statements that may not run.
     conditions: usize,
 }
 
 impl<'c, 'r> Visitor<'c, 'r> {
-    /// Walks the program twice. Returns whether it is shallow enough to be walked to its end.
+    /// Walks the program twice. Returns true if it is shallow enough to be walked to its end.
     pub fn check(body: &[Stmt], collector: &'c mut Collector<'r>) -> bool {
         let (scopes, wanted) = (Scopes::new(), HashSet::new());
         let mut visitor = Self { collector, scopes, wanted, reports: false, level: 0, too_deep: false, conditions: 0 };
@@ -249,7 +249,7 @@ impl<'c, 'r> Visitor<'c, 'r> {
         }
     }
 
-    /// Checks one expression without those in it.
+    /// Checks one expression without its subexpressions.
     fn check_expression(&mut self, expression: &Expr) {
         let range = expression.range();
         match expression {

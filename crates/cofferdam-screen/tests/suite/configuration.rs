@@ -1,4 +1,4 @@
-//! Rules from a file, and the words that stand for modes.
+//! Tests of rules from a configuration file, and of the names of modes.
 
 use cofferdam_screen::{Language, Mode, Rule, Rules, Screen};
 

@@ -1,5 +1,5 @@
-//! Against the interpreters of this machine: what they accept is read, and stands where they say. A machine without them
-//! says so.
+//! Comparison with the interpreters of this machine: code that they accept is parsed, with the same positions. The
+//! tests print a message if an interpreter is missing.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const ENOUGH: Duration = Duration::from_secs(8);
 const MODULES: [&str; 7] = ["os", "sys", "re", "collections", "typing", "unittest", "test"];
 const MAX_FILES: usize = 400;
 
-/// Prints the files of the library that Python itself compiles, up to a number.
+/// A program that prints files of the library that Python itself compiles, up to a number.
 const LIBRARY: &str = r#"
 import os, sys, sysconfig, warnings
 warnings.simplefilter("ignore")
@@ -34,7 +34,8 @@ for path in found[::step]:
     print(path)
 "#;
 
-/// Prints, for each file that is named on the input, where its imports are: the columns in characters, from 1 on.
+/// A program that prints the positions of imports for each file named on its input, with columns in characters,
+/// starting at 1.
 const IMPORTS: &str = r#"
 import ast, sys
 wanted = sys.argv[1].split(",")
@@ -108,7 +109,7 @@ fn imports_stand_where_python_says() {
     for path in files.lines() {
         let code = std::fs::read_to_string(path).unwrap();
         for each in screen.check(Language::Python, &code).unwrap().findings {
-            // Those that Python's tree does not show: an attribute of another module, a call.
+            // Imports that Python's tree does not show: an attribute of another module, a call.
             if each.why.starts_with("imports") && !each.text.contains('(') {
                 found.push(format!("{path}\t{}\t{}", each.line, each.column));
             }

@@ -1,4 +1,4 @@
-//! The tables of `docs/screening.md` say what is so.
+//! Tests that the tables of `docs/screening.md` are correct.
 
 use cofferdam_screen::{Language, Rules, Screen};
 
@@ -6,7 +6,7 @@ use crate::found;
 
 const TEXT: &str = include_str!("../../../../docs/screening.md");
 
-/// The rows under a heading: what stands between backquotes in the first two cells.
+/// Returns the rows under a heading: the text between backquotes in the first two cells.
 fn rows(heading: &str) -> Vec<(String, String)> {
     let (_, section) = TEXT.split_once(&format!("### {heading}\n")).expect(heading);
     let lines = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
@@ -47,7 +47,7 @@ fn what_the_documentation_says_gets_by_gets_by() {
     }
 }
 
-/// As the page shows it.
+/// Formats a value as the page does.
 fn shown() -> Result<(), cofferdam_screen::ScreenError> {
     let screen = Screen::new(Rules::default());
     let report = screen.check(Language::Python, "import os as x\n")?;

@@ -1,4 +1,4 @@
-//! Hostile code: each check ends in time with a bounded report or an error.
+//! Tests of malicious code: each check ends in time with a bounded report or an error.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use cofferdam_screen::{Language, Report, Rules, Screen, ScreenError};
 use proptest::prelude::*;
 
 const LANGUAGES: [Language; 3] = [Language::Python, Language::JavaScript, Language::TypeScript];
-/// Far more than any of them takes, on a machine that is busy and without optimisation.
+/// A timeout far above the duration of any check, even on a busy machine and without optimization.
 const LONG: Duration = Duration::from_secs(60);
 
 fn check(language: Language, code: &str) -> Result<Report, ScreenError> {
@@ -51,12 +51,12 @@ fn nesting_without_end_is_refused_by_name() {
         }
     }
     let error = check(Language::Python, &format!("x = 1\n\n{}", "(".repeat(5000))).unwrap_err();
-    assert_eq!(error.to_string(), "the code is nested too deeply to be screened, from line 3 on");
+    assert_eq!(error.to_string(), "the code is nested too deeply to be analyzed, from line 3 on");
 }
 
 #[test]
 fn chains_without_end_are_read_or_refused() {
-    // A tree that leans to the left is built by a loop, and is as deep as the code is long.
+    // A left-leaning tree is built by a loop, and is as deep as the code is long.
     for (language, chain) in [
         (Language::Python, "a.b"),
         (Language::Python, "+a"),
@@ -120,7 +120,7 @@ fn what_is_right_and_deep_is_read_or_refused_quickly() {
 
 #[test]
 fn depth_that_hides_behind_a_slash_overflows_nothing() {
-    // What stands behind these may be code, a regular expression, a text or a comment; after some the parser gives up.
+    // Code, a regular expression, a text or a comment may follow these. After some of them the parser gives up.
     let befores = [
         "x = {}\n/'/; ",
         "x = {} /'/ ",
@@ -225,12 +225,12 @@ fn strange_characters_stay_in_the_code() {
     }
     let report = check(Language::Python, "\u{FEFF}import os").unwrap();
     assert_eq!((report.findings[0].line, report.findings[0].column), (1, 8));
-    // Python takes this for `eval`, and so does the parser.
+    // Python and the parser both read this as `eval`.
     let report = check(Language::Python, "ｅval(x)").unwrap();
     assert_eq!(report.findings.len(), 1);
 }
 
-/// Pieces that mean something, in any order.
+/// Tokens in random order.
 fn pieces() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "(",
@@ -360,7 +360,7 @@ proptest! {
     #[test]
     fn code_around_does_not_hide_a_finding(before in "[a-z]{1,8} = [0-9]{1,4}\n", lines in 0_usize..20) {
         let code = format!("{}import os\n", before.repeat(lines));
-        // A name of one's own may be a keyword.
+        // A user-defined name may be a keyword.
         if let Ok(report) = check(Language::Python, &code) {
             prop_assert_eq!(report.findings.len(), 1);
             prop_assert_eq!((report.findings[0].line, report.findings[0].column), (lines + 1, 8));

@@ -1,4 +1,4 @@
-//! Findings in JavaScript, and code without findings.
+//! Tests of findings in JavaScript, and of code without findings.
 
 use cofferdam_screen::{JavaScriptRules, Language, Rules, Screen, ScreenError};
 
@@ -44,7 +44,7 @@ const SEEN: &[(&str, &str)] = &[
     ("'日本'\r\nrequire('fs')", "2:1 import:fs"),
     ("'a'\u{2028}require('fs')", "2:1 import:fs"),
     ("#!/usr/bin/env node\nrequire('fs')", "2:1 import:fs"),
-    // Wherever it stands.
+    // At any position.
     ("function f() { require('fs') }", "1:16 import:fs"),
     ("async function f() { await import('fs') }", "1:28 import:fs"),
     ("const f = () => require('fs')", "1:17 import:fs"),
@@ -71,7 +71,7 @@ const SEEN: &[(&str, &str)] = &[
     ("export default require('fs')", "1:16 import:fs"),
     ("with (x) { require('fs') }", "1:12 import:fs"),
     ("return require('fs')", "1:8 import:fs"),
-    // Other ways to the same.
+    // Equivalent forms.
     ("const r = require; r('fs')", "1:20 import:fs"),
     ("let r; r = require; r('fs')", "1:21 import:fs"),
     ("var r = x || require; r('fs')", "1:23 import:fs"),
@@ -106,7 +106,7 @@ const SEEN: &[(&str, &str)] = &[
     ("process._linkedBinding('fs')", "1:1 call:process._linkedBinding, 1:9 attribute:_linkedBinding"),
     ("process.dlopen(m, 'x')", "1:1 call:process.dlopen"),
     ("x['mainModule']", "1:3 attribute:mainModule"),
-    // Code from texts.
+    // Code from text.
     ("eval(x)", "1:1 call:eval"),
     ("(0, eval)(x)", "1:5 call:eval"),
     ("eval?.(x)", "1:1 call:eval"),
@@ -128,23 +128,23 @@ const SEEN: &[(&str, &str)] = &[
     ("eval('require(\"fs\")')", "1:1 call:eval"),
     ("new Function('a', 'return require(\"fs\")')", "1:5 call:Function"),
     ("x.constructor.constructor('return process.binding(1)')()", "1:1 call:Function"),
-    // Texts that are put together.
+    // Concatenated texts.
     ("require('f' + 's')", "1:1 import:fs"),
     ("require(`${'f'}s`)", "1:1 dynamic-import"),
     ("require('f'.concat('s'))", "1:1 dynamic-import"),
     ("require(['f', 's'].join(''))", "1:1 dynamic-import"),
     ("require('\\x66\\u{73}')", "1:1 import:fs"),
-    // Nobody knows what these go through.
+    // Dynamic imports with unknown names.
     ("for (let n in x) require(n)", "1:18 dynamic-import"),
     ("for (const n of x) import(n)", "1:20 dynamic-import"),
     ("let { n } = x; require(n)", "1:16 dynamic-import"),
-    // Code that is another program as a script than as a module, or in an async function of a script.
+    // Code that is a different program as a script than as a module, or in an async function of a script.
     ("var x=1,y=1; x<!--y /*\nrequire('child_process') //*/", "2:1 import:child_process"),
     ("globalThis.await=1; var g=1; await /require('fs')/g", "1:37 import:fs"),
     ("await /1; require('fs')/g", "1:11 import:fs"),
     ("await /x/g\n--> /*\nrequire('fs') //*/", "3:1 import:fs"),
     ("const x = await import('fs')\nrequire('fs')", "1:17 import:fs, 2:1 import:fs"),
-    // The parts of the modules.
+    // Parts of modules.
     ("require('_tls_wrap')", "1:1 import:_tls_wrap"),
     ("import { ClientRequest } from '_http_client'", "1:1 import:_http_client"),
     ("require('node:_http_agent')", "1:1 import:_http_agent"),
@@ -159,9 +159,9 @@ const SEEN: &[(&str, &str)] = &[
     ("module._compile('require(`fs`)', 'x')", "1:1 call:module._compile"),
     ("globalThis.process.binding('fs')", "1:1 call:process.binding"),
     ("process.execve('/bin/sh', [])", "1:1 call:process.execve"),
-    // What imports is handed on.
+    // Importing functions that are passed on.
     ("let x; ({ a: { eval: x } } = { a: globalThis }); x(1)", ""),
-    // A name that is declared and still means what Node has there.
+    // A declared name that still has its meaning in Node.
     ("var require; require('fs')", "1:14 import:fs"),
     ("require('fs'); var require = 1", "1:1 import:fs"),
     ("var process; process.binding('fs')", "1:14 call:process.binding"),
@@ -273,14 +273,14 @@ const NOT_SEEN: &[&str] = &[
     "let arguments2; x.arguments[1]('fs'); ({ arguments: 1 })",
 ];
 
-/// What is harmless and found all the same, as the documentation says.
+/// Harmless code with findings, as documented.
 const FALSE: &[(&str, &str)] = &[
     ("let r = require; r = mine; r('fs')", "1:28 import:fs"),
     ("if (false) require('fs')", "1:12 import:fs"),
     ("console.log(eval.name)", "1:13 call:eval"),
 ];
 
-/// What is not seen, as the documentation says.
+/// Code without findings that evades the rules, as documented.
 const GETS_BY: &[&str] = &[
     "fetch('http://example.com')",
     "this.eval('1')",

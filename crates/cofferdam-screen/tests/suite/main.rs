@@ -1,4 +1,4 @@
-//! Screening as callers see it.
+//! Tests of the static analysis through its public API.
 #![forbid(unsafe_code)]
 
 mod configuration;
@@ -11,7 +11,7 @@ mod typescript;
 
 use cofferdam_screen::{Language, Screen};
 
-/// Checks each code of a table against `LINE:COLUMN RULE, …`, and gives how many there were.
+/// Checks each code of a table against `LINE:COLUMN RULE, …`. Returns the number of checked codes.
 fn table(screen: &Screen, language: Language, cases: &[(&str, &str)]) -> usize {
     let mut wrong = Vec::new();
     for (code, expected) in cases {
@@ -29,7 +29,7 @@ fn found(screen: &Screen, language: Language, code: &str) -> String {
         Ok(report) => report,
         Err(error) => return format!("{error}"),
     };
-    // At one place, in the order of the alphabet, which is easier to write down than that of the rules.
+    // Findings at one position are sorted alphabetically, which is easier to write than the order of the rules.
     let mut findings: Vec<_> =
         report.findings.iter().map(|found| (found.line, found.column, found.rule.to_string())).collect();
     findings.sort();

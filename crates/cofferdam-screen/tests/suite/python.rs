@@ -1,4 +1,4 @@
-//! Findings in Python, and code without findings.
+//! Tests of findings in Python, and of code without findings.
 
 use cofferdam_screen::{Language, PythonRules, Rules, Screen, ScreenError};
 
@@ -29,7 +29,7 @@ const SEEN: &[(&str, &str)] = &[
     ("\n\n  \nimport os\n", "4:8 import:os"),
     ("ä = 'ö'; import os", "1:17 import:os"),
     ("s = '日本'\r\nimport os", "2:8 import:os"),
-    // Wherever it stands.
+    // At any position.
     ("def f():\n    import os", "2:12 import:os"),
     ("async def f():\n    import os", "2:12 import:os"),
     ("class A:\n    import os", "2:12 import:os"),
@@ -76,7 +76,7 @@ const SEEN: &[(&str, &str)] = &[
     ("d = {'a': eval}", "1:11 call:eval"),
     ("self.f = eval", "1:10 call:eval"),
     ("if x:\n    eval = None\neval(y)", "3:1 call:eval"),
-    // By way of modules.
+    // Through modules.
     ("import builtins\nbuiltins.eval(x)", "2:1 call:eval"),
     ("import builtins as b\nb.__import__('os')", "2:1 call:__import__, 2:1 import:os"),
     ("from builtins import eval", "1:22 call:eval"),
@@ -102,7 +102,7 @@ const SEEN: &[(&str, &str)] = &[
     ("from sys import modules as m\nm['os']", "2:1 import:os"),
     ("import glob\nglob.os.system('x')", "2:1 import:os"),
     ("import runpy\nrunpy.run_module('os')", "2:1 import:os"),
-    // Of a session, where another program imported them.
+    // Modules of a session that another program imported.
     ("sys.modules['os']", "1:1 import:os"),
     ("importlib.import_module('os')", "1:1 import:os"),
     // Attributes, and names in texts.
@@ -122,7 +122,7 @@ const SEEN: &[(&str, &str)] = &[
     ("globals()['__builtins__']", "1:11 attribute:__builtins__"),
     ("import builtins\ngetattr(builtins, 'ev' + 'al')(x)", "2:1 call:eval"),
     ("import builtins\nbuiltins.__dict__['eval'](x)", "2:1 call:eval"),
-    // Texts that are put together.
+    // Concatenated texts.
     ("__import__('o' 's')", "1:1 call:__import__, 1:1 import:os"),
     ("__import__('o' + 's')", "1:1 call:__import__, 1:1 import:os"),
     ("__import__(f'o{\"s\"}')", "1:1 call:__import__, 1:1 dynamic-import"),
@@ -132,21 +132,21 @@ const SEEN: &[(&str, &str)] = &[
     ("__import__('xosx'[1:3])", "1:1 call:__import__, 1:1 dynamic-import"),
     ("__import__(chr(111) + chr(115))", "1:1 call:__import__, 1:1 dynamic-import"),
     ("__import__('\\x6f\\163')", "1:1 call:__import__, 1:1 import:os"),
-    // All names of a module.
+    // Wildcard imports.
     ("from importlib import *\nimport_module('subprocess')", "2:1 import:subprocess"),
     ("from builtins import *\neval(x)", "2:1 call:eval"),
     ("from mine import *\neval(x)", "2:1 call:eval"),
-    // What imports is handed on.
+    // Importing functions that are passed on.
     ("from importlib import import_module as m\nf, g = m, 1\nf('os')", "3:1 import:os"),
     ("from importlib import import_module as m\ndef g(f=m):\n    f('os')", "3:5 import:os"),
     ("from importlib import import_module as m\n(f := m)('os')", "2:1 import:os"),
     ("import_module('os')", "1:1 import:os"),
-    // By functions that get.
+    // Through getter functions.
     ("import importlib\nimportlib.import_module(**x)", "2:1 dynamic-import"),
     ("import builtins\nobject.__getattribute__(builtins, 'eval')", "2:1 call:eval"),
     ("import sys\ng = sys.modules.get\ng('os')", "3:1 import:os"),
     ("import ｏｓ\nｅｖａｌ(x)", "1:8 import:os, 2:1 call:eval"),
-    // A name that is bound late or never.
+    // Names that are bound late or never.
     ("eval.__doc__ if False else 1\ndef eval(): pass", "1:1 call:eval"),
     ("def f():\n    eval(x)\nf()\neval = 1", "2:5 call:eval"),
     ("class A:\n    global exec\n    exec = 1\n    exec(x)", "4:5 call:exec"),
@@ -266,7 +266,7 @@ const NOT_SEEN: &[&str] = &[
     "vars(self).items(), x.__dict__.values(), globals()[name]",
 ];
 
-/// What is harmless and found all the same, as the documentation says.
+/// Harmless code with findings, as documented.
 const FALSE: &[(&str, &str)] = &[
     ("import mine\nmine.os", "2:1 import:os"),
     ("try:\n    eval = mine\nexcept E:\n    pass\neval(1)", "5:1 call:eval"),
@@ -274,7 +274,7 @@ const FALSE: &[(&str, &str)] = &[
     ("if False:\n    import os", "2:12 import:os"),
 ];
 
-/// What is not seen, as the documentation says.
+/// Code without findings that evades the rules, as documented.
 const GETS_BY: &[&str] = &[
     "import io\nio.open('x')",
     "import base64\nx = base64.b64decode('b3M=').decode()\ng[x]",
@@ -388,7 +388,7 @@ fn code_in_an_encoding_that_is_another_program_is_not_screened() {
         ("# coding: utf-7\n#+AAo-import os\n", 1, "utf-7"),
         ("#!/usr/bin/python3\n# -*- coding: unicode_escape -*-\n#\\nimport os", 2, "unicode_escape"),
         ("\u{FEFF}# coding: raw_unicode_escape\n", 1, "raw_unicode_escape"),
-        // It is no syntax error, whatever the parser would say.
+        // No syntax error, regardless of the parser's result.
         ("# coding: utf-16\n= =", 1, "utf-16"),
     ] {
         let refused = screen().check(Language::Python, code);
@@ -398,7 +398,7 @@ fn code_in_an_encoding_that_is_another_program_is_not_screened() {
     assert!(screen().check(Language::Python, "# coding: utf-8\nx = 'ö'").unwrap().findings.is_empty());
 }
 
-/// A machine without the interpreter says so.
+/// Prints a message on a machine without the interpreter.
 #[test]
 fn the_interpreter_reads_the_encodings_that_are_refused() {
     let folder = std::env::temp_dir().join(format!("cofferdam-screen-{}", std::process::id()));

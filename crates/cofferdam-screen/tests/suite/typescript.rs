@@ -1,4 +1,4 @@
-//! What is different in TypeScript: types are nothing, and there is one more way to import.
+//! Tests of the differences of TypeScript: types are ignored, and there is another form of import.
 
 use cofferdam_screen::{Language, Screen, ScreenError};
 

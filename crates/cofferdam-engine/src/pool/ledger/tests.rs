@@ -1,4 +1,4 @@
-//! The ledger by examples, and driven at random.
+//! Tests of the ledger: examples and random operations.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,21 +13,21 @@ fn config() -> PoolConfig {
     PoolConfig { min_warm: 2, max_warm: 4, max: 6, refill_at_once: 2, max_waiting: 4, ..PoolConfig::default() }
 }
 
-/// Somebody who waits, and whether those that wait fit.
-type Who = (usize, bool);
-type Book = Ledger<u32, Who>;
+/// A queued claim, with a flag: true if idle sandboxes are compatible with it.
+type Claim = (usize, bool);
+type Book = Ledger<u32, Claim>;
 
-fn next(ledger: &mut Book) -> Option<Next<u32, Who>> {
-    ledger.next(|who, _| who.1)
+fn next(ledger: &mut Book) -> Option<Next<u32, Claim>> {
+    ledger.next(|claim, _| claim.1)
 }
 
-/// A ledger whose first refill is done.
+/// Creates a ledger whose first refill is done.
 fn filled() -> Book {
     let mut ledger = Book::new(config());
     for warm in 0..ledger.refill(Duration::ZERO) as u32 {
         assert_eq!(ledger.filled(warm, Duration::ZERO), None);
     }
-    assert_eq!(ledger.count(Standing::Idle), 2);
+    assert_eq!(ledger.count(SlotState::Idle), 2);
     ledger
 }
 
@@ -36,19 +36,19 @@ fn the_youngest_that_fits_is_claimed_and_replaced_when_nobody_waits() {
     let mut ledger = filled();
     ledger.enter(&tenant(0), (7, true)).unwrap();
     assert_eq!(next(&mut ledger), Some(Next::Warm((7, true), 1)));
-    assert_eq!(ledger.refill(SECOND), 0, "it gives way to the claim that is being made");
-    ledger.shift(Standing::Making, Standing::Leased);
-    assert_eq!(ledger.refill(SECOND), 0, "it leaves the processors to what was claimed");
+    assert_eq!(ledger.refill(SECOND), 0, "the refill yields to the claim that is being served");
+    ledger.shift(SlotState::Making, SlotState::Leased);
+    assert_eq!(ledger.refill(SECOND), 0, "the refill leaves the processors to the claimed sandbox");
     let later = SECOND + config().refill_delay;
-    assert_eq!(ledger.look_again(SECOND), Some(later));
+    assert_eq!(ledger.next_poll(SECOND), Some(later));
     assert_eq!(ledger.refill(later), 1);
 }
 
-/// Claims one that is ready, and has its lease begin.
+/// Claims an idle sandbox and begins its lease.
 fn claim(ledger: &mut Book) {
     ledger.enter(&tenant(0), (7, true)).unwrap();
     assert!(matches!(next(ledger), Some(Next::Warm(..))));
-    ledger.shift(Standing::Making, Standing::Leased);
+    ledger.shift(SlotState::Making, SlotState::Leased);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_spec_that_does_not_fit_gets_a_place_of_its_own() {
     let mut ledger = filled();
     ledger.enter(&tenant(0), (7, false)).unwrap();
     assert_eq!(next(&mut ledger), Some(Next::Cold((7, false), ClaimKind::ColdUnfit)));
-    assert_eq!(ledger.count(Standing::Idle), 2);
+    assert_eq!(ledger.count(SlotState::Idle), 2);
 }
 
 #[test]
@@ -90,8 +90,8 @@ fn one_that_waits_makes_room_where_all_places_are_taken() {
     }
     ledger.enter(&tenant(0), (7, false)).unwrap();
     assert_eq!(next(&mut ledger), Some(Next::Evict(0)), "the oldest");
-    assert_eq!(next(&mut ledger), None, "one for each who waits");
-    ledger.shift(Standing::Closing, Standing::Free);
+    assert_eq!(next(&mut ledger), None, "one eviction for each queued claim");
+    ledger.shift(SlotState::Closing, SlotState::Free);
     assert!(matches!(next(&mut ledger), Some(Next::Cold((7, false), _))));
     assert_eq!(ledger.used(), 6);
 }
@@ -103,21 +103,21 @@ fn demand_raises_the_target_and_idleness_lowers_it() {
         ledger.enter(&tenant(0), (0, true)).unwrap();
         assert!(matches!(next(&mut ledger), Some(Next::Cold(_, ClaimKind::ColdEmpty))));
         ledger.found_empty();
-        ledger.shift(Standing::Making, Standing::Leased);
-        ledger.shift(Standing::Leased, Standing::Closing);
-        ledger.shift(Standing::Closing, Standing::Free);
+        ledger.shift(SlotState::Making, SlotState::Leased);
+        ledger.shift(SlotState::Leased, SlotState::Closing);
+        ledger.shift(SlotState::Closing, SlotState::Free);
     }
     let mut made = 0;
     while ledger.refill(Duration::ZERO) > 0 {
-        while ledger.count(Standing::Filling) > 0 {
+        while ledger.count(SlotState::Filling) > 0 {
             ledger.filled(made, Duration::ZERO);
             made += 1;
         }
     }
     assert_eq!(made, 4, "up to max_warm");
     assert_eq!(ledger.expire(59 * SECOND), Vec::<u32>::new());
-    assert_eq!(ledger.expire(60 * SECOND), [0, 1], "those beyond the minimum, the oldest first");
-    assert_eq!(ledger.refill(60 * SECOND), 0, "they are not made again");
+    assert_eq!(ledger.expire(60 * SECOND), [0, 1], "surplus sandboxes, oldest first");
+    assert_eq!(ledger.refill(60 * SECOND), 0, "they are not replaced");
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn the_old_are_replaced_a_few_at_a_time() {
         ledger.filled(warm, Duration::ZERO);
     }
     let old = PoolConfig::default().max_age;
-    assert_eq!(ledger.look_again(old - SECOND), Some(old));
+    assert_eq!(ledger.next_poll(old - SECOND), Some(old));
     assert_eq!(ledger.expire(old), [0]);
     assert_eq!(ledger.refill(old), 1);
-    assert_eq!(ledger.expire(old), Vec::<u32>::new(), "its successor first");
+    assert_eq!(ledger.expire(old), Vec::<u32>::new(), "its replacement comes first");
     ledger.filled(2, old);
     assert_eq!(ledger.expire(old), [1]);
 }
@@ -142,7 +142,7 @@ fn failures_are_waited_out_and_then_tried_one_at_a_time() {
     assert_eq!(ledger.refill(Duration::ZERO), 2);
     ledger.fill_failed(Duration::ZERO, 1.0);
     ledger.fill_failed(Duration::ZERO, 1.0);
-    let again = ledger.look_again(Duration::ZERO).unwrap();
+    let again = ledger.next_poll(Duration::ZERO).unwrap();
     assert_eq!(again, Duration::from_millis(200));
     assert_eq!(ledger.refill(again - Duration::from_nanos(1)), 0);
     assert_eq!(ledger.refill(again), 1);
@@ -159,9 +159,9 @@ fn a_refill_gives_way_to_creates_but_not_for_ever() {
     ledger.enter(&tenant(0), (0, true)).unwrap();
     assert!(matches!(next(&mut ledger), Some(Next::Cold(..))));
     assert_eq!(ledger.refill(SECOND), 0);
-    let patience = PoolConfig::default().refill_patience;
-    assert_eq!(ledger.look_again(SECOND), Some(SECOND + patience));
-    assert_eq!(ledger.refill(SECOND + patience), 2);
+    let yield_time = PoolConfig::default().refill_patience;
+    assert_eq!(ledger.next_poll(SECOND), Some(SECOND + yield_time));
+    assert_eq!(ledger.refill(SECOND + yield_time), 2);
 }
 
 #[test]
@@ -181,12 +181,12 @@ fn draining_gives_everything_back_and_refills_no_more() {
     assert_eq!(ledger.refill(SECOND), 0);
     ledger.enter(&tenant(0), (0, true)).unwrap();
     assert_eq!(ledger.drain(), (vec![(0, true)], vec![0, 1]));
-    assert_eq!((ledger.refill(SECOND), ledger.look_again(SECOND)), (0, None));
+    assert_eq!((ledger.refill(SECOND), ledger.next_poll(SECOND)), (0, None));
 }
 
 #[test]
 fn what_was_leased_is_never_idle_again() {
-    use Standing as S;
+    use SlotState as S;
     let all = [S::Free, S::Filling, S::Idle, S::Making, S::Leased, S::Closing];
     let from_leased: Vec<_> = all.into_iter().filter(|to| valid_transition(S::Leased, *to)).collect();
     assert_eq!(from_leased, [S::Closing]);
@@ -213,7 +213,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0usize..3, any::<bool>()).prop_map(|(who, fits)| Step::Enter(who, fits)),
+        3 => (0usize..3, any::<bool>()).prop_map(|(claim, fits)| Step::Enter(claim, fits)),
         1 => (0usize..4).prop_map(Step::Leave),
         4 => Just(Step::Serve),
         2 => Just(Step::Refill),
@@ -230,8 +230,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens: the places add up, the bounds hold, nothing is given out twice, and nobody waits while nothing
-    /// is under way.
+    /// The slots add up, the bounds hold, no sandbox is handed out twice, and no claim waits while nothing is under
+    /// way.
     #[test]
     fn places_add_up_and_nobody_waits_for_nothing(
         steps in prop::collection::vec(step(), 0..300),
@@ -248,9 +248,9 @@ proptest! {
         let pass = |ledger: &mut Book, from, to| if ledger.count(from) > 0 { ledger.shift(from, to) };
         for step in steps {
             match step {
-                Step::Enter(who, fits) => {
+                Step::Enter(claim, fits) => {
                     let busy = ledger.waiting();
-                    if let Ok(ticket) = ledger.enter(&tenant(who), (who, fits)) {
+                    if let Ok(ticket) = ledger.enter(&tenant(claim), (claim, fits)) {
                         prop_assert!(busy < config.max_waiting);
                         tickets.push(ticket);
                     }
@@ -260,24 +260,24 @@ proptest! {
                     Some(Next::Warm(_, warm) | Next::Evict(warm)) => prop_assert!(seen.insert(warm), "{} twice", warm),
                     Some(Next::Cold(_, kind)) => if kind == ClaimKind::ColdEmpty { ledger.found_empty() },
                     None => {
-                        let still = [Standing::Filling, Standing::Making, Standing::Leased, Standing::Closing];
+                        let still = [SlotState::Filling, SlotState::Making, SlotState::Leased, SlotState::Closing];
                         let under_way: usize = still.iter().map(|it| ledger.count(*it)).sum();
                         prop_assert!(ledger.waiting() == 0 || under_way > 0);
                     }
                 },
                 Step::Refill => {
                     ledger.refill(now);
-                    prop_assert!(ledger.count(Standing::Filling) <= at_once);
+                    prop_assert!(ledger.count(SlotState::Filling) <= at_once);
                 }
-                Step::Filled => if ledger.count(Standing::Filling) > 0 {
+                Step::Filled => if ledger.count(SlotState::Filling) > 0 {
                     serial += 1;
                     prop_assert_eq!(ledger.filled(serial, now), None);
                 },
-                Step::FillFailed => if ledger.count(Standing::Filling) > 0 { ledger.fill_failed(now, 0.5) },
-                Step::Made => pass(&mut ledger, Standing::Making, Standing::Leased),
-                Step::MakeFailed => pass(&mut ledger, Standing::Making, Standing::Free),
-                Step::LeaseEnds => pass(&mut ledger, Standing::Leased, Standing::Closing),
-                Step::Closed => pass(&mut ledger, Standing::Closing, Standing::Free),
+                Step::FillFailed => if ledger.count(SlotState::Filling) > 0 { ledger.fill_failed(now, 0.5) },
+                Step::Made => pass(&mut ledger, SlotState::Making, SlotState::Leased),
+                Step::MakeFailed => pass(&mut ledger, SlotState::Making, SlotState::Free),
+                Step::LeaseEnds => pass(&mut ledger, SlotState::Leased, SlotState::Closing),
+                Step::Closed => pass(&mut ledger, SlotState::Closing, SlotState::Free),
                 Step::Reap(dead) => for warm in ledger.reap(|warm| warm % 4 != dead) {
                     prop_assert!(seen.insert(warm));
                 },
@@ -286,32 +286,32 @@ proptest! {
                 },
                 Step::Wait(millis) => {
                     now += Duration::from_millis(millis);
-                    // Whoever looks as often as told comes to rest.
+                    // Polling at the returned times comes to rest.
                     let rests = (0..=config.max).any(|_| {
                         for warm in ledger.expire(now) {
                             assert!(seen.insert(warm));
                         }
                         ledger.refill(now);
-                        ledger.look_again(now).is_none_or(|again| again > now)
+                        ledger.next_poll(now).is_none_or(|again| again > now)
                     });
                     prop_assert!(rests);
                 }
             }
             prop_assert!(ledger.used() <= config.max);
-            prop_assert!(ledger.count(Standing::Idle) <= config.max_warm);
+            prop_assert!(ledger.count(SlotState::Idle) <= config.max_warm);
             prop_assert!(ledger.target >= min_warm && ledger.target <= max_warm);
-            prop_assert_eq!(ledger.places.iter().sum::<usize>(), config.max);
-            prop_assert_eq!(ledger.idle.len(), ledger.count(Standing::Idle));
+            prop_assert_eq!(ledger.slots.iter().sum::<usize>(), config.max);
+            prop_assert_eq!(ledger.idle.len(), ledger.count(SlotState::Idle));
         }
-        // In the end everything goes out.
+        // Draining returns everything.
         let (_, idle) = ledger.drain();
         for warm in idle {
             prop_assert!(seen.insert(warm));
         }
-        while ledger.count(Standing::Filling) > 0 {
+        while ledger.count(SlotState::Filling) > 0 {
             prop_assert!(ledger.filled(0, now).is_some());
         }
-        for (from, to) in [(Standing::Making, Standing::Leased), (Standing::Leased, Standing::Closing), (Standing::Closing, Standing::Free)] {
+        for (from, to) in [(SlotState::Making, SlotState::Leased), (SlotState::Leased, SlotState::Closing), (SlotState::Closing, SlotState::Free)] {
             while ledger.count(from) > 0 {
                 ledger.shift(from, to);
             }

@@ -1,7 +1,7 @@
-# Becomes warm, and runs one request as Python runs a script from cold. It is started as one file with `waiting.py` and
-# `serve.py` behind it; docs/interpreters.md lists what it has to keep as it is from cold.
+# Warms up and runs one request as Python runs a script in a cold start. It is started as one file, followed by
+# `waiting.py` and `serve.py`. docs/interpreters.md lists the properties of a cold start that it preserves.
 #
-# The first line keeps what Python gives a script's namespace, before this file adds to it.
+# The first line stores the namespace that Python gives a script, before this file adds to it.
 pristine = dict(globals())
 import _weakref
 import atexit
@@ -13,7 +13,7 @@ import time
 own_file = __file__
 interpreter = sys.orig_argv[: -len(sys.argv)]
 token = sys.argv[1]
-# With options such as -I a script's directory is not searched; the flags decide for the request as for this file.
+# With options such as -I, a script's directory is not searched. The flags have the same effect on this file.
 searched = bool(sys.path) and sys.path[0] == os.path.dirname(own_file)
 
 
@@ -34,7 +34,7 @@ def receive(count):
     while count:
         part = os.read(0, min(count, 1 << 20))
         if not part:
-            # Nobody will ask any more.
+            # The input has ended without a request.
             os._exit(0)
         parts.append(part)
         count -= len(part)
@@ -72,7 +72,7 @@ def change_environment(changes):
 
 
 def prepare(request):
-    """Takes over place and environment; gives the script's path. What fails here is told before any code runs."""
+    """Applies directory and environment. Returns the script's path. Failures are reported before any code runs."""
     kind, name, cwd, args, changes, code = request
     if cwd:
         os.chdir(cwd)
@@ -90,7 +90,7 @@ def prepare(request):
 
 
 def namespace_for(path):
-    """A fresh `__main__`, as Python makes it for a script."""
+    """Creates a new `__main__`, as Python does for a script."""
     main = type(sys)("__main__")
     names = main.__dict__
     names.clear()
@@ -104,7 +104,7 @@ def namespace_for(path):
 
 
 def load(path, data):
-    """Gives code and namespace of a script."""
+    """Returns code and namespace of a script."""
     if data is None:
         path = os.path.join(os.getcwd(), path)
     names = namespace_for(path)
@@ -123,7 +123,7 @@ def load(path, data):
 
 
 def packed(path, names):
-    """A directory or an archive that has a `__main__` of its own."""
+    """Loads a directory or an archive with a `__main__` of its own."""
     import runpy
 
     if searched:
@@ -134,14 +134,14 @@ def packed(path, names):
 
 
 def outside(trace):
-    """The part of a traceback that is not this file's."""
+    """Returns the part of a traceback outside of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == own_file:
         trace = trace.tb_next
     return trace
 
 
 def explain(error):
-    """What Python says when a script ends by an exception; gives the exit status."""
+    """Prints an exception that ended the script, as Python does. Returns the exit status."""
     if isinstance(error, SystemExit):
         return exit_status(error)
     error.__traceback__ = trace = outside(error.__traceback__)
@@ -187,7 +187,7 @@ def flush(stream):
 
 
 def discard():
-    """Lets go of what the script made, so that files are flushed and finalizers run, in the order of a usual end."""
+    """Releases objects of the script, so that files are flushed and finalizers run in the order of a normal exit."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
@@ -213,7 +213,7 @@ def discard():
 
 
 def finish(status):
-    """Ends the process in Python's order, without taking the interpreter itself apart: the kernel does that faster."""
+    """Ends the process in Python's order, without finalizing the interpreter itself: the kernel does that faster."""
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
@@ -251,7 +251,7 @@ def preload(modules):
 
 
 def rehearse(code):
-    """Goes once through what every request goes through, so that nothing of it is done for the first time then."""
+    """Exercises all steps of a request once, so that none of them happens for the first time in a request."""
     path = f"{directory}/warm.py"
     store(path, code)
     exec(*load(path, code))
@@ -259,7 +259,7 @@ def rehearse(code):
 
 
 def warm(code):
-    """Runs the configured code, in a namespace that is thrown away."""
+    """Runs the configured code in a namespace that is then discarded."""
     try:
         exec(*load(own_file, code.encode()))
         sys.stdout.flush()
@@ -270,7 +270,7 @@ def warm(code):
 
 
 def now_known():
-    """The modules that are there before the request; they outlive it."""
+    """Returns the modules loaded before the request, which outlive it."""
     names = set(sys.modules)
     names.discard("__main__")
     return names

@@ -1,4 +1,4 @@
-# The one request. It comes on standard input, and what follows it there is its own input.
+# Runs the one request. It arrives on standard input. The rest of the stream is the standard input of the code.
 request = next_request()
 try:
     path = prepare(request)

@@ -1,10 +1,10 @@
-# An interpreter that waits: started as `python3 FLAGS FILE TOKEN ENDING WARM_UP MODULE...`, warm from then on, and used for
-# the one request that comes on its standard input.
+# A prepared interpreter. Started as `python3 FLAGS FILE TOKEN ENDING WARM_UP MODULE...`, it warms up and runs the one
+# request that arrives on its standard input.
 def anchor():
-    """Starts a process that shares this one's memory and nothing else, and does nothing.
+    """Starts an idle process that shares the memory of this one and nothing else.
 
-    The kernel takes memory apart when its last process ends, before anybody is told of that end. With the anchor there,
-    the end of this process is told at once. It has none of our descriptors, so that closing one closes it.
+    The kernel frees memory when its last process ends, before it reports that end. While the anchor exists, the end
+    of this process is reported immediately. The anchor has none of our descriptors, so that it keeps none open.
     """
     try:
         import ctypes
@@ -19,13 +19,13 @@ def anchor():
     top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     standard = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-    # While the process is made, our descriptors are on their way through a socket, so that it gets no copy of them.
+    # Descriptors are in transit through a socket while the process is created, so that it gets no copy of them.
     ours.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, standard)])
     for number in range(3):
         os.close(number)
-    # Our handlers must not run in it: they would change this process's memory.
+    # Signal handlers must not run in the new process: they would change this process's memory.
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    # CLONE_VM, and CLONE_PARENT so that the script never meets it as a child.
+    # CLONE_VM, and CLONE_PARENT so that the script never sees it as a child.
     clone(ctypes.cast(pause, ctypes.c_void_p), top, 0x100 | 0x8000, None)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
     _, (message,), _, _ = theirs.recvmsg(1, _socket.CMSG_LEN(len(standard)))
@@ -47,7 +47,7 @@ except BaseException as error:
 warm(warm_up)
 held = anchor() if ending == "anchored" else None
 known = now_known()
-# What is here stays: no collection of the script's looks at it again.
+# Existing objects are permanent: garbage collections of the script skip them.
 gc.freeze()
 send(2, f"{token} ready\n")
 send(1, f"{token} ready {int(time.process_time() * 1e6)}\n")

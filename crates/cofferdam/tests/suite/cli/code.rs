@@ -240,7 +240,7 @@ fn the_output_of_a_plain_run_may_have_any_bound() {
     assert_eq!(outcome(&mut run(code)), (0, "1\n".to_owned(), String::new()));
     // A result is held, and so bounded.
     let (status, _, stderr) = outcome(run(["--json"]).args(code));
-    assert!(status == 125 && stderr.contains("or by --max-output"), "{stderr}");
+    assert!(status == 125 && stderr.contains("or with --max-output"), "{stderr}");
 }
 
 #[test]

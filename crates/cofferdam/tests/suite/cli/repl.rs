@@ -212,7 +212,7 @@ fn a_person_talks_with_javascript() {
     person.is_asked();
     person.enters("for (;;) {}");
     person.reads("a call did not end within 3.");
-    person.reads("so the interpreter was killed");
+    person.reads("and the interpreter was killed");
     person.reads("a new interpreter was started; what was defined is gone");
     person.is_asked();
     person.enters("typeof a");

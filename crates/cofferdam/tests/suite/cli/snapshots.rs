@@ -274,7 +274,7 @@ fn code_is_screened_and_logged_before_a_machine_is_made() {
         let fixed = ["save", "--config", "config.toml", "--allow-weaker", WEAKER, "--out", "m"];
         with_nothing(snapshot(fixed.iter().chain(words), place.path()), place.path())
     };
-    refused(&mut save(&["--lang", "python", "--code", "import socket"]), "screening refuses the code");
+    refused(&mut save(&["--lang", "python", "--code", "import socket"]), "screening rejected the code");
     refused(&mut save(&["--", "true"]), "cofferdam vm build-image");
     let query = ["audit", "query", "--config", "config.toml"];
     let (_, stdout, stderr) = outcome(cofferdam().args(query).current_dir(place.path()));
@@ -539,7 +539,7 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     // Code is screened before the machine goes on, and runs in it.
     let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("machines are there");
     let (status, stdout, stderr) = outcome(&mut code("import socket"));
-    assert!(status == 125 && stderr.contains("screening refuses the code"), "{status} {stdout}{stderr}");
+    assert!(status == 125 && stderr.contains("screening rejected the code"), "{status} {stdout}{stderr}");
     let (status, stdout, stderr) = outcome(&mut code("print(6 * 7)"));
     assert_eq!((status, stdout.as_str()), (0, "42\n"), "{stderr}");
     let (_, verified, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));

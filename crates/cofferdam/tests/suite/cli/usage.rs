@@ -149,7 +149,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
       try: cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "--memory", "lots", "x.py"], 125), @r"
-    cofferdam: invalid value 'lots' for '--memory <SIZE>': 'lots' is not a size; write a number of bytes or one with K, M, G or T, such as 512M
+    cofferdam: invalid value 'lots' for '--memory <SIZE>': 'lots' is not a size; use a number of bytes, or a number with K, M, G or T, such as 512M
       try: cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "--env", "HOME", "x.py"], 125), @r"
@@ -177,7 +177,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: name a file; --workspace DIR gives the code a directory to work in
     ");
     assert_snapshot!(complaint(&["run", "/etc/passwd"], 125), @r"
-    cofferdam: run failed: '/etc/passwd' has no extension that tells its language [file: /etc/passwd]
+    cofferdam: run failed: '/etc/passwd' has no file extension, so its language is unknown [file: /etc/passwd]
       try: name the language with --lang (bash, javascript, python, sh, typescript, wasm), use one of the extensions .bash .js .mjs .cjs .py .sh .ts .mts .cts .wasm, or run it as a command: cofferdam run -- COMMAND
     ");
     assert_snapshot!(complaint(&["run", "--lang", "cobol", "--code", "x"], 125), @r"
@@ -213,7 +213,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: leave out --tty, or use --stdin to pass a file or pipe on
     ");
     assert_snapshot!(complaint(&["run", "--memory", "1K", "--", "true"], 125), @r"
-    cofferdam: create failed: a memory limit under 1 MiB lets nothing run
+    cofferdam: create failed: the memory limit must be at least 1 MiB
     ");
 }
 
