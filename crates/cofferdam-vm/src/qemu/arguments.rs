@@ -7,7 +7,7 @@ use cofferdam_contract::Access;
 use serde_json::json;
 
 use super::QemuConfig;
-use crate::bounds::TRANSLATED;
+use crate::bounds::CODE_CACHE;
 use crate::vmm::{Accelerator, Boot, Hardware};
 
 const MEBIBYTE: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub(crate) struct Descriptors {
     pub console: RawFd,
 }
 
-/// Words for the kernel: a console, and the end of the machine when its first process ends. A translated machine's clocks
+/// OutputTail for the kernel: a console, and the end of the machine when its first process ends. A translated machine's clocks
 /// depend on how much the host lets it run, so its kernel is told what it would measure wrongly, or wait for in vain.
 pub(crate) fn kernel_words(accelerator: Accelerator, ticks_per_millisecond: Option<u64>) -> String {
     // What the machine has not is not looked for, and what others tested is not tested again: a sixth of the time. Nor does
@@ -80,7 +80,7 @@ pub(crate) fn arguments(
         "accel",
         match config.accelerator {
             // Without a bound it may become a gigabyte.
-            Accelerator::Tcg => format!("tcg,tb-size={},thread=multi", TRANSLATED / MEBIBYTE),
+            Accelerator::Tcg => format!("tcg,tb-size={},thread=multi", CODE_CACHE / MEBIBYTE),
             Accelerator::Kvm => "kvm".to_owned(),
         },
     );

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::pages::{self, Owner};
 use crate::error::{Result, VmError, io};
-use crate::sparse::{self, Room};
+use crate::sparse::{self, Quota};
 
 const WHAT: &str = "the memory of a machine";
 
@@ -57,7 +57,7 @@ impl Memory {
         let copied = match self.sharing {
             Sharing::Own => sparse::copy_memory(&self.file, most),
             Sharing::State => sparse::blank(self.length).and_then(|into| {
-                pages::copy(owner, &self.file, &into, self.length, &mut Room::new(most))?;
+                pages::copy(owner, &self.file, &into, self.length, &mut Quota::new(most))?;
                 Ok(into)
             }),
         };

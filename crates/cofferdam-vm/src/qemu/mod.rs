@@ -37,12 +37,12 @@ use cofferdam_linux::trust::{self, Secrecy};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
-use crate::bounds::{Allowance, Enclosure};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
-use crate::words::Words;
+use crate::words::OutputTail;
 use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
@@ -283,9 +283,9 @@ impl Qemu {
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
         let rules = rules.map_err(|error| no_rules(self.program(), error))?;
-        let (user, allowance) = (user(self.config.accelerator), Allowance::of(hardware, memory.sharing()));
+        let (user, vmm_limits) = (user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
-            let enclosure = Enclosure::make(&allowance, user.is_some());
+            let enclosure = Enclosure::make(&vmm_limits, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
             let walls = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, ..Start::default() };
             let start = Start { groups, limits, pages: Pages::Small, calls: Calls::Lone, ..walls };
@@ -303,9 +303,9 @@ impl Qemu {
                 }
                 _ => io("start", self.program())(error),
             })?;
-        let words = (Words::default(), Words::default());
-        tokio::spawn(words.0.clone().listen(console));
-        tokio::spawn(words.1.clone().listen(said));
+        let words = (OutputTail::default(), OutputTail::default());
+        tokio::spawn(words.0.clone().collect(console));
+        tokio::spawn(words.1.clone().collect(said));
         let owner = Owner { pid: child.id(), user };
         let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), words, (memory, owner))?;
         // From here on, what is dropped is ended.

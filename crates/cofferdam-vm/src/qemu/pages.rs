@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::process::{Gid, Uid};
 
-use crate::sparse::{PAGE, Room, copy_part, write_pages};
+use crate::sparse::{PAGE, Quota, copy_part, write_pages};
 
 /// The longest list of mappings that is read.
 const MAX_MAPS: u64 = 16 << 20;
@@ -41,7 +41,7 @@ struct Region {
 
 /// Copies the memory that the process has of `base`, its first `length` bytes, to a file that is one hole. The machine must
 /// stand still.
-pub(crate) fn copy(owner: Owner, base: &File, into: &File, length: u64, room: &mut Room) -> Result<()> {
+pub(crate) fn copy(owner: Owner, base: &File, into: &File, length: u64, room: &mut Quota) -> Result<()> {
     let [maps, pagemap, memory] = open(owner)?;
     let mut text = String::new();
     maps.take(MAX_MAPS).read_to_string(&mut text)?;

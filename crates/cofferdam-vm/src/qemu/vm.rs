@@ -20,7 +20,7 @@ use super::{PROGRAM, broken, state};
 use crate::bounds::Enclosure;
 use crate::error::{Result, VmError, io, shown_end};
 use crate::vmm::{Ended, MachineState, Vm};
-use crate::words::Words;
+use crate::words::OutputTail;
 
 /// Time that a process has to be seen to have ended whose connection has.
 const NOTICE_LIMIT: Duration = Duration::from_millis(500);
@@ -33,8 +33,8 @@ pub(crate) struct QemuVm {
     qmp: Arc<Qmp>,
     process: Arc<OwnedFd>,
     ended: watch::Receiver<Option<Ended>>,
-    console: Words,
-    said: Words,
+    console: OutputTail,
+    said: OutputTail,
     /// What bounds it from outside.
     kept: String,
     /// `None` once the machine has ended: what it had is not kept for longer.
@@ -49,7 +49,7 @@ impl QemuVm {
     pub(crate) fn watch(
         (mut child, enclosure): (Child, Enclosure),
         qmp: Qmp,
-        (console, said): (Words, Words),
+        (console, said): (OutputTail, OutputTail),
         (memory, owner): (Memory, Owner),
     ) -> Result<Self> {
         let kept = enclosure.shown.clone();

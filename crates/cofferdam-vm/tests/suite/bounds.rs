@@ -50,10 +50,10 @@ pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
 async fn has_groups(test: &str) -> bool {
     let place = tempfile::tempdir().unwrap();
     let found = doctor(&VmConfig::new(place.path())).await;
-    let bounds = found.iter().find(|finding| finding.name == "monitor's bounds").expect("it is looked at");
+    let bounds = found.iter().find(|finding| finding.name == "VMM limits").expect("it is looked at");
     if bounds.state != FindingState::Ok {
         println!("SKIP {test}: {}", bounds.detail);
-        assert!(bounds.detail.contains("not bounded") && bounds.remedy.is_some(), "{bounds:?}");
+        assert!(bounds.detail.contains("bounded only by resource limits") && bounds.remedy.is_some(), "{bounds:?}");
     }
     bounds.state == FindingState::Ok
 }
@@ -103,12 +103,12 @@ async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
         if let Some(quota) = read("cpu.cfs_quota_us").or_else(|| read("cpu.max")) {
             assert!(quota.starts_with("100000"), "{quota}");
         }
-        assert!(memory.contains("the monitor is in a group of cgroup"), "{memory}");
+        assert!(memory.contains("the VMM is in a group of cgroup"), "{memory}");
         tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
         let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
         assert!(left.is_empty(), "{left:?}");
     } else {
-        assert!(memory.contains("not bounded from outside"), "{memory}");
+        assert!(memory.contains("bounded only by resource limits"), "{memory}");
         tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
     }
 }
@@ -171,7 +171,7 @@ async fn walled() {
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
     let findings = doctor(&VmConfig::new(place.path())).await;
-    let name = if wall == "Landlock" { "monitor's files" } else { "monitor's network" };
+    let name = if wall == "Landlock" { "VMM files" } else { "VMM network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
     println!("refused: {wall}");

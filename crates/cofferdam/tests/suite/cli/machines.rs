@@ -217,9 +217,7 @@ fn doctor_tells_what_machines_need() {
             .unwrap_or_else(|| panic!("nothing about {name}: {report}"))
             .clone()
     };
-    for name in
-        ["qemu", "accelerator", "disks", "monitor's files", "monitor's network", "monitor's bounds", "firecracker"]
-    {
+    for name in ["qemu", "accelerator", "disks", "VMM files", "VMM network", "VMM limits", "firecracker"] {
         let item = find(name);
         assert!(item["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{item}");
         assert!(item["state"] == "ok" || item["remedy"].is_string(), "{item}");
