@@ -33,7 +33,7 @@ use super::ids::InstanceId;
 use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
 use super::walls::{Shown, give};
 use super::{PROGRAM, broken};
-use crate::bounds::{Allowance, Enclosure};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
 
@@ -117,7 +117,7 @@ pub(super) fn raise(
     (base, id): (&Path, &InstanceId),
     program: &Path,
     all: Vec<Shown>,
-    may: &Allowance,
+    may: &VmmLimits,
 ) -> Result<Raised> {
     let user = user();
     let enclosure = Enclosure::make(may, true);

@@ -16,7 +16,7 @@ use rustix::fs::{Gid, Uid, fchown};
 use super::ids::InstanceId;
 use super::owner::Owner;
 use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
-use crate::bounds::{Allowance, Enclosure};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
 use crate::rules::{self, Opened};
@@ -60,7 +60,7 @@ pub(super) fn place(base: &Path) -> Result<InstanceId> {
 }
 
 /// Makes the directory of a machine with what it is shown, and the walls. Blocks its thread for some milliseconds.
-pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &Allowance) -> Result<Raised> {
+pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &VmmLimits) -> Result<Raised> {
     let directory = base.join(id.as_str());
     DirBuilder::new().mode(0o700).create(&directory).map_err(io("make", &directory))?;
     let user = qemu::user(Accelerator::Kvm);

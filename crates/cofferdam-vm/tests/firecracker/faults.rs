@@ -33,7 +33,7 @@ fn check(error: &Error, kind: ErrorKind, retry: Retry, says: &str) {
 async fn a_socket_that_is_not_there_may_come() {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::new(directory.path().join("none"), quick());
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::MayHelp, "there is no socket");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::MayHelp, "the socket does not exist");
 }
 
 #[tokio::test]
@@ -53,10 +53,10 @@ async fn a_link_in_the_sockets_place_is_not_followed() {
     let link = directory.path().join("api.sock");
     std::os::unix::fs::symlink(server.client().socket(), &link).unwrap();
     let client = Client::new(&link, quick());
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "something else stands");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "the path is not a socket");
     std::fs::remove_file(&link).unwrap();
     std::fs::write(&link, "").unwrap();
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "something else stands");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "the path is not a socket");
     assert!(server.seen().is_empty());
 }
 
@@ -130,7 +130,7 @@ async fn an_answer_that_makes_no_sense_is_an_error() {
     for body in ["", "[]", "{}", "nonsense", r#"{"firecracker_version": 7}"#] {
         let server = Server::start(move |_| Reply::Say(http(200, body)));
         let error = server.client().version("create").await.unwrap_err();
-        check(&error, ErrorKind::Unavailable, Retry::Never, "makes no sense");
+        check(&error, ErrorKind::Unavailable, Retry::Never, "is malformed");
     }
     let unknown = r#"{"app_name":"x","id":"x","state":"Exploded","vmm_version":"x"}"#;
     let server = Server::start(move |_| Reply::Say(http(200, unknown)));
