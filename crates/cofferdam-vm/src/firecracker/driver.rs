@@ -20,7 +20,7 @@ use super::process::Launch;
 use super::request::Request;
 use super::version::{self, Version};
 use super::vm::{Dumps, FirecrackerVm, MEMORY_OUT, STATE_OUT, Stand};
-use super::walls::{self, Shown};
+use super::walls::{self, VmFile};
 use super::{PROGRAM, broken};
 use crate::bounds::VmmLimits;
 use crate::error::{Result, VmError, io};
@@ -144,32 +144,32 @@ impl FirecrackerVmm {
     async fn launch(
         &self,
         hardware: &Hardware,
-        mut all: Vec<Shown>,
+        mut all: Vec<VmFile>,
         sharing: Sharing,
     ) -> Result<(FirecrackerVm, UnixStream)> {
         let version = self.installed_version().await?;
         let (program, jailer) = self.programs()?;
         let dumps = Dumps::new()?;
         for (at, disk) in hardware.disks.iter().enumerate() {
-            all.push(Shown::new(disk_name(at), opened(disk)?, disk.access));
+            all.push(VmFile::new(disk_name(at), opened(disk)?, disk.access));
         }
-        all.push(Shown::new(STATE_OUT, copy(&dumps.devices)?, Access::ReadWrite));
-        all.push(Shown::new(MEMORY_OUT, copy(&dumps.memory)?, Access::ReadWrite));
+        all.push(VmFile::new(STATE_OUT, copy(&dumps.devices)?, Access::ReadWrite));
+        all.push(VmFile::new(MEMORY_OUT, copy(&dumps.memory)?, Access::ReadWrite));
         let (base, shown_to, may) =
             (self.config.place.clone(), program.clone(), VmmLimits::of_firecracker(hardware, sharing));
-        let raised = blocking(move || {
+        let confined = blocking(move || {
             let id = walls::place(&base)?;
-            let raised = match jailer {
-                None => walls::raise(&base, &id, &shown_to, all, &may)?,
-                Some(jailer) => jailer::raise(&jailer, (&whole(&base)?, &id), &shown_to, all, &may)?,
+            let confined = match jailer {
+                None => walls::confine(&base, &id, &shown_to, all, &may)?,
+                Some(jailer) => jailer::confine(&jailer, (&whole(&base)?, &id), &shown_to, all, &may)?,
             };
-            Ok((raised, id))
+            Ok((confined, id))
         });
-        let (raised, id) = raised.await?;
+        let (confined, id) = confined.await?;
         let patience = self.config.patience;
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
         let launch = Launch { program, ready: patience.max(MIN_READY_TIMEOUT), deadlines };
-        let process = launch.start_behind(raised, &id).await?;
+        let process = launch.start_confined(confined, &id).await?;
         if process.version() != version {
             let (found, what) = (process.version(), "its program was replaced while a VM was started");
             // The sweep reports files that cannot be removed now.
@@ -340,7 +340,7 @@ impl Vmm for FirecrackerVmm {
         let kernel = reopen(&*self.kernel(&boot.kernel).await?)?;
         let initramfs = File::open(&boot.initramfs).map_err(io("open", &boot.initramfs))?;
         let all =
-            vec![Shown::new(KERNEL, kernel, Access::ReadOnly), Shown::new(INITRAMFS, initramfs, Access::ReadOnly)];
+            vec![VmFile::new(KERNEL, kernel, Access::ReadOnly), VmFile::new(INITRAMFS, initramfs, Access::ReadOnly)];
         let (vm, streams) = self.launch(&hardware, all, Sharing::Own).await?;
         Ok(started(Self::configure(vm, "create", &requests).await?, streams))
     }
@@ -366,8 +366,8 @@ impl Vmm for FirecrackerVmm {
             return Err(VmError::BadSource { what });
         }
         let all = vec![
-            Shown::new(STATE_IN, reopen(state.devices())?, Access::ReadOnly),
-            Shown::new(MEMORY_IN, reopen(state.memory())?, Access::ReadOnly),
+            VmFile::new(STATE_IN, reopen(state.devices())?, Access::ReadOnly),
+            VmFile::new(MEMORY_IN, reopen(state.memory())?, Access::ReadOnly),
         ];
         let (vm, streams) = self.launch(&hardware, all, Sharing::State).await?;
         let load = Request::LoadSnapshot(SnapshotLoad::new(STATE_IN, MEMORY_IN).with_vsock(VSOCK));

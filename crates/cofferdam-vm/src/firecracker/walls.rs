@@ -15,7 +15,7 @@ use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
 use super::owner::Owner;
-use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
+use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
@@ -27,13 +27,13 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(1);
 
 /// A file that Firecracker is shown under a name in its directory.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct VmFile {
     pub name: String,
     pub file: File,
     pub access: Access,
 }
 
-impl Shown {
+impl VmFile {
     pub(super) fn new(name: impl Into<String>, file: File, access: Access) -> Self {
         Self { name: name.into(), file, access }
     }
@@ -60,7 +60,13 @@ pub(super) fn place(base: &Path) -> Result<InstanceId> {
 }
 
 /// Makes the directory of a machine with what it is shown, and the walls. Blocks its thread for some milliseconds.
-pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &VmmLimits) -> Result<Raised> {
+pub(super) fn confine(
+    base: &Path,
+    id: &InstanceId,
+    program: &Path,
+    all: Vec<VmFile>,
+    may: &VmmLimits,
+) -> Result<Confined> {
     let directory = base.join(id.as_str());
     DirBuilder::new().mode(0o700).create(&directory).map_err(io("make", &directory))?;
     let user = qemu::user(Accelerator::Kvm);
@@ -71,9 +77,9 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
     // Removed when anything fails, or nobody waits for it any more.
     let running = Running::new(remains);
     let failed = || io("set up", &directory);
-    for Shown { name, file, access } in &all {
+    for VmFile { name, file, access } in &all {
         if let Some(user) = user {
-            give(file, *access, user).map_err(io("give to the machine's monitor", PathBuf::from(name)))?;
+            grant(file, *access, user).map_err(io("grant to the machine's monitor", PathBuf::from(name)))?;
         }
         symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), directory.join(name)).map_err(failed())?;
     }
@@ -102,7 +108,7 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
     let mut command = Command::new(program);
     command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
     let view = View { outside: directory, inside: PathBuf::new(), owner: user, tree: None };
-    Ok(Raised { command, tie: Tie::Own, view, start, running })
+    Ok(Confined { command, tie: Tie::Own, view, start, running })
 }
 
 /// Has a machine's directory stay as it is, once its Firecracker has made the two sockets that it needs: it could go on to make
@@ -118,7 +124,7 @@ pub(super) fn close(directory: &Path) -> io::Result<()> {
 
 /// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others
 /// use, too, stays theirs.
-pub(super) fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
+pub(super) fn grant(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
     let about = file.metadata()?;
     if access == Access::ReadWrite {
         return Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?);

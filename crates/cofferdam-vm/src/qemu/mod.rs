@@ -315,7 +315,7 @@ impl Qemu {
 }
 
 /// A user that no host has.
-pub(crate) fn nobodys() -> u32 {
+pub(crate) fn unused_id() -> u32 {
     FIRST_USER + fastrand::u32(..USERS)
 }
 
@@ -324,7 +324,7 @@ pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let user = nobodys();
+    let user = unused_id();
     let group = match accelerator {
         Accelerator::Tcg => None,
         // The device's own group may open it, where it has one.

@@ -72,11 +72,11 @@ async fn an_end_that_nobody_ordered_is_noticed() {
 async fn what_does_not_become_ready_says_why_and_leaves_nothing() {
     let short = Duration::from_millis(300);
     for (flaws, ready, says) in [
-        (Flaws { before: "echo no memory >&2; exit 3", ..Flaws::default() }, None, "ended at once: no memory"),
+        (Flaws { before: "echo no memory >&2; exit 3", ..Flaws::default() }, None, "exited immediately: no memory"),
         (Flaws { before: "exec sleep 3600", ..Flaws::default() }, Some(short), "no socket within 0.3 s"),
         (Flaws { version: Some("1.15.0"), ..Flaws::default() }, None, "1.15.0 is not supported"),
         (Flaws { version: Some("new"), ..Flaws::default() }, None, "it has version 'new'"),
-        (Flaws { name: Some("vm-2"), ..Flaws::default() }, None, "another machine answers: 'vm-2'"),
+        (Flaws { name: Some("vm-2"), ..Flaws::default() }, None, "another VM answers: 'vm-2'"),
     ] {
         let programs = Programs::new(&flaws);
         let launch = programs.launch();

@@ -144,7 +144,7 @@ async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
         port: "dev.x",
     };
     let error = driver.start(sample).await.unwrap_err().into_contract("create");
-    assert!(error.message().contains("cannot start the machine"), "{error}");
+    assert!(error.message().contains("cannot start the VM"), "{error}");
     assert!(empty(), "something is left");
     let verdict = cofferdam_vm::kvm::Probe { cache: None, ..cofferdam_vm::kvm::Probe::default() }.verdict();
     if !verdict.is_usable() {
