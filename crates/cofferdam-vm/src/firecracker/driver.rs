@@ -19,7 +19,7 @@ use super::model::{Action, BootSource, CacheType, Drive, Entropy, MachineConfig,
 use super::process::Launch;
 use super::request::Request;
 use super::version::{self, Version};
-use super::vm::{Dumps, FirecrackerVm, MEMORY_OUT, STATE_OUT, Stand};
+use super::vm::{Dumps, FirecrackerVm, MEMORY_OUT, RunState, STATE_OUT};
 use super::walls::{self, VmFile};
 use super::{PROGRAM, broken};
 use crate::bounds::VmmLimits;
@@ -88,7 +88,7 @@ impl FirecrackerVmm {
     /// Returns Firecracker, and its jailer if that is to start it.
     fn programs(&self) -> Result<(PathBuf, Option<PathBuf>)> {
         let program = self.config.program.as_deref().ok_or(VmError::MissingTool { tool: PROGRAM })?;
-        let whole = walls::whole(PROGRAM, program)?;
+        let whole = walls::trusted_path(PROGRAM, program)?;
         let jailer = self.config.jailer.program(program)?;
         if jailer.is_some() {
             jailer::check(&whole)?;
@@ -155,13 +155,13 @@ impl FirecrackerVmm {
         }
         all.push(VmFile::new(STATE_OUT, copy(&dumps.devices)?, Access::ReadWrite));
         all.push(VmFile::new(MEMORY_OUT, copy(&dumps.memory)?, Access::ReadWrite));
-        let (base, shown_to, may) =
+        let (base, shown_to, vmm_limits) =
             (self.config.place.clone(), program.clone(), VmmLimits::of_firecracker(hardware, sharing));
         let confined = blocking(move || {
-            let id = walls::place(&base)?;
+            let id = walls::prepare_base(&base)?;
             let confined = match jailer {
-                None => walls::confine(&base, &id, &shown_to, all, &may)?,
-                Some(jailer) => jailer::confine(&jailer, (&whole(&base)?, &id), &shown_to, all, &may)?,
+                None => walls::confine(&base, &id, &shown_to, all, &vmm_limits)?,
+                Some(jailer) => jailer::confine(&jailer, (&canonical(&base)?, &id), &shown_to, all, &vmm_limits)?,
             };
             Ok((confined, id))
         });
@@ -182,9 +182,9 @@ impl FirecrackerVmm {
         // Nothing can fail from here until the caller owns the VM and can kill it.
         let (channel, streams) =
             Channel::begin(pair, (watched.directory.join(VSOCK), watched.tree.clone()), watched.end.clone(), boots);
-        let stand = if boots { Stand::Runs } else { Stand::Still { connected: false } };
+        let state = if boots { RunState::Running } else { RunState::Paused { connected: false } };
         let memory = (dumps, memory_size(hardware));
-        Ok((FirecrackerVm::new(watched, channel, memory, stand, patience), streams))
+        Ok((FirecrackerVm::new(watched, channel, memory, state, patience), streams))
     }
 
     /// Sends all requests, or kills the VM. Its directory is closed when all files in it are created: before the last
@@ -204,7 +204,7 @@ impl FirecrackerVmm {
                 (_, done) => done,
             };
             if let Err(error) = done {
-                return Err(vm.give_up(error).await);
+                return Err(vm.kill_for(error).await);
             }
         }
         Ok(vm)
@@ -229,7 +229,7 @@ impl Stamp {
 }
 
 /// Returns the canonical path of a directory, which is valid in other processes, too.
-fn whole(directory: &Path) -> Result<PathBuf> {
+fn canonical(directory: &Path) -> Result<PathBuf> {
     directory.canonicalize().map_err(io("find", directory))
 }
 

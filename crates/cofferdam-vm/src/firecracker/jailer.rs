@@ -76,7 +76,7 @@ impl Jailer {
             }
             Self::Beside => firecracker.with_file_name(JAILER),
         };
-        super::walls::whole(JAILER, &program).map(Some)
+        super::walls::trusted_path(JAILER, &program).map(Some)
     }
 }
 

@@ -187,9 +187,9 @@ fn end_of(shutdown: Option<String>, status: Option<ExitStatus>, said: &str) -> E
         (Some("guest-reset"), _) => ended("its kernel restarted", true),
         (Some("guest-panic"), _) => ended("its kernel panicked", true),
         (Some(reason), _) if !reason.is_empty() => ended(&format!("its monitor stopped it ({reason})"), false),
-        (_, Some(status)) if said.trim().is_empty() => ended(&format!("its monitor ended ({status})"), false),
-        (_, Some(status)) => ended(&format!("its monitor ended ({status}): {}", shown_end(said)), false),
-        (_, None) => ended("its monitor ended", false),
+        (_, Some(status)) if said.trim().is_empty() => ended(&format!("its VMM ended ({status})"), false),
+        (_, Some(status)) => ended(&format!("its VMM ended ({status}): {}", shown_end(said)), false),
+        (_, None) => ended("its VMM ended", false),
     }
 }
 

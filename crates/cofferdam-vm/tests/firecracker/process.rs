@@ -95,7 +95,7 @@ async fn what_is_no_program_says_so_and_leaves_nothing() {
     assert_eq!(launch.version().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(launch.start(&programs.place(), &id()).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(programs.left(), Vec::<std::path::PathBuf>::new());
-    for (program, says) in [("/bin/false", "it ended with"), ("/bin/true", "no version")] {
+    for (program, says) in [("/bin/false", "it exited with"), ("/bin/true", "no version")] {
         let error = Launch::new(program).version().await.unwrap_err();
         assert!(error.to_string().contains(says), "{error}");
     }

@@ -53,7 +53,7 @@ async fn the_guests_first_bytes_come_out_of_the_stream() {
 async fn a_port_that_nobody_listens_at_may_be_tried_again() {
     let (directory, _asked) = socket(b"", true);
     let error = failure(&directory.path().join("v.sock")).await;
-    assert!(error.to_string().contains("nobody inside listens"), "{error}");
+    assert!(error.to_string().contains("no process inside listens"), "{error}");
     assert_eq!(error.retry(), Retry::MayHelp);
 }
 
@@ -62,11 +62,11 @@ async fn what_is_no_greeting_is_refused() {
     for answer in [&b"NO\n"[..], b"OK\n", b"OK x\n", b"OK 99999999999999999999999999\n", b"xxxxxxxxxxxxxxxxxxxxxxxx"] {
         let (directory, _asked) = socket(answer, false);
         let error = failure(&directory.path().join("v.sock")).await;
-        assert!(error.to_string().contains("no greeting"), "{error}");
+        assert!(error.to_string().contains("is malformed"), "{error}");
         assert_eq!(error.retry(), Retry::Never);
     }
     let (directory, _asked) = socket(b"OK 1", true);
-    assert!(failure(&directory.path().join("v.sock")).await.to_string().contains("no greeting"));
+    assert!(failure(&directory.path().join("v.sock")).await.to_string().contains("is malformed"));
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
     let pid = support::monitor_with("176M");
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
     let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
-    assert!(error.to_string().contains("its monitor ended") && error.remedy().is_some(), "{error:?}");
+    assert!(error.to_string().contains("its VMM ended") && error.remedy().is_some(), "{error:?}");
     let error = promptly(sandbox.start(forever())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     promptly(sandbox.close()).await.expect("what is gone is closed");
@@ -286,7 +286,7 @@ async fn a_machine_that_cannot_go_on_is_ended() {
     promptly(sandbox.resume()).await.expect_err("nobody answers");
     is_gone(pid).await;
     let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
-    assert!(error.to_string().contains("its monitor ended"), "{error:?}");
+    assert!(error.to_string().contains("its VMM ended"), "{error:?}");
     promptly(sandbox.close()).await.unwrap();
 }
 

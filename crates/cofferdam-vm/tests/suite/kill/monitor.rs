@@ -80,7 +80,7 @@ fn is_told<T>(step: &str, outcome: Result<T>) -> bool {
     let text = error.to_string();
     println!("{step}: {error}");
     let has_reason =
-        text.contains("its monitor ended (signal: 9 (SIGKILL))") || text.contains("died before it was claimed");
+        text.contains("its VMM ended (signal: 9 (SIGKILL))") || text.contains("died before it was claimed");
     let is_its_own = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
     assert!(has_reason && is_its_own && !text.contains("within") && !text.contains("in time"), "{step}: {error:?}");
     true

@@ -184,7 +184,7 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     let lies: [(&str, Change<Parts>); 5] = [
         ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
         ("its agent speaks version 2", |parts| parts.machine["manifest"]["guest"]["version"] = 2.into()),
-        ("not understood", |parts| parts.machine["more"] = 1.into()),
+        ("cannot parse", |parts| parts.machine["more"] = 1.into()),
         ("'memory' has 4096 bytes", |parts| parts.memory = vec![1; 4096]),
         ("has 4 parts", |parts| parts.workspace = Some(vec![1; 4096])),
     ];
