@@ -190,7 +190,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert!(code == 127 && stderr.contains("\"two\""), "{code} {stderr}");
     for (words, says) in [
         (&["build-image", "--from", "/no/such"][..], "/no/such"),
-        (&["build-image", "--name", "../x", "--from", "."], "is no name"),
+        (&["build-image", "--name", "../x", "--from", "."], "not a valid image name"),
         (&["build-image", "--from", "/etc/hostname"], "cannot be unpacked"),
     ] {
         let (code, _, stderr) = vm(words);
