@@ -22,7 +22,7 @@ use tokio::sync::OnceCell;
 use crate::config::VmConfig;
 use crate::error::{Result, VmError, io};
 use crate::firecracker::{self, FirecrackerVmm};
-use crate::kvm::record::{KernelTrial, Place};
+use crate::kvm::record::{KernelTrial, Records};
 use crate::kvm::{Probe, Verdict};
 use crate::plan::{PORT, Plan};
 use crate::qemu::{Qemu, QemuConfig};
@@ -219,7 +219,7 @@ impl Chooser {
                     self.firecracker.version().await.is_ok()
                         && self
                             .records()
-                            .and_then(|place| place.kernel_trial(firecracker::PROGRAM))
+                            .and_then(|records| records.kernel_trial(firecracker::PROGRAM))
                             .is_some_and(|trial| trial.outcome.is_ok())
                 }
             };
@@ -244,8 +244,8 @@ impl Chooser {
         }
     }
 
-    fn records(&self) -> Option<Place> {
-        self.probe.cache.as_deref().and_then(|cache| Place::new(cache, &self.probe.device))
+    fn records(&self) -> Option<Records> {
+        self.probe.cache.as_deref().and_then(|cache| Records::new(cache, &self.probe.device))
     }
 
     /// Returns the result of booting this kernel: from the record of this boot of the host, or by a new trial.
@@ -254,8 +254,8 @@ impl Chooser {
         let monitor = format!("{} {}", vmm.name(), vmm.version().await?);
         // The path of an image is derived from its content.
         let image = machine.kernel.display().to_string();
-        let place = self.records();
-        let known = place.as_ref().and_then(|place| place.kernel_trial(vmm.name()));
+        let records = self.records();
+        let known = records.as_ref().and_then(|records| records.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
             if known.outcome.is_ok() {
                 self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
@@ -272,9 +272,9 @@ impl Chooser {
         if trial.outcome.is_ok() {
             self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
         }
-        if let Some(place) = place.filter(|_| conclusive) {
+        if let Some(records) = records.filter(|_| conclusive) {
             // Without a record, the kernel is tried again, which costs only time.
-            let _ = place.keep_kernel_trial(vmm.name(), trial.clone());
+            let _ = records.write_kernel_trial(vmm.name(), trial.clone());
         }
         Ok(trial)
     }
@@ -398,8 +398,8 @@ pub(crate) struct Known {
 /// Inspects the host without starting a kernel. Blocks its thread as [`Probe::verdict`] does.
 pub(crate) fn known(probes: Option<PathBuf>) -> Known {
     let probe = Probe { cache: probes, ..Probe::default() };
-    let place = probe.cache.as_deref().and_then(|cache| Place::new(cache, &probe.device));
-    let trial = |monitor: &str| place.as_ref().and_then(|place| place.kernel_trial(monitor));
+    let records = probe.cache.as_deref().and_then(|cache| Records::new(cache, &probe.device));
+    let trial = |monitor: &str| records.as_ref().and_then(|records| records.kernel_trial(monitor));
     Known { verdict: probe.verdict(), trial: trial("qemu"), firecracker: trial(firecracker::PROGRAM) }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Result, io};
 use crate::sparse;
 
 /// The largest state of devices that is taken. What they have is some tens of kilobytes.
-pub(crate) const MOST: u64 = 16 << 20;
+pub(crate) const MAX_DEVICES: u64 = 16 << 20;
 /// The set of descriptors that a state is written to; disks have the first numbers.
 const SET: u64 = 1000;
 const NAME: &str = "state";
@@ -44,7 +44,7 @@ pub(crate) async fn save(qmp: &Qmp) -> Result<File> {
     saved.and(removed)?;
     sparse::seal(&file).map_err(io("close the state of", PROGRAM))?;
     let length = file.metadata().map_err(io("look at the state of", PROGRAM))?.len();
-    if !(1..=MOST).contains(&length) {
+    if !(1..=MAX_DEVICES).contains(&length) {
         return Err(broken(format!("the state of its devices has {length} bytes")));
     }
     Ok(file)

@@ -222,7 +222,7 @@ async fn a_monitor_that_will_not_do_is_named_with_what_to_do() {
     assert!(error.to_string().contains("6.2.0 is too old: 7.2 or newer"), "{error}");
     let odd = says(place.path(), "echo hello");
     let error = without(|config| config.qemu = odd).await;
-    assert!(error.to_string().contains("says no version"), "{error}");
+    assert!(error.to_string().contains("prints no version"), "{error}");
     // One that ends at once, and says why.
     let ends = "case $1 in --version) echo QEMU emulator version 9.9.9;; *) echo no such machine >&2; exit 1;; esac";
     let ends = says(place.path(), ends);
