@@ -86,7 +86,7 @@ async fn what_the_init_does_not_understand_is_told_on_the_console() {
     let Some(image) = support::image("what_the_init_does_not_understand_is_told_on_the_console") else { return };
     let before = support::census();
     for (words, says) in [
-        (format!("{WORDS} cofferdam.nonsense=1"), "understand the command line at cofferdam.nonsense=1"),
+        (format!("{WORDS} cofferdam.nonsense=1"), "parse the command line at cofferdam.nonsense=1"),
         (WORDS.replace("serial:root", "vdb"), "find the disk vdb: error 2"),
         // Without a power switch, as under Firecracker, where the kernel would stand still for ever. What the init says is lost
         // with the console, which is found by the same tables here.
