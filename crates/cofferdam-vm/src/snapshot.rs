@@ -137,10 +137,10 @@ impl SnapshotManifest {
         let Origin { monitor, version, machine, accelerator, processor, host, ticks_per_millisecond } = here;
         let none = || "none".to_owned();
         let pairs = [
-            ("the monitor", found.monitor.clone(), monitor.clone()),
+            ("the VMM", found.monitor.clone(), monitor.clone()),
             // VMs are compatible within a release series.
             ("version", series(&found.version), series(version)),
-            ("a machine", found.machine.clone(), machine.clone()),
+            ("the VM type", found.machine.clone(), machine.clone()),
             ("the accelerator", found.accelerator.as_str().to_owned(), accelerator.as_str().to_owned()),
             ("the processor", found.processor.clone(), processor.clone()),
             ("the host's processor", found.host.clone().unwrap_or_else(none), host.clone().unwrap_or_else(none)),
@@ -374,7 +374,7 @@ mod tests {
         manifest.check_origin(&Origin { version: "7.2.99".to_owned(), ..origin() }).unwrap();
         manifest.check_origin(&Origin { ticks_per_millisecond: Some(2_610_000), ..origin() }).unwrap();
         for (here, says) in [
-            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "monitor qemu"),
+            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "VMM qemu"),
             (Origin { version: "8.0.0".to_owned(), ..origin() }, "version 7.2"),
             (Origin { machine: "q35 x86_64".to_owned(), ..origin() }, "microvm"),
             (Origin { accelerator: Accelerator::Kvm, ..origin() }, "tcg"),

@@ -1,4 +1,4 @@
-//! A Firecracker that refuses, says nothing, says too much, or is not there.
+//! A Firecracker that refuses requests, is silent, sends too much, or is missing.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{Reply, Server, http, quick};
 
 const START: Request = Request::Act(Action::InstanceStart);
 
-/// Far longer than any deadline: what comes later is a hang.
+/// Far longer than any deadline: anything later is a hang.
 const NO_HANG: Duration = Duration::from_secs(20);
 
 async fn failure(client: &Client, request: &Request) -> Error {
@@ -45,7 +45,7 @@ async fn a_socket_that_nobody_listens_at_is_the_end() {
     check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "has ended");
 }
 
-/// Whoever broke out into Firecracker owns its directory.
+/// A guest that broke out into Firecracker owns its directory.
 #[tokio::test]
 async fn a_link_in_the_sockets_place_is_not_followed() {
     let server = Server::start(|_| Reply::Say(http(204, "")));
@@ -158,7 +158,7 @@ async fn an_answer_that_comes_too_late_is_not_the_next_ones() {
     let client = server.client();
     assert!(client.describe("create").await.is_err());
     let dropped = tokio::time::timeout(Duration::from_millis(20), client.send("create", &START)).await;
-    assert!(dropped.is_err(), "it was given up");
+    assert!(dropped.is_err(), "it was cancelled");
     assert_eq!(client.describe("create").await.unwrap().state, InstanceState::Running);
     let last = server.seen().last().map(|seen| seen.connection);
     assert_eq!(last, Some(3), "neither connection is used again");

@@ -228,7 +228,7 @@ fn doctor_tells_what_machines_need() {
     odd.env("COFFERDAM_VM_QEMU", "/no/such/qemu").env("COFFERDAM_VM_ACCELERATOR", "tcg");
     let (code, stdout, _) = outcome(odd.args(["doctor", "--backend", "vm"]));
     assert!(code == 1 && stdout.contains("missing  qemu") && stdout.contains("apt-get install"), "{stdout}");
-    assert!(stdout.contains("as asked for"), "{stdout}");
+    assert!(stdout.contains("as configured"), "{stdout}");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
     let row = |name: &str| rows.iter().find(|row| row["protection"] == name).expect(name)["mechanism"].to_string();
     assert!(row("pid-namespace").contains("a kernel of its own"), "{}", row("pid-namespace"));
     assert!(row("pid-namespace").contains("(tcg)") || row("pid-namespace").contains("(kvm)"));
-    assert!(row("memory").contains("the monitor"), "{}", row("memory"));
+    assert!(row("memory").contains("the VMM"), "{}", row("memory"));
     assert!(rows.iter().all(|row| !row["remedy"].is_string()), "{rows:?}");
 }
 
