@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! initramfs: modules --> disks --> mounts --> port --> serves its child until it ends --> power off
-//!                                               '--> control group, new root, ordinary user: the child becomes the agent
+//!                                               '--> control group, new root, ordinary user: becomes the agent
 //! ```
 //!
 //! The agent is process 1 of its own PID namespace, in which neither the kernel's threads nor this program are visible.

@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
-        let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "somebody" });
+        let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
         let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }

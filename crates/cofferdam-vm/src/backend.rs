@@ -37,8 +37,8 @@ impl VmBackend {
         Ok(Self { host: Host::new(config, progress)? })
     }
 
-    /// Builds the default image, or rebuilds it if packages are newer. Sandboxes of this backend keep using the image
-    /// that they found first.
+    /// Builds the default image, or rebuilds it if packages are newer. This backend keeps using the image
+    /// of its first sandbox.
     pub async fn make_image(&self) -> Result<Image> {
         self.host.make_image().await.map_err(|error| error.into_error("make image"))
     }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     /// Returns true if the owner exists exactly while it has members. Other tests of this process may have some.
-    fn is_kept_for_somebody() -> bool {
+    fn owner_matches_members() -> bool {
         let groups = groups();
         groups.owner.is_some() == (groups.members > 0)
     }
@@ -287,11 +287,11 @@ mod tests {
         let second = Enclosure::make(&vmm_limits, true);
         let members = groups().members;
         assert!(members >= 2, "{members}");
-        assert!(tried().is_ok() && is_kept_for_somebody());
+        assert!(tried().is_ok() && owner_matches_members());
         drop(first);
-        assert!(is_kept_for_somebody());
+        assert!(owner_matches_members());
         drop(second);
-        assert!(is_kept_for_somebody());
-        assert!(tried().is_ok() && is_kept_for_somebody());
+        assert!(owner_matches_members());
+        assert!(tried().is_ok() && owner_matches_members());
     }
 }

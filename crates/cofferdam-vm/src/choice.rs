@@ -280,8 +280,8 @@ impl Chooser {
     }
 }
 
-const BROKEN: &str = "use `auto` or `tcg` with the driver qemu, or check the host's kernel log; `cofferdam doctor --backend vm` \
-                      shows the findings";
+const BROKEN: &str = "use `auto` or `tcg` with the driver qemu, or check the host's kernel log; \
+                      `cofferdam doctor --backend vm` shows the findings";
 
 /// Returns the probe of `/dev/kvm`.
 pub(crate) fn probe(config: &VmConfig) -> Probe {
@@ -505,7 +505,7 @@ mod tests {
     /// Returns a VM of the image that the test suite has built, if VM tests are enabled.
     fn real_machine(test: &str) -> Option<Machine> {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
-            println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
+            println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
             return None;
         }
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);

@@ -133,7 +133,7 @@ fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) ->
         (Acceleration::Kvm, false) => finding(
             "accelerator",
             Missing,
-            format!("kvm was asked for; {found}"),
+            format!("kvm is required; {found}"),
             remedy.or(Some("use the accelerator auto or tcg")),
         ),
     }
@@ -218,7 +218,8 @@ fn bounded() -> Finding {
             Weaker,
             format!("its memory and processor time are bounded only by resource limits ({why})"),
             Some(
-                "run as root, or in a systemd scope with delegated control groups: `systemd-run --user --scope -p Delegate=yes`",
+                "run as root, or in a systemd scope with delegated control groups: \
+                 `systemd-run --user --scope -p Delegate=yes`",
             ),
         ),
     }
@@ -282,7 +283,7 @@ mod tests {
             (Acceleration::Auto, Verdict::Usable { took }, trial(Ok(700)), Good, "700 ms"),
             (Acceleration::Auto, Verdict::Usable { took }, trial(Err("silence".to_owned())), Weaker, "silence"),
             (Acceleration::Auto, Verdict::Emulated { took: took * 110 }, None, Weaker, "110.0ms"),
-            (Acceleration::Kvm, Verdict::Emulated { took: took * 110 }, None, Missing, "asked for"),
+            (Acceleration::Kvm, Verdict::Emulated { took: took * 110 }, None, Missing, "required"),
             (Acceleration::Kvm, Verdict::Usable { took }, trial(Err("silence".to_owned())), Missing, "silence"),
             (Acceleration::Tcg, Verdict::Missing, None, Good, "as configured"),
         ] {
@@ -318,7 +319,7 @@ mod tests {
         assert!(found.state == Missing && found.detail.contains("jailer is not installed"), "{found:?}");
         for (driver, acceleration, known, says) in [
             (Driver::Firecracker, Acceleration::Tcg, &usable, "translates nothing"),
-            (Driver::Firecracker, Acceleration::Auto, &none, "asked for"),
+            (Driver::Firecracker, Acceleration::Auto, &none, "required"),
             (Driver::Firecracker, Acceleration::Auto, &usable, "silence"),
         ] {
             let found = accelerator((driver, acceleration), known);

@@ -213,7 +213,7 @@ pub enum VmError {
         what: String,
     },
     /// The configuration requires hardware virtualisation, which is not available.
-    #[error("kvm was asked for: {why}")]
+    #[error("kvm is required: {why}")]
     NoKvm {
         /// The finding.
         why: String,
@@ -263,8 +263,8 @@ pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOn
 fn copy_image_steps(key: &str) -> String {
     let key = if crate::image::is_key(key) { key } else { "KEY" };
     format!(
-        "copy that image to this host: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was saved, then \
-         `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that are here"
+        "copy that image to this host: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was \
+         saved, then `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that are here"
     )
 }
 
@@ -365,11 +365,12 @@ impl VmError {
             }
             Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } | Self::NoJailer { remedy, .. } => remedy,
             Self::Forbidden { .. } => {
-                "make it and the directories above it executable for all users: `chmod a+x`; check that its file system is not mounted noexec"
+                "make it and the directories above it executable for all users: `chmod a+x`; check that its file \
+                 system is not mounted noexec"
             }
             Self::NoWall { .. } => {
-                "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces for \
-                 ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
+                "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces \
+                 for ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
             Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller VMs",
             Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",

@@ -433,8 +433,8 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
 /// Creates an unnamed disk with an empty file system.
 fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    made.map_err(io("make", &directory))?;
-    let file = tempfile::tempfile_in(&directory).map_err(io("make a disk in", &directory))?;
+    made.map_err(io("create", &directory))?;
+    let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
     image::ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;
     Ok(file)

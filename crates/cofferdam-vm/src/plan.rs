@@ -87,7 +87,7 @@ pub(crate) fn max_files_on_disk(bytes: u64) -> u64 {
     (bytes / (4 * PAGE)).clamp(64, 1 << 20)
 }
 
-/// The size of a machine.
+/// The size of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Plan {

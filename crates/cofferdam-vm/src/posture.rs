@@ -173,7 +173,7 @@ fn user(measured: &Measured<'_>) -> PostureItem {
     row(
         Protection::User,
         holds,
-        format!("users {uids:?}, groups {gids:?}, further groups {further}; asked for {uid}:{gid}"),
+        format!("users {uids:?}, groups {gids:?}, supplementary groups {further}; expected {uid}:{gid}"),
     )
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn finish_with(
     timeout: Duration,
     keep: Vec<OwnedFd>,
 ) -> Result<Finished> {
-    let mut output = tempfile::tempfile().map_err(io("make a temporary file in", std::env::temp_dir()))?;
+    let mut output = tempfile::tempfile().map_err(io("create a temporary file in", std::env::temp_dir()))?;
     let copy = || output.try_clone().map_err(io("copy a descriptor for", tool));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
     let mut child = child::start(command, Start { keep, ..Start::default() }).map_err(|error| match error.kind() {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Machine --Vmm::start--> running --pause--> paused --resume--> running
-//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, any number of times
+//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, repeatable
 //!                            '--- kill, drop, guest's end ---> ended, with a reason; nothing left
 //! ```
 //!

@@ -62,7 +62,7 @@ pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
         };
         Ok((stream(ours)?, stream(theirs)?))
     };
-    made().map_err(|error| os("make a pair of sockets", socket, error))
+    made().map_err(|error| os("create a pair of sockets", socket, error))
 }
 
 impl Channel {

@@ -83,7 +83,8 @@ impl Jailer {
 /// Refuses a configuration that cannot be jailed here, before anything is started.
 pub(super) fn check(firecracker: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default isolation needs no root";
+        let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default \
+                      isolation needs no root";
         return Err(VmError::NoJailer { why: "it needs root, and this user is not root".to_owned(), remedy });
     }
     if name(firecracker)?.to_str().is_some_and(|name| name.contains(PROGRAM)) {

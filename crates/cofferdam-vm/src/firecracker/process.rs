@@ -5,8 +5,8 @@
 //!    '--exits, no answer, other version-----> killed        '--drop, this process dies--> killed
 //! ```
 //!
-//! It dies with this process in any case. [`super::Jail::sweep`] removes its files later, or they are in a directory
-//! that the caller removes.
+//! It dies with this process in any case. [`super::Jail::sweep`] removes its files later, unless they are in a
+//! directory of the caller.
 
 use std::fs;
 use std::io;
@@ -41,8 +41,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to read the remaining output of an ended process.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Remedy for a root user without the necessary capabilities.
-const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer needs (to mount, to create namespaces and device nodes), or disable it: `jailer` \
-     in [machines], or COFFERDAM_VM_JAILER";
+const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer needs (to mount, to create \
+     namespaces and device nodes), or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER";
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum length of a socket's path, without the terminating byte.

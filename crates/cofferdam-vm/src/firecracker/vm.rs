@@ -104,7 +104,7 @@ impl FirecrackerVm {
     /// with a limited number of files.
     pub(super) async fn close_directory(&self) -> Result<()> {
         let Some(directory) = self.directory.clone() else { return Ok(()) };
-        blocking(move || walls::close(&directory).map_err(io("close", &directory))).await
+        blocking(move || walls::close(&directory).map_err(io("restrict", &directory))).await
     }
 
     /// Kills it because of this error, and adds the end of the console output to the error.

@@ -140,8 +140,8 @@ pub(crate) fn add_mount_points(into: &Path, needs: &mut Needs, closed: &mut BTre
 }
 
 /// Creates `/etc/machine-id` as an empty file if it is not a regular file: a VM with a read-only root needs a mount
-/// point for an ID of its own. D-Bus's ID, which `/etc/machine-id` may have linked to, becomes a link to it; otherwise
-/// that ID would be the same in all VMs.
+/// point for an ID of its own. D-Bus's ID, which `/etc/machine-id` may have linked to, becomes a link to it, because
+/// otherwise all VMs would share that ID.
 fn add_machine_id(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
     let etc = into.join("etc");
     match fs::symlink_metadata(&etc) {

@@ -73,7 +73,8 @@ impl Verdict {
                  virtualisation for this one; without it, VMs are emulated (QEMU's TCG)"
             }
             Self::NoRight => {
-                "join the group that owns /dev/kvm (`usermod -aG kvm USER`, then log in again); in a container, pass the device in"
+                "join the group that owns /dev/kvm (`usermod -aG kvm USER`, then log in again); in a \
+                 container, pass the device in"
             }
             Self::Missing => {
                 "enable virtualisation in the firmware, or nested virtualisation on the host of this VM, and load the \

@@ -126,8 +126,8 @@ impl Records {
     }
 }
 
-/// Opens a temporary file for writing. It always has the same name, so that a killed writer leaves at most one file,
-/// which the next writer reuses. Returns `None` if another process, with the same finding, writes it at this moment.
+/// Opens a temporary file for writing. It always has the same name, so that a killed writer leaves at most one file.
+/// The next writer reuses it. Returns `None` if another process, with the same finding, writes it at this moment.
 /// Other users can neither read nor write it.
 fn open_exclusive(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

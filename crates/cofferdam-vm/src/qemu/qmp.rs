@@ -1,7 +1,7 @@
 //! The QMP connection, over which QEMU takes commands.
 //!
 //! ```text
-//! started --greeting, qmp_capabilities--> commands, each answered once --end of stream, malformed line, timeout--> over
+//! started --greeting, qmp_capabilities--> commands, each answered once --end of stream, bad line, timeout--> over
 //! ```
 
 use std::collections::HashMap;

@@ -118,8 +118,8 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         let root = rustix::process::geteuid().is_root();
         let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
         // In a user namespace without a mapping, the kernel shows every user as this one.
-        let nobody: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
-        assert!(if root { user != 0 } else { user == nobody }, "{console}");
+        let overflow: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
+        assert!(if root { user != 0 } else { user == overflow }, "{console}");
         assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
         assert_eq!((told(&console, "PASSWD"), told(&console, "CONNECTS")), (Some("false"), Some("true")), "{console}");
         let devices = std::fs::read_to_string(format!("/proc/{}/net/dev", process(&started))).unwrap();

@@ -69,7 +69,7 @@ async fn a_killed_supervisor_leaves_a_jail_without_process_that_is_swept() {
     let Some(programs) = programs("a_killed_supervisor_leaves_a_jail_without_process_that_is_swept") else { return };
     let process = killed_supervisor("jail::jails_one_and_waits", &programs);
     assert!(is_gone(process));
-    let foreign = jails(&programs).join("somebody-elses");
+    let foreign = jails(&programs).join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     assert_eq!(std::fs::read_dir(jails(&programs)).unwrap().count(), 2);
     assert_eq!(jail(&programs).sweep(&programs.firecracker()).unwrap(), 1);

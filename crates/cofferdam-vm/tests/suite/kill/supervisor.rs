@@ -111,7 +111,7 @@ enum For {
     Monitor,
     /// The step, without reaping the process before the next start, as in a container whose first process reaps
     /// nothing.
-    Nobody,
+    Unreaped,
 }
 
 fn steps() -> Vec<(Moment, usize)> {
@@ -135,7 +135,7 @@ fn steps() -> Vec<(Moment, usize)> {
         (moment("warm", "warmed", 400), 1),
         (moment("", "destroy", 40), RANDOM),
         (moment("", "end", 1), 1),
-        (Moment { stay: "snapshot", step: "snapshot", wait: For::Nobody, within: 300 }, 1),
+        (Moment { stay: "snapshot", step: "snapshot", wait: For::Unreaped, within: 300 }, 1),
     ]
 }
 
@@ -172,7 +172,7 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
             let after = millis(&mut random, moment.within);
             println!("at {}{}, after {after:?}", moment.step, if moment.stay.is_empty() { "" } else { " and again" });
             let killed = supervisor.kill_unreaped(after);
-            if let For::Nobody = moment.wait {
+            if let For::Unreaped = moment.wait {
                 is_clean(&place, killed.pid(), &before);
                 killed.reap();
                 continue;

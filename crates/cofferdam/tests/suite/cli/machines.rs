@@ -293,10 +293,10 @@ fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
         println!("SKIP {test}: this host's KVM works");
         return;
     }
-    assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm was asked for"), "{stdout}");
+    assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm is required"), "{stdout}");
     let Some(mut command) = with_machines(run(["--backend", "vm", "--", "true"]), test) else { return };
     let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "kvm"));
-    assert!(code == 125 && stderr.contains("kvm was asked for") && stderr.contains("  try: "), "{code} {stderr}");
+    assert!(code == 125 && stderr.contains("kvm is required") && stderr.contains("  try: "), "{code} {stderr}");
 }
 
 #[test]
