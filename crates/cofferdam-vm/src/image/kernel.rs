@@ -33,8 +33,7 @@ const WANTED: &[(&str, bool)] = &[
     ("vmw_vsock_virtio_transport_common", false),
     ("vmw_vsock_virtio_transport", false),
 ];
-/// In some kernels, virtio depends on this module, and in others this one on virtio. A module whose dependency is
-/// missing is loaded after it.
+/// The module that is loaded first: in some kernels, virtio depends on it.
 const FIRST: &str = "virtio_ring";
 
 /// A kernel with its modules.
