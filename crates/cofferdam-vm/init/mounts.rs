@@ -123,9 +123,10 @@ fn use_whole(disk: &devices::Path) -> Result<(), Failure> {
     let name = disk.bytes().strip_prefix(b"/dev/").unwrap_or_default();
     let mut path = Text::<96>::new();
     let made = path.push(b"/sys/fs/ext4/").and_then(|path| path.push(name)?.push(b"/reserved_clusters"));
-    made.ok_or_else(|| Failure::new("release the reserved blocks of", name, 0))?;
-    let file = sys::open_at(sys::AT_FDCWD, path.terminated(), sys::O_WRONLY, 0).step("release the reserved blocks of", name)?;
-    sys::write(file.number(), b"0").map(drop).step("release the reserved blocks of", name)
+    let step = "release the reserved blocks of";
+    made.ok_or_else(|| Failure::new(step, name, 0))?;
+    let file = sys::open_at(sys::AT_FDCWD, path.terminated(), sys::O_WRONLY, 0).step(step, name)?;
+    sys::write(file.number(), b"0").map(drop).step(step, name)
 }
 
 fn directory(path: &[u8]) -> Result<(), Failure> {

@@ -264,7 +264,8 @@ fn copy_image_steps(key: &str) -> String {
     let key = if crate::image::is_key(key) { key } else { "KEY" };
     format!(
         "copy that image to this host: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was \
-         saved, then `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that are here"
+         saved, then `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that \
+         are here"
     )
 }
 
@@ -344,8 +345,8 @@ impl VmError {
                 "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
             }
             Self::MissingTool { tool: "firecracker" } => {
-                "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or name it: \
-                 `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
+                "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or \
+                 name it: `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
             }
             Self::MissingTool { tool: "jailer" } => {
                 "install it beside Firecracker from the same release, or name it: `jailer` in [machines], \
@@ -357,7 +358,8 @@ impl VmError {
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "build it once, with a network connection: `cofferdam vm build-image`, or VmBackend::make_image from the library"
+                "build it once, with a network connection: `cofferdam vm build-image`, or VmBackend::make_image from \
+                 the library"
             }
             Self::OldImage { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
             Self::NoSuchImage { .. } => {
@@ -376,7 +378,8 @@ impl VmError {
             Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",
             Self::OtherTenant { .. } => "restore it as its own tenant, with --tenant or the spec's tenant",
             Self::AboveLimit { .. } => {
-                "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of the configuration file"
+                "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of \
+                 the configuration file"
             }
             Self::NoSight { .. } => "allow processes to trace their children (kernel.yama.ptrace_scope below 2)",
             Self::Elsewhere { .. } => "restore it where it was taken, or configure this backend like that one",

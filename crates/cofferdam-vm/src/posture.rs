@@ -87,7 +87,8 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
     let sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
     let [effective, permitted, inheritable, bounding, ambient] = sets;
     let capabilities = format!(
-        "effective {effective:x}, permitted {permitted:x}, inheritable {inheritable:x}, bounding {bounding:x}, ambient {ambient:x}"
+        "effective {effective:x}, permitted {permitted:x}, inheritable {inheritable:x}, bounding {bounding:x}, \
+         ambient {ambient:x}"
     );
     let interfaces = evidence.interfaces.as_ref();
     let network = match interfaces {

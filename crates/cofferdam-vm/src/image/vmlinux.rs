@@ -89,8 +89,8 @@ fn unpack(payload: &[u8]) -> Result<Vec<u8>, String> {
     } else {
         let known = OTHERS.iter().find(|(begin, _)| packed.starts_with(begin)).map_or("an unknown format", |it| it.1);
         Err(format!(
-            "is compressed with {known}; only lz4, gzip and zstd are supported for Firecracker; use an uncompressed kernel \
-             (vmlinux) with `cofferdam vm build-image --kernel`"
+            "is compressed with {known}; only lz4, gzip and zstd are supported for Firecracker; use an uncompressed \
+             kernel (vmlinux) with `cofferdam vm build-image --kernel`"
         ))
     }
 }
