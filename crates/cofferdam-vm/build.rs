@@ -1,4 +1,4 @@
-//! Compiles the init and the keeper, programs without any library, which the crate carries inside.
+//! Compiles the init and the keeper, programs without any library, which the crate contains.
 
 #[path = "../cofferdam-linux/bare/compile.rs"]
 mod compile;

@@ -1,4 +1,5 @@
-//! How long sandboxes take: `cargo run --release -p cofferdam-vm --example boots -- IMAGES PACKAGES tiny|base COUNT`.
+//! Measures the time to create sandboxes: `cargo run --release -p cofferdam-vm --example boots -- IMAGES PACKAGES
+//! tiny|base COUNT`.
 
 use std::time::Instant;
 

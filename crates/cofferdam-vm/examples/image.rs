@@ -1,4 +1,4 @@
-//! Makes an image: `cargo run -p cofferdam-vm --example image -- IMAGES PACKAGES base|tiny|DIRECTORY|FILE.tar`.
+//! Builds an image: `cargo run -p cofferdam-vm --example image -- IMAGES PACKAGES base|tiny|DIRECTORY|FILE.tar`.
 
 use std::path::Path;
 use std::time::Instant;

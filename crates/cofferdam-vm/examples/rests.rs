@@ -1,4 +1,4 @@
-//! How long snapshots, restores, forks and claims take, and what clones take of the memory:
+//! Measures the time of snapshots, restores, forks and claims, and the memory of clones:
 //! `cargo run --release -p cofferdam-vm --example rests -- IMAGES PACKAGES tiny|base TURNS`.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use cofferdam_vm::{MakePolicy, VmBackend, VmConfig, VmSnapshot, sparse};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// The middle and the last of some times.
+/// Describes the median and the maximum of some times.
 fn shown(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
     format!("median {:.1?}, slowest {:.1?}", times[times.len() / 2], times[times.len() - 1])
@@ -22,7 +22,7 @@ async fn answer(sandbox: &Arc<dyn Sandbox>) -> Outcome<()> {
     if done.exit.success() { Ok(()) } else { Err("it failed".into()) }
 }
 
-/// Proportional memory of all monitors of ours together, in KiB.
+/// Returns the proportional memory of all VMMs of this process together, in KiB.
 fn memory() -> (u64, u64) {
     let own = std::process::id().to_string();
     let mut sum = (0, 0);
@@ -43,15 +43,15 @@ fn memory() -> (u64, u64) {
     sum
 }
 
-/// Processor time of all monitors of ours together, in hundredths of a second.
-fn worked() -> u64 {
+/// Returns the processor time of all VMMs of this process together, in hundredths of a second.
+fn cpu_time() -> u64 {
     let own = std::process::id().to_string();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let stats = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
     let ours = stats.filter_map(|stat| {
-        let words: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        let ticks = |at: usize| words[at].parse::<u64>().ok();
-        (words[1] == own).then(|| Some(ticks(11)? + ticks(12)?))?
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let ticks = |at: usize| fields[at].parse::<u64>().ok();
+        (fields[1] == own).then(|| Some(ticks(11)? + ticks(12)?))?
     });
     ours.sum()
 }
@@ -71,7 +71,7 @@ async fn main() -> Outcome<()> {
     };
     let backend = VmBackend::new(config)?;
     println!("{}", backend.monitor().await?);
-    // A machine of 128 MiB or little more.
+    // A VM of little more than 128 MiB.
     let limits = Limits { memory: Some(ByteSize::from_mebibytes(32)), ..Limits::default() };
     let spec = Spec::builder().limits(limits).build()?;
     let mut cold = Vec::new();
@@ -80,7 +80,7 @@ async fn main() -> Outcome<()> {
         let sandbox = backend.create(spec.clone()).await?;
         answer(&sandbox).await?;
         cold.push(begun.elapsed());
-        println!("cold boot: {} ms of a processor", worked() * 10);
+        println!("cold boot: {} ms of a processor", cpu_time() * 10);
         sandbox.close().await?;
     }
     println!("cold boot to first exec: {}", shown(cold));
@@ -104,14 +104,14 @@ async fn main() -> Outcome<()> {
     println!("snapshot: {}; beside a copy of its memory: {}; {sizes:?}", shown(whole), shown(beside));
     let (mut made, mut first) = (Vec::new(), Vec::new());
     for _ in 0..turns {
-        let idle = worked();
+        let idle = cpu_time();
         let begun = Instant::now();
         let clone = backend.restore(snapshot.clone(), spec.clone()).await?;
         made.push(begun.elapsed());
-        println!("restore until measured: {} ms of a processor", (worked() - idle) * 10);
+        println!("restore until measured: {} ms of a processor", (cpu_time() - idle) * 10);
         answer(&clone).await?;
         first.push(begun.elapsed());
-        println!("restore: {} ms of a processor", (worked() - idle) * 10);
+        println!("restore: {} ms of a processor", (cpu_time() - idle) * 10);
         clone.close().await?;
     }
     println!("restore: {}; to first exec: {}", shown(made), shown(first));

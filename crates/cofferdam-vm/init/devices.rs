@@ -1,20 +1,20 @@
-//! Finding disks and the port, which drivers announce some time after they were loaded.
+//! Discovery of disks and ports, which appear some time after their drivers were loaded.
 
 use super::failure::{Failure, Step};
 use super::options::{Disk, Port};
 use super::sys::{self, ENOENT, Fd, Res};
 use super::text::Text;
 
-/// Time for a device to appear, and how long to wait between looks.
-const PATIENCE_MICROS: u64 = 20_000_000;
-const LOOK_MICROS: u64 = 2000;
+/// Time for a device to appear, and the interval between two polls.
+const TIMEOUT_MICROS: u64 = 20_000_000;
+const POLL_INTERVAL_MICROS: u64 = 2000;
 const BLOCK: &[u8] = b"/sys/block\0";
 const PORTS: &[u8] = b"/sys/class/virtio-ports\0";
 
 /// The path of a device.
 pub type Path = Text<64>;
 
-/// The device of a disk, once it is there.
+/// Waits for a disk, and returns the path of its device.
 pub fn disk(disk: Disk<'_>) -> Result<Path, Failure> {
     let (name, found) = match disk {
         Disk::Name(name) => (name, wait(|| exists(name))),
@@ -23,7 +23,7 @@ pub fn disk(disk: Disk<'_>) -> Result<Path, Failure> {
     found.step("find the disk", name)
 }
 
-/// The port, open, once it is there; or a socket that takes the host's connections.
+/// Waits for the port, and opens it; or creates a socket that accepts the host's connections.
 pub fn port(port: Port<'_>) -> Result<Fd, Failure> {
     const O_RDWR: usize = 2;
     let name = match port {
@@ -34,12 +34,12 @@ pub fn port(port: Port<'_>) -> Result<Fd, Failure> {
     sys::open_at(sys::AT_FDCWD, path.terminated(), O_RDWR, 0).step("open the port", name)
 }
 
-fn wait(mut look: impl FnMut() -> Res<Path>) -> Res<Path> {
+fn wait(mut poll: impl FnMut() -> Res<Path>) -> Res<Path> {
     let begun = sys::now_micros();
     loop {
-        match look() {
-            Err(ENOENT) if sys::now_micros().saturating_sub(begun) < PATIENCE_MICROS => {
-                sys::poll(&mut [], Some(LOOK_MICROS))?;
+        match poll() {
+            Err(ENOENT) if sys::now_micros().saturating_sub(begun) < TIMEOUT_MICROS => {
+                sys::poll(&mut [], Some(POLL_INTERVAL_MICROS))?;
             }
             other => return other,
         }
@@ -57,7 +57,7 @@ fn exists(name: &[u8]) -> Res<Path> {
     sys::stat_at(sys::AT_FDCWD, path.terminated()).map(|_| path)
 }
 
-/// The device whose directory below `class` has a file `attribute` with this text.
+/// Finds the device whose directory below `class` has a file `attribute` with this text.
 fn with_attribute(class: &[u8], attribute: &[u8], wanted: &[u8]) -> Res<Path> {
     const NAME_AT: usize = 19;
     const LENGTH_AT: usize = 16;

@@ -1,32 +1,32 @@
-//! What went wrong, for the console.
+//! Errors of the init, reported on the console.
 
 use super::sys::{self, Res};
 use super::text::Text;
 
-/// The longest subject that is told.
-const LONGEST: usize = 120;
+/// Maximum length of the subject in a message.
+const MAX_SUBJECT: usize = 120;
 
 /// A step that failed.
 pub struct Failure {
     doing: &'static str,
-    what: Text<LONGEST>,
+    what: Text<MAX_SUBJECT>,
     errno: i32,
 }
 
 impl Failure {
-    /// `doing` completes "cannot …"; an error number of 0 is none.
+    /// Creates an error. `doing` completes "cannot …"; an error number of 0 means none.
     pub fn new(doing: &'static str, what: &[u8], errno: i32) -> Self {
         let mut shown = Text::new();
-        for &byte in what.iter().take(LONGEST - 1).filter(|byte| **byte != 0) {
+        for &byte in what.iter().take(MAX_SUBJECT - 1).filter(|byte| **byte != 0) {
             let _ = shown.push(&[if (b' '..=b'~').contains(&byte) { byte } else { b'?' }]);
         }
         Self { doing, what: shown, errno }
     }
 }
 
-/// Says what was being done when something failed.
+/// A conversion of error numbers into failures of a step.
 pub trait Step<T> {
-    /// `doing` completes "cannot …".
+    /// Adds the step to an error. `doing` completes "cannot …".
     fn step(self, doing: &'static str, what: &[u8]) -> Result<T, Failure>;
 }
 
@@ -36,10 +36,10 @@ impl<T> Step<T> for Res<T> {
     }
 }
 
-/// Tells it on the console, in one line.
-pub fn tell(failure: &Failure) {
+/// Reports the failure on the console, in one line.
+pub fn report(failure: &Failure) {
     let mut line = Text::<256>::new();
-    // What does not fit is left out.
+    // Text that does not fit is omitted.
     let _ = line.push(b"cofferdam-init: cannot ");
     let _ = line.push(failure.doing.as_bytes());
     let _ = line.push(b" ");

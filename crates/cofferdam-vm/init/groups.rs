@@ -1,7 +1,7 @@
-//! The control group of agent and guests. Inside, it is the root of all that is seen of control groups.
+//! The control group of agent and guests. For them, it is the root of the visible hierarchy.
 //!
-//! Below it is one more, without bounds of its own, in which both live: guests are stopped by it. The agent is taken out
-//! for that time, and what it does then runs.
+//! Below it is another group without limits, which contains both: freezing it stops the guests. The agent is moved out
+//! of it meanwhile, so it continues to run.
 
 use super::failure::{Failure, Step};
 use super::options::{CPU_PERIOD, Options};
@@ -9,28 +9,28 @@ use super::sys::{self, Fd, Res};
 use super::text::Text;
 use super::texts;
 
-/// Where the whole tree is mounted for a moment.
+/// Temporary mount point of the hierarchy.
 const TREE: &[u8] = b"/groups\0";
 const CONTROLLERS: &[u8] = b"/groups/cgroup.subtree_control\0";
 const GROUP: &[u8] = b"/groups/sandbox\0";
 const GUESTS: &[u8] = b"/groups/sandbox/guests\0";
-/// How often to look whether all have stopped, how long to wait between looks.
-const LOOKS: usize = 3000;
-const LOOK_MICROS: u64 = 1000;
+/// Maximum number of polls until all have stopped, and the interval between two polls.
+const MAX_POLLS: usize = 3000;
+const POLL_INTERVAL_MICROS: u64 = 1000;
 const EBUSY: i32 = 16;
 
-/// The group, for who can stop it.
+/// The group, with which it can be frozen.
 pub struct Group {
     directory: Fd,
 }
 
-/// Makes the group with its bounds.
+/// Creates the group with its limits.
 pub fn make(options: &Options<'_>) -> Result<Group, Failure> {
-    sys::make_directory(sys::AT_FDCWD, TREE, 0o700).step("make", TREE)?;
+    sys::make_directory(sys::AT_FDCWD, TREE, 0o700).step("create", TREE)?;
     let flags = sys::MS_NOSUID | sys::MS_NODEV | sys::MS_NOEXEC;
     sys::mount(b"cgroup2\0", TREE, b"cgroup2\0", flags, b"").step("mount", TREE)?;
     write(CONTROLLERS, b"+memory +pids +cpu")?;
-    sys::make_directory(sys::AT_FDCWD, GROUP, 0o755).step("make", GROUP)?;
+    sys::make_directory(sys::AT_FDCWD, GROUP, 0o755).step("create", GROUP)?;
     if let Some(bytes) = options.memory {
         write_number(b"/groups/sandbox/memory.max\0", bytes)?;
     }
@@ -43,14 +43,14 @@ pub fn make(options: &Options<'_>) -> Result<Group, Failure> {
         let _ = text.push_number(micros).and_then(|text| text.push(b" ")).and_then(|text| text.push_number(CPU_PERIOD));
         write(b"/groups/sandbox/cpu.max\0", text.bytes())?;
     }
-    sys::make_directory(sys::AT_FDCWD, GUESTS, 0o755).step("make", GUESTS)?;
-    // It is reached by this when the tree is not to be seen any more.
+    sys::make_directory(sys::AT_FDCWD, GUESTS, 0o755).step("create", GUESTS)?;
+    // The descriptor remains valid after the hierarchy is unmounted.
     let directory = sys::open_directory(GROUP).step("open", GROUP)?;
     Ok(Group { directory })
 }
 
 impl Group {
-    /// Takes the agent out of the group and stops all others, or lets them go on and puts it back.
+    /// Moves the agent out of the group and freezes the others, or thaws them and moves it back.
     pub fn freeze(&self, agent: i32, on: bool) -> Res<()> {
         if !on {
             self.write(b"guests/cgroup.freeze\0", b"0")?;
@@ -59,21 +59,21 @@ impl Group {
         self.write_number(b"cgroup.procs\0", agent)?;
         let stopped = self.write(b"guests/cgroup.freeze\0", b"1").and_then(|()| self.wait_until_stopped());
         if stopped.is_err() {
-            // What could not be stopped goes on.
+            // If freezing fails, the guests continue.
             let _ = self.freeze(agent, false);
         }
         stopped
     }
 
     fn wait_until_stopped(&self) -> Res<()> {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             let mut text = [0; 256];
             let events = sys::open_at(self.directory.number(), b"guests/cgroup.events\0", 0, 0)?;
             let length = sys::read_all(events.number(), &mut text)?;
             if texts::field(text.get(..length).unwrap_or_default(), b"frozen ") == Some(1) {
                 return Ok(());
             }
-            sys::poll(&mut [], Some(LOOK_MICROS))?;
+            sys::poll(&mut [], Some(POLL_INTERVAL_MICROS))?;
         }
         Err(EBUSY)
     }
@@ -91,10 +91,10 @@ impl Group {
     }
 }
 
-/// Puts this process, from which all of the sandbox's come, into the group.
+/// Moves this process, the ancestor of all processes of the sandbox, into the group.
 pub fn join() -> Result<(), Failure> {
     write(b"/groups/sandbox/cgroup.procs\0", b"0")?;
-    sys::unshare_groups().step("have a view of its own on", b"control groups")?;
+    sys::unshare_groups().step("create a namespace of", b"control groups")?;
     write(b"/groups/sandbox/guests/cgroup.procs\0", b"0")?;
     sys::unmount(TREE).step("unmount", TREE)
 }

@@ -1,19 +1,19 @@
-//! The first program of a virtual machine: makes of a bare kernel the place where the agent runs, and starts the agent.
+//! The first program of a VM: prepares a bare kernel for the agent, and starts the agent.
 //!
 //! ```text
-//! initramfs: modules --> disks --> mounts --> port --> serves its child until that ends --> power off
-//!                                               '--> control group, new root, ordinary user: the child becomes the agent
+//! initramfs: modules --> disks --> mounts --> port --> serves its child until it ends --> power off
+//!                                               '--> control group, new root, ordinary user: becomes the agent
 //! ```
 //!
-//! The agent is process 1 of a pid namespace of its own, in which nobody sees the kernel's threads, nor this program.
+//! The agent is process 1 of its own PID namespace, in which neither the kernel's threads nor this program are visible.
 //!
-//! It is a program of its own, without any library. What it is to do stands on the kernel's command line, in the words of
-//! [`options`]. Whatever fails is told on the console, and ends the machine: there is no sandbox that is half made. It
-//! runs before anything of a guest's, and while the agent runs it does what the agent has no right to: it stops guests, and
-//! makes a copy of a machine another machine ([`serve`]).
+//! It is a program of its own, without any library. Its options are on the kernel's command line, in the format of
+//! [`options`]. Any failure is reported on the console, and ends the VM: there is no partially prepared sandbox. It
+//! runs before any code of a guest. While the agent runs, it does the tasks for which the agent lacks privileges: it
+//! freezes guests, and gives a copy of a VM its own identity ([`serve`]).
 #![no_std]
 #![no_main]
-// The memory functions are written out: the compiler must not make calls to themselves of their loops.
+// The memory functions are written out: the compiler must not turn their loops into calls to themselves.
 #![no_builtins]
 
 mod devices;
@@ -39,40 +39,40 @@ mod texts;
 use failure::{Failure, Step};
 use options::{Options, Port};
 
-/// Longer than any command line that a kernel takes.
+/// Longer than any kernel command line.
 const COMMAND_LINE: usize = 4096;
 /// The agent, in the initramfs.
 const AGENT: &[u8] = b"/agent\0";
-/// Above all descriptors that the agent inherits.
+/// Lowest number above the descriptors that the agent inherits.
 const FIRST_FREE: usize = 16;
-/// Descriptors of each process.
+/// Maximum number of descriptors of each process.
 const DESCRIPTORS: u64 = 4096;
 
-/// The child's, of which it uses a part.
+/// The child's stack, of which it uses a part.
 static STACK: sys::Once<[sys::Stack; 8]> = sys::Once::new([sys::Stack::NEW; 8]);
 
-/// Where the program begins.
+/// Entry point of the program.
 extern "C" fn enter() -> ! {
     if sys::identity().0 != 1 {
-        failure::tell(&Failure::new("run", b"as what is not the first process of a machine", 0));
+        failure::report(&Failure::new("run", b"without being the first process of a VM", 0));
         sys::exit(1);
     }
-    // Until it is known which machine this is: all monitors take it for the end, and some know nothing else.
+    // Until the VMM is known: all VMMs treat a restart as the end, and some support nothing else.
     let mut end: fn() = sys::restart;
     let Err(failure) = run(&mut end);
-    failure::tell(&failure);
+    failure::report(&failure);
     end();
     sys::exit(1)
 }
 
-/// `end` becomes what ends a machine of this kind.
+/// Prepares and serves the VM. Sets `end` to the function that ends a VM of this VMM.
 fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     mounts::first()?;
     let mut line = [0; COMMAND_LINE];
     let line = sys::read_file(b"/proc/cmdline\0", &mut line);
-    let options = Options::parse(line).map_err(|word| Failure::new("understand the command line at", word, 0))?;
+    let options = Options::parse(line).map_err(|word| Failure::new("parse the command line at", word, 0))?;
     if let Port::Name(_) = options.port {
-        // Monitors with vsocks have no power switch, and the kernel would stand still.
+        // VMMs with vsocks have no power switch, and the kernel would hang.
         *end = sys::power_off;
     }
     modules::load(matches!(options.port, Port::Vsock(_)))?;
@@ -80,23 +80,23 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     mounts::root(&options)?;
     mounts::writable(&options)?;
     let group = groups::make(&options)?;
-    modules::forbid()?;
+    modules::harden()?;
     let identity = renew::Identity::prepare()?;
-    let (own, theirs) = sys::socket_pair().step("make", b"a socket for the agent")?;
+    let (own, theirs) = sys::socket_pair().step("create", b"a socket for the agent")?;
     let stack = STACK.take().ok_or_else(|| Failure::new("start", AGENT, 0))?;
     let mut child = || {
         let Err(failure) = become_agent(&options, &identity, &agent, &theirs);
-        failure::tell(&failure);
+        failure::report(&failure);
     };
     let pid = sys::spawn_apart(stack, &mut child).step("start", AGENT)?;
-    // Only the agent has it now, so that its end shows.
+    // Only the agent has it now, so that its end is seen.
     drop(theirs);
     let served = serve::serve(&own, pid, &group, identity);
-    // Nobody is left to be served.
+    // The agent has ended.
     drop(own);
     served?;
     sys::reap_ended(pid);
-    Err(Failure::new("go on:", b"the agent has ended", 0))
+    Err(Failure::new("continue:", b"the agent has ended", 0))
 }
 
 fn become_agent(
@@ -113,18 +113,18 @@ fn become_agent(
     mounts::enter()?;
     let null = sys::open_at(sys::AT_FDCWD, NULL, sys::O_WRONLY, 0).step("open", NULL)?;
     let console = sys::duplicate_number(2).step("keep", b"the console")?;
-    sys::set_limit(sys::RLIMIT_CORE, 0).step("bound", b"core files")?;
-    sys::set_limit(sys::RLIMIT_NOFILE, DESCRIPTORS).step("bound", b"open files")?;
-    // Where the socket is to be, there may be something else.
+    sys::set_limit(sys::RLIMIT_CORE, 0).step("limit", b"core files")?;
+    sys::set_limit(sys::RLIMIT_NOFILE, DESCRIPTORS).step("limit", b"open files")?;
+    // The numbers of the inherited descriptors may be in use.
     let [agent, partner] = [agent, partner].map(|fd| sys::duplicate_above(fd, FIRST_FREE));
     let (agent, partner) = (agent.step("keep", AGENT)?, partner.step("keep", b"the agent's socket")?);
     let console = sys::duplicate_above(&console, FIRST_FREE).step("keep", b"the console")?;
-    // A place below those that the agent inherits may be anything's by now.
+    // The numbers of the inherited descriptors may be in use.
     let port = sys::duplicate_above(&port, FIRST_FREE).step("keep", b"the agent's port")?;
     let null = sys::duplicate_above(&null, FIRST_FREE).step("keep", NULL)?;
     let inherited = match options.port {
         Port::Name(_) => [(port.number(), 0), (port.number(), 1)],
-        // The agent takes its connections itself.
+        // The agent accepts its connections itself.
         Port::Vsock(_) => [(null.number(), 0), (null.number(), 1)],
     };
     let always = [(null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
@@ -138,14 +138,14 @@ fn become_agent(
         Err(Failure::new("execute", AGENT, sys::execute_file(&agent, c"cofferdam-agent")))
     };
     let failed = become_it();
-    // The console is told by the descriptor that it always had.
+    // Failures are reported through the original descriptor of the console.
     let _ = sys::duplicate_to(console.number(), 1);
     failed
 }
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    failure::tell(&Failure::new("go on:", b"something in this program is wrong", 0));
+    failure::report(&Failure::new("continue:", b"internal error", 0));
     sys::restart();
     sys::exit(1)
 }

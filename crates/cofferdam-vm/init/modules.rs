@@ -1,18 +1,18 @@
-//! The kernel's modules that travel in the initramfs.
+//! The kernel modules in the initramfs.
 
 use super::failure::{Failure, Step};
 use super::sys;
 use super::text::Text;
 
-/// Their names, a line each, in the order in which they need each other.
+/// The list of their names, one per line, in loading order.
 const LIST: &[u8] = b"/modules/list\0";
 const MAX_LIST: usize = 4096;
 const EEXIST: i32 = 17;
 
-/// Modules for connections with the host: what nothing uses, guests are not to find in the kernel.
+/// Prefixes of modules for vsock: guests must not find unused modules in the kernel.
 const VSOCK: [&[u8]; 2] = [b"vsock.", b"vmw_vsock_"];
 
-/// Loads them all, but those for a vsock without one, and removes the files, whose memory the machine has better uses for.
+/// Loads all modules, without those for vsock if it is not used, and removes the files to free their memory.
 pub fn load(vsock: bool) -> Result<(), Failure> {
     let mut list = [0; MAX_LIST];
     let list = sys::read_file(LIST, &mut list);
@@ -38,7 +38,7 @@ pub fn load(vsock: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What guests could make a kernel do that they have no need for, switched off for good where the kernel has it.
+/// Settings that permanently disable kernel features that guests do not need, if the kernel has them.
 const SWITCHES: [(&[u8], &[u8]); 5] = [
     (b"/proc/sys/kernel/modules_disabled\0", b"1"),
     (b"/proc/sys/kernel/unprivileged_bpf_disabled\0", b"1"),
@@ -47,12 +47,12 @@ const SWITCHES: [(&[u8], &[u8]); 5] = [
     (b"/proc/sys/user/max_user_namespaces\0", b"0"),
 ];
 
-/// What a kernel does by itself twice a second, in case that somebody wants large pages some day: an idle machine is to be idle.
-const HABITS: [(&[u8], &[u8]); 1] = [(b"/proc/sys/vm/compaction_proactiveness\0", b"0")];
+/// Settings that disable periodic background work, such as compaction for huge pages: an idle VM must be idle.
+const BACKGROUND_WORK: [(&[u8], &[u8]); 1] = [(b"/proc/sys/vm/compaction_proactiveness\0", b"0")];
 
-/// Lets nobody load anything any more, closes what guests have no need for, and lets an idle machine rest.
-pub fn forbid() -> Result<(), Failure> {
-    for (path, value) in SWITCHES.into_iter().chain(HABITS) {
+/// Disables module loading, unneeded features and background work.
+pub fn harden() -> Result<(), Failure> {
+    for (path, value) in SWITCHES.into_iter().chain(BACKGROUND_WORK) {
         match sys::open_at(sys::AT_FDCWD, path, sys::O_WRONLY, 0) {
             Ok(file) => sys::write(file.number(), value).map(drop).step("set", path)?,
             Err(sys::ENOENT) => {}

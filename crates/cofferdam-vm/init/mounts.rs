@@ -1,7 +1,7 @@
-//! Everything that is seen inside.
+//! The mounts that are visible inside.
 //!
-//! The root file system is read-only. What can be written to is the workspace, `/tmp` and `/dev/shm`, each of a size.
-//! `/dev` holds the few devices that programs expect, and none of the machine's.
+//! The root file system is read-only. Only the workspace, `/tmp` and `/dev/shm` are writable, each with a size limit.
+//! `/dev` contains the few devices that programs expect, and no devices of the VM.
 
 use super::devices;
 use super::failure::{Failure, Step};
@@ -14,7 +14,7 @@ const CLOSED: usize = PLAIN | MS_NOEXEC;
 const ROOT: &[u8] = b"/root\0";
 const HOST_NAME: &[u8] = b"sandbox";
 
-/// Devices that every program may expect.
+/// Devices that all programs may expect.
 const DEVICES: [(&[u8], u32, u32); 6] = [
     (b"/root/dev/null\0", 1, 3),
     (b"/root/dev/zero\0", 1, 5),
@@ -31,7 +31,7 @@ const LINKS: [(&[u8], &[u8]); 5] = [
     (b"pts/ptmx\0", b"/root/dev/ptmx\0"),
 ];
 
-/// What the init itself needs to find devices.
+/// Mounts the file systems that the init needs to find devices.
 pub fn first() -> Result<(), Failure> {
     directory(ROOT)?;
     for (kind, target, flags) in [
@@ -42,21 +42,21 @@ pub fn first() -> Result<(), Failure> {
         directory(target)?;
         mount(kind, target, kind, flags, b"")?;
     }
-    sys::set_host_name(HOST_NAME).step("name", b"the machine")
+    sys::set_host_name(HOST_NAME).step("set the host name of", b"the VM")
 }
 
-/// The root file system, and what of the kernel is seen in it.
+/// Mounts the root file system, and the kernel's file systems in it.
 pub fn root(options: &Options<'_>) -> Result<(), Failure> {
     let disk = devices::disk(options.root)?;
     mount(disk.terminated(), ROOT, b"ext4\0", MS_RDONLY | PLAIN, b"")?;
     mount(b"sysfs\0", b"/root/sys\0", b"sysfs\0", CLOSED | MS_RDONLY, b"")?;
     mount(b"tmpfs\0", b"/root/dev\0", b"tmpfs\0", MS_NOSUID | MS_NOEXEC, b"size=65536,nr_inodes=64,mode=0755\0")?;
     for (path, major, minor) in DEVICES {
-        sys::make_device(path, 0o666, major, minor).step("make", path)?;
-        sys::set_mode_at(sys::AT_FDCWD, path, 0o666).step("open up", path)?;
+        sys::make_device(path, 0o666, major, minor).step("create", path)?;
+        sys::set_mode_at(sys::AT_FDCWD, path, 0o666).step("set the mode of", path)?;
     }
     for (target, path) in LINKS {
-        sys::make_symlink(target, sys::AT_FDCWD, path).step("make", path)?;
+        sys::make_symlink(target, sys::AT_FDCWD, path).step("create", path)?;
     }
     directory(b"/root/dev/pts\0")?;
     directory(b"/root/dev/shm\0")?;
@@ -64,7 +64,7 @@ pub fn root(options: &Options<'_>) -> Result<(), Failure> {
     mount(b"devpts\0", b"/root/dev/pts\0", b"devpts\0", MS_NOSUID | MS_NOEXEC, terminals)
 }
 
-/// What can be written to.
+/// Mounts the writable directories.
 pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
     let (uid, gid) = options.user;
     memory(b"/root/tmp\0", options.tmp, PLAIN, 0o1777, (uid, gid))?;
@@ -77,22 +77,22 @@ pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
             workspace(&disk, WORKSPACE)?;
             let _ = sys::remove_directory(sys::AT_FDCWD, b"/root/workspace/lost+found\0");
             use_whole(&disk)?;
-            sys::give_to(WORKSPACE, uid, gid).step("give away", WORKSPACE)?;
-            sys::set_mode_at(sys::AT_FDCWD, WORKSPACE, 0o700).step("close", WORKSPACE)?;
-            // Now, and not some seconds later in each copy of this machine.
+            sys::give_to(WORKSPACE, uid, gid).step("set the owner of", WORKSPACE)?;
+            sys::set_mode_at(sys::AT_FDCWD, WORKSPACE, 0o700).step("set the mode of", WORKSPACE)?;
+            // Written now, rather than some seconds later in each copy of this VM.
             sys::write_out();
         }
     }
-    // Only what is mounted there can be written to.
+    // From here on, only the mounts below are writable.
     mount(b"none\0", b"/root/dev\0", b"none\0", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, b"")
 }
 
-/// What the kernel says of the processes among which this one is.
+/// Mounts procfs of this process's PID namespace.
 pub fn processes() -> Result<(), Failure> {
     mount(b"proc\0", b"/root/proc\0", b"proc\0", CLOSED, b"")
 }
 
-/// Makes the root file system the root of this process, for good, with what of control groups is its own.
+/// Makes the root file system permanently the root of this process, with its own view of control groups.
 pub fn enter() -> Result<(), Failure> {
     mount(b"cgroup2\0", b"/root/sys/fs/cgroup\0", b"cgroup2\0", CLOSED | MS_RDONLY, b"")?;
     for path in [&b"/proc\0"[..], b"/sys\0", b"/dev\0"] {
@@ -108,8 +108,8 @@ pub fn enter() -> Result<(), Failure> {
     mount(b"none\0", b"/\0", b"none\0", MS_REC | MS_PRIVATE, b"")
 }
 
-/// Mounts the workspace's disk, and lets the kernel do nothing with it by itself: its tables are zero already, and what is free in
-/// them is read when it is needed. An older kernel knows no such words, and does its work.
+/// Mounts the workspace's disk, without background work of the kernel: its tables are already zeroed, and bitmaps are
+/// read on demand. Older kernels do not know these options, and do the work.
 fn workspace(disk: &devices::Path, target: &[u8]) -> Result<(), Failure> {
     const QUIET: &[u8] = b"noinit_itable,no_prefetch_block_bitmaps\0";
     match sys::mount(disk.terminated(), target, b"ext4\0", PLAIN, QUIET) {
@@ -118,21 +118,22 @@ fn workspace(disk: &devices::Path, target: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Lets the last blocks of a disk be used: who fills it is to find it full.
+/// Releases the reserved blocks of a disk, so that the whole size is available.
 fn use_whole(disk: &devices::Path) -> Result<(), Failure> {
     let name = disk.bytes().strip_prefix(b"/dev/").unwrap_or_default();
     let mut path = Text::<96>::new();
     let made = path.push(b"/sys/fs/ext4/").and_then(|path| path.push(name)?.push(b"/reserved_clusters"));
-    made.ok_or_else(|| Failure::new("use the whole of", name, 0))?;
-    let file = sys::open_at(sys::AT_FDCWD, path.terminated(), sys::O_WRONLY, 0).step("use the whole of", name)?;
-    sys::write(file.number(), b"0").map(drop).step("use the whole of", name)
+    let step = "release the reserved blocks of";
+    made.ok_or_else(|| Failure::new(step, name, 0))?;
+    let file = sys::open_at(sys::AT_FDCWD, path.terminated(), sys::O_WRONLY, 0).step(step, name)?;
+    sys::write(file.number(), b"0").map(drop).step(step, name)
 }
 
 fn directory(path: &[u8]) -> Result<(), Failure> {
     const EEXIST: i32 = 17;
     match sys::make_directory(sys::AT_FDCWD, path, 0o755) {
         Ok(()) | Err(EEXIST) => Ok(()),
-        Err(errno) => Err(Failure::new("make", path, errno)),
+        Err(errno) => Err(Failure::new("create", path, errno)),
     }
 }
 
@@ -140,7 +141,7 @@ fn mount(source: &[u8], target: &[u8], kind: &[u8], flags: usize, data: &[u8]) -
     sys::mount(source, target, kind, flags, data).step("mount", target)
 }
 
-/// A file system in memory, of a size.
+/// Mounts a file system in memory, with a size limit.
 fn memory(path: &[u8], room: Room, flags: usize, mode: u64, (uid, gid): (u32, u32)) -> Result<(), Failure> {
     let mut data = Text::<128>::new();
     let made = data

@@ -1,46 +1,46 @@
-//! What the init is told, as words of the kernel's command line. Both sides are built from this file: it uses no library
-//! and allocates nothing.
+//! The init's options, encoded in the kernel's command line. Both sides compile this file: it uses no library and
+//! allocates nothing.
 //!
 //! ```text
 //! cofferdam.root=serial:NAME            the disk with the root file system; or the kernel's name for it, such as vda
 //! cofferdam.workspace=DISK|BYTES:FILES  a disk as above, or memory
 //! cofferdam.tmp=BYTES:FILES  cofferdam.shm=BYTES:FILES
 //! cofferdam.user=UID:GID  cofferdam.port=NAME|vsock:NUMBER
-//! cofferdam.memory=BYTES  cofferdam.tasks=COUNT  cofferdam.cpu=MICROSECONDS   bounds of the sandbox; none where missing
+//! cofferdam.memory=BYTES  cofferdam.tasks=COUNT  cofferdam.cpu=MICROSECONDS   limits of the sandbox, all optional
 //! ```
 //!
-//! A word that begins with `cofferdam.` and is none of these, comes twice, or has no value of its kind is an error.
+//! An unknown, repeated or malformed argument that starts with `cofferdam.` is an error.
 
 use core::fmt;
 
-/// What all words of ours begin with.
+/// Prefix of Cofferdam's arguments.
 const PREFIX: &[u8] = b"cofferdam.";
-/// The longest name of a disk: the kernel keeps no more of a serial number.
+/// Maximum length of a disk's name: the kernel truncates serial numbers to this length.
 pub const MAX_DISK: usize = 20;
-/// The longest name of a port.
+/// Maximum length of a port's name.
 pub const MAX_PORT: usize = 32;
-/// The time over which a share of the processors is kept, in microseconds.
+/// Period of the processor quota, in microseconds.
 pub const CPU_PERIOD: u64 = 100_000;
 
-/// A disk of the machine.
+/// A disk of the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disk<'a> {
-    /// By the serial number that its monitor gave it.
+    /// A serial number, set by the VMM.
     Serial(&'a [u8]),
-    /// By the kernel's name, which says in which order disks were found.
+    /// The kernel's name, which depends on the order in which disks are found.
     Name(&'a [u8]),
 }
 
-/// Where the host and the agent find each other.
+/// The connection between host and agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port<'a> {
-    /// At a port of the console's device, by its name.
+    /// A port of the console device, with this name.
     Name(&'a [u8]),
-    /// At a port of the machine's vsock, to which the host connects.
+    /// A port of the VM's vsock, to which the host connects.
     Vsock(u32),
 }
 
-/// How much a file system in memory holds.
+/// The size of a file system in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Bytes.
@@ -49,16 +49,16 @@ pub struct Room {
     pub files: u64,
 }
 
-/// Where the workspace is.
+/// The location of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Store<'a> {
-    /// On a disk with a file system.
+    /// A disk with a file system.
     Disk(Disk<'a>),
-    /// In memory.
+    /// Memory.
     Memory(Room),
 }
 
-/// Everything that the init is told.
+/// All options of the init.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options<'a> {
     /// The disk with the root file system.
@@ -71,25 +71,25 @@ pub struct Options<'a> {
     pub shm: Room,
     /// User and group of agent and guests; neither is root.
     pub user: (u32, u32),
-    /// Where the host is found.
+    /// The connection to the host.
     pub port: Port<'a>,
-    /// Bytes of memory for agent and guests.
+    /// Maximum bytes of memory of agent and guests.
     pub memory: Option<u64>,
-    /// Threads and processes of agent and guests.
+    /// Maximum number of threads and processes of agent and guests.
     pub tasks: Option<u64>,
     /// Microseconds of processor time in each [`CPU_PERIOD`].
     pub cpu: Option<u64>,
 }
 
 impl<'a> Disk<'a> {
-    /// Takes a word for a disk.
+    /// Parses the value of a disk.
     pub fn parse(word: &'a [u8]) -> Option<Self> {
         disk(word)
     }
 }
 
 impl<'a> Port<'a> {
-    /// Takes a word for a port.
+    /// Parses the value of a port.
     pub fn parse(word: &'a [u8]) -> Option<Self> {
         port(word)
     }
@@ -109,7 +109,7 @@ struct Found<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Finds them on a command line. Gives the word that is wrong, or the beginning of the one that is missing.
+    /// Parses a command line. Returns the invalid argument, or the prefix of a missing one, as an error.
     pub fn parse(line: &'a [u8]) -> Result<Self, &'a [u8]> {
         let mut found = Found::default();
         let words = line.split(|byte| byte.is_ascii_whitespace());
@@ -151,18 +151,18 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Puts a value into a place that is free.
-fn set<T>(place: &mut Option<T>, value: Option<T>) -> Option<()> {
-    if place.is_some() {
+/// Sets a value once.
+fn set<T>(slot: &mut Option<T>, value: Option<T>) -> Option<()> {
+    if slot.is_some() {
         return None;
     }
-    *place = Some(value?);
+    *slot = Some(value?);
     Some(())
 }
 
-fn is_name(name: &[u8], longest: usize) -> bool {
+fn is_name(name: &[u8], max: usize) -> bool {
     let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
-    (1..=longest).contains(&name.len()) && name.iter().all(plain)
+    (1..=max).contains(&name.len()) && name.iter().all(plain)
 }
 
 fn disk(value: &[u8]) -> Option<Disk<'_>> {
@@ -176,7 +176,7 @@ fn disk(value: &[u8]) -> Option<Disk<'_>> {
 
 fn port(value: &[u8]) -> Option<Port<'_>> {
     match value.strip_prefix(b"vsock:") {
-        // The largest stands for any.
+        // The largest number means any port.
         Some(port) => u32::try_from(number(port)?).ok().filter(|port| *port < u32::MAX).map(Port::Vsock),
         None => is_name(value, MAX_PORT).then_some(Port::Name(value)),
     }
@@ -202,12 +202,12 @@ fn room(value: &[u8]) -> Option<Room> {
 
 fn user(value: &[u8]) -> Option<(u32, u32)> {
     let (uid, gid) = pair(value)?;
-    // The largest means "no change" to the kernel.
+    // The largest ID means "no change" to the kernel.
     let ordinary = |id: u64| u32::try_from(id).ok().filter(|id| *id < u32::MAX);
     Some((ordinary(uid)?, ordinary(gid)?))
 }
 
-/// A number that is not 0, in digits only, without zeros before it.
+/// Parses a positive decimal number without leading zeros.
 fn number(value: &[u8]) -> Option<u64> {
     let first = value.first()?;
     if !(b'1'..=b'9').contains(first) {
@@ -251,7 +251,7 @@ impl fmt::Display for Port<'_> {
     }
 }
 
-/// As words of a command line, which [`Options::parse`] takes.
+/// Encodes the options as arguments that [`Options::parse`] accepts.
 impl fmt::Display for Options<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { root, workspace, tmp, shm, user: (uid, gid), port, memory, tasks, cpu } = self;

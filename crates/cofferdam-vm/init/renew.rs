@@ -1,8 +1,8 @@
-//! Making a copy of a machine another machine: its clock, its random numbers, its name and its ids.
+//! A new identity for a copy of a VM: its clock, its random numbers, its name and its IDs.
 //!
-//! The ids are files of the initramfs, which no guest sees or can write to, bound read-only over what guests read. The
-//! place is found one name at a time and never through a link, before anything of a guest's runs; it is on file systems
-//! that nobody inside can change.
+//! The IDs are files of the initramfs, which guests can neither see nor write to, bound read-only over the files that
+//! guests read. The targets are resolved one component at a time without following links, before any code of a guest
+//! runs, and are on file systems that guests cannot change.
 
 use super::failure::{Failure, Step};
 use super::partner::Renew;
@@ -11,26 +11,26 @@ use super::sys::{self, Fd, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, M
 const IDS: &[u8] = b"/ids\0";
 const MACHINE_ID: &[u8] = b"/ids/machine-id\0";
 const BOOT_ID: &[u8] = b"/ids/boot-id\0";
-/// What the kernel calls itself from its start to its end.
-const KERNELS_ID: &[u8] = b"/proc/sys/kernel/random/boot_id\0";
+/// The kernel's boot ID.
+const KERNEL_BOOT_ID: &[u8] = b"/proc/sys/kernel/random/boot_id\0";
 const ETC: &[&[u8]] = &[b"etc\0"];
 const MACHINE: &[u8] = b"machine-id\0";
 const RANDOM: &[u8] = b"/dev/random\0";
 const ROOT: &[u8] = b"/root\0";
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
-/// Where the ids of a kernel's start have a `-` before them, in bytes.
+/// Positions of the `-` in a boot ID, in bytes.
 const GROUPS: [usize; 4] = [4, 6, 8, 10];
 
-/// Bytes of a machine's id, with the end of its line.
+/// Length of a machine ID, including the newline.
 const ID_LINE: usize = 33;
 
-/// A file that stands in the place of one that guests read.
+/// A file that is bound over one that guests read.
 struct Id {
     file: Fd,
     bound: bool,
 }
 
-/// What is needed to make this machine another one, while it can still be reached.
+/// The resources for changing the VM's identity, opened while they are accessible.
 pub struct Identity {
     random: Fd,
     /// The root file system.
@@ -40,31 +40,33 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// To be called before the agent's process makes the root file system its root. As far as possible, guests read files of
-    /// ours from the start, which say what those in their places do: so a renewal has to mount nothing.
+    /// Prepares the resources. Must be called before the agent's process makes the root file system its root. If
+    /// possible, guests read the bound files from the start, with the original contents, so that a later renewal mounts
+    /// nothing.
     pub fn prepare() -> Result<Self, Failure> {
-        sys::make_directory(sys::AT_FDCWD, IDS, 0o755).step("make", IDS)?;
+        sys::make_directory(sys::AT_FDCWD, IDS, 0o755).step("create", IDS)?;
         let random = sys::open(RANDOM, 0).step("open", RANDOM)?;
         let root = sys::open_at(sys::AT_FDCWD, ROOT, sys::O_PATH | sys::O_DIRECTORY, 0).step("open", ROOT)?;
         let mut text = [0; 40];
-        let boot = make(BOOT_ID, sys::read_file(KERNELS_ID, &mut text)).step("make", BOOT_ID)?;
+        let boot = make(BOOT_ID, sys::read_file(KERNEL_BOOT_ID, &mut text)).step("create", BOOT_ID)?;
         let boot = Id { file: boot, bound: true };
-        let machine = Id { file: make(MACHINE_ID, b"").step("make", MACHINE_ID)?, bound: false };
+        let machine = Id { file: make(MACHINE_ID, b"").step("create", MACHINE_ID)?, bound: false };
         let mut identity = Self { random, root, machine, boot };
         identity.begin_machine().step("bind", MACHINE_ID)?;
         Ok(identity)
     }
 
-    /// The other part of it, for the agent's process, once that has mounted what the kernel says of processes.
+    /// Binds the boot ID, in the agent's process, after it has mounted procfs.
     pub fn begin(&self) -> Result<(), Failure> {
-        let place: [&[u8]; 4] = [b"proc\0", b"sys\0", b"kernel\0", b"random\0"];
-        match self.bind(BOOT_ID, &place, b"boot_id\0").step("bind", BOOT_ID)? {
+        let directories: [&[u8]; 4] = [b"proc\0", b"sys\0", b"kernel\0", b"random\0"];
+        match self.bind(BOOT_ID, &directories, b"boot_id\0").step("bind", BOOT_ID)? {
             true => Ok(()),
-            false => Err(Failure::new("find the place of", BOOT_ID, 0)),
+            false => Err(Failure::new("find the target of", BOOT_ID, 0)),
         }
     }
 
-    /// Makes it another machine. May be done more than once. `ENOENT` says that its root file system has no place for an id.
+    /// Gives the VM a new identity. May be called repeatedly. `ENOENT` means that its root file system has no file for
+    /// the machine ID.
     pub fn renew(&mut self, it: &Renew<'_>) -> Res<()> {
         sys::set_clock(it.now)?;
         sys::renew_randomness(&self.random, it.entropy)?;
@@ -73,7 +75,7 @@ impl Identity {
         put(&self.machine.file, hex(it.machine_id, &[], &mut text))?;
         put(&self.boot.file, hex(&uuid(it.boot_id), &GROUPS, &mut text))?;
         if !self.machine.bound {
-            // Else it would go on under an id that others have, and nobody would know.
+            // Otherwise it would silently keep an ID that other VMs have.
             if !self.bind(MACHINE_ID, ETC, MACHINE)? {
                 return Err(sys::ENOENT);
             }
@@ -82,8 +84,8 @@ impl Identity {
         Ok(())
     }
 
-    /// Binds the machine's id where it says what the root file system's says; what is longer than an id is left there until
-    /// the machine is renewed.
+    /// Binds the machine ID, with the contents of the root file system's file. A file that is longer than an ID is left
+    /// until the VM is renewed.
     fn begin_machine(&mut self) -> Res<()> {
         let Some(place) = self.find(ETC, MACHINE)? else { return Ok(()) };
         let file = sys::open_at(place.number(), MACHINE, sys::O_NOFOLLOW | sys::O_NONBLOCK, 0)?;
@@ -95,7 +97,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Where the root file system has a plain file of this name below these directories.
+    /// Opens the directory that contains a regular file of this name, if it exists in the root file system.
     fn find(&self, directories: &[&[u8]], name: &[u8]) -> Res<Option<Fd>> {
         let mut place = sys::duplicate(&self.root)?;
         for directory in directories {
@@ -113,8 +115,7 @@ impl Identity {
         }
     }
 
-    /// Puts a file in the place of another one, which guests can read and nobody can write to. Whether there is such a
-    /// file; where there is none, nothing can be put in its place.
+    /// Binds a file over another one, read-only for guests. Returns false if that file does not exist.
     fn bind(&self, file: &[u8], directories: &[&[u8]], name: &[u8]) -> Res<bool> {
         let Some(place) = self.find(directories, name)? else { return Ok(false) };
         sys::enter_open(&place)?;
@@ -122,13 +123,13 @@ impl Identity {
         const NONE: &[u8] = b"none\0";
         let bound = sys::mount(file, name, NONE, MS_BIND, b"")
             .and_then(|()| sys::mount(NONE, name, NONE, MS_REMOUNT | MS_RDONLY | CLOSED, b""));
-        // Nothing is to be kept by this process that stands there.
+        // The process must not keep a reference to the directory.
         sys::change_directory(b"/\0")?;
         bound.map(|()| true)
     }
 }
 
-/// A random id of the kind that the kernel makes for its start.
+/// Returns a random ID in the format of a boot ID.
 fn uuid(random: &[u8; 16]) -> [u8; 16] {
     let mut id = *random;
     id[6] = id[6] & 0x0f | 0x40;
@@ -136,7 +137,7 @@ fn uuid(random: &[u8; 16]) -> [u8; 16] {
     id
 }
 
-/// A line of hexadecimal digits, with a `-` before these bytes.
+/// Returns a line of hexadecimal digits, with a `-` before these bytes.
 fn hex<'a>(bytes: &[u8; 16], groups: &[usize], line: &'a mut [u8; 40]) -> &'a [u8] {
     let mut length = 0;
     let mut put = |byte: u8| {
@@ -157,14 +158,14 @@ fn hex<'a>(bytes: &[u8; 16], groups: &[usize], line: &'a mut [u8; 40]) -> &'a [u
     line.get(..length).unwrap_or_default()
 }
 
-/// Makes a file that says this.
+/// Creates a file with this text.
 fn make(path: &[u8], text: &[u8]) -> Res<Fd> {
     let file = sys::open_at(sys::AT_FDCWD, path, sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL, 0o444)?;
     sys::set_mode(&file, 0o444)?;
     put(&file, text).map(|()| file)
 }
 
-/// Writes over what a file says, which is no longer than this.
+/// Overwrites a file whose text is not longer than the new one.
 fn put(file: &Fd, text: &[u8]) -> Res<()> {
     sys::seek(file, 0)?;
     match sys::write(file.number(), text)? {

@@ -1,18 +1,18 @@
-//! Texts of a bounded length, for what the kernel is told.
+//! Texts of limited length, for paths and values in kernel interfaces.
 
-/// A text of less than `N` bytes. There is always room for a NUL behind it.
+/// A text of less than `N` bytes. There is always space for a NUL after it.
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     length: usize,
 }
 
 impl<const N: usize> Text<N> {
-    /// Empty.
+    /// Creates an empty text.
     pub const fn new() -> Self {
         Self { bytes: [0; N], length: 0 }
     }
 
-    /// Adds bytes; `None`, and nothing added, where they do not fit.
+    /// Adds bytes; returns `None`, and adds nothing, if they do not fit.
     pub fn push(&mut self, text: &[u8]) -> Option<&mut Self> {
         let end = self.length.checked_add(text.len()).filter(|end| *end < N)?;
         self.bytes.get_mut(self.length..end)?.copy_from_slice(text);
@@ -20,7 +20,7 @@ impl<const N: usize> Text<N> {
         Some(self)
     }
 
-    /// Adds a number in digits.
+    /// Adds a number in decimal digits.
     pub fn push_number(&mut self, number: u64) -> Option<&mut Self> {
         self.push_digits(number, 10)
     }
@@ -45,12 +45,12 @@ impl<const N: usize> Text<N> {
         self.push(digits.get(first..)?)
     }
 
-    /// What was added.
+    /// Returns the text.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// What was added, and a NUL.
+    /// Returns the text, followed by a NUL.
     pub fn terminated(&self) -> &[u8] {
         self.bytes.get(..=self.length).unwrap_or(b"\0")
     }

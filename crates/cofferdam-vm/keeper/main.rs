@@ -1,23 +1,23 @@
-//! The first process of the namespace in which a jailer runs: has descriptors open, which a jailed monitor opens once more by
-//! its numbers of them, waits until nobody is left, and ends as the last one did.
+//! The first process of the namespace in which a jailer runs. It has descriptors open, which a jailed VMM reopens by
+//! their numbers. It waits until all other processes have ended, and exits with the status of the last one.
 //!
-//! It is a program of its own, without any library, because it runs as the monitor's user: nothing of the supervisor's memory
-//! may be in it. It reads nothing and is told nothing.
+//! It is a program of its own, without any library, because it runs as the VMM's user: it must not contain any of the
+//! supervisor's memory. It reads no input.
 #![no_std]
 #![no_main]
-// The memory functions are written out: the compiler must not make calls to themselves of their loops.
+// The memory functions are written out: the compiler must not turn their loops into calls to themselves.
 #![no_builtins]
 
 #[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]
 mod sys;
 
-/// Something in this program is wrong.
+/// Exit status after a panic.
 const PANICKED: i32 = 70;
-/// Nobody was ever there.
+/// Exit status if there was no other process.
 const ALONE: i32 = 71;
 
-/// Where the program begins.
+/// Entry point of the program.
 extern "C" fn enter() -> ! {
     let mut code = ALONE;
     while let Some(status) = sys::wait_for_any() {

@@ -1,12 +1,13 @@
-//! Snapshots that travel: one file for all that a machine was, but its image.
+//! Portable VM snapshots: one archive with the complete state of a VM except its image.
 //!
 //! ```text
 //! save: VmSnapshot --machine (JSON), devices, memory, workspace--> cofferdam_archive::Writer --> stream
-//! load: stream --> the document alone: fits it here? --> Reader::restore --> files of ours --all verified--> VmSnapshot
+//! load: stream --> document alone: compatible here? --> Reader::restore --> own files --all verified--> VmSnapshot
 //! ```
 //!
-//! The root file system stays behind: the document names the image by its key and its disk by a hash. Nothing that an archive
-//! says is believed: what it says of itself is held against its parts, and against this host, before its memory is read.
+//! The root file system is not in the archive: the document names the image by its key and its disk by a hash. The
+//! archive is untrusted input: its metadata is checked against its parts and against this host before its memory is
+//! read.
 
 use std::cell::RefCell;
 use std::fs::{DirBuilder, File};
@@ -40,12 +41,12 @@ const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";
 const WORKSPACE: &str = "workspace";
 
-/// How a snapshot is written.
+/// Options for writing a snapshot.
 #[derive(Debug, Clone)]
 pub struct SaveOptions {
-    /// What it is encrypted with, if it is.
+    /// Encryption key, if the archive is to be encrypted.
     pub key: Option<Arc<Key>>,
-    /// Level of compression, from 1 (fast) to 19 (small).
+    /// Compression level, from 1 (fast) to 19 (small).
     pub level: i32,
 }
 
@@ -55,40 +56,40 @@ impl Default for SaveOptions {
     }
 }
 
-/// How an archive is read.
+/// Options for reading an archive.
 #[derive(Debug, Clone, Default)]
 pub struct LoadOptions {
-    /// What it is encrypted with. With a key, only an encrypted archive is taken.
+    /// Decryption key. With a key, only an encrypted archive is accepted.
     pub key: Option<Arc<Key>>,
-    /// What it may come to. What its memory may take is bounded by [`VmConfig::snapshots`](crate::VmConfig) besides.
+    /// Size limits of the archive. [`VmConfig::snapshots`](crate::VmConfig) bounds its memory in addition.
     pub limits: Limits,
-    /// The most that the archive's sandbox may be allowed. An archive with a larger limit, or without one, is refused before
-    /// any memory is read; CPU time and wall time are left to the spec that restores it.
+    /// Maximum limits of the archive's sandbox. An archive with a larger limit, or without one, is refused before any
+    /// memory is read. The spec that restores it sets CPU time and wall time.
     pub ceiling: SandboxLimits,
 }
 
-/// What an archive says of its machine.
+/// An archive's description of its VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Travelled {
     manifest: SnapshotManifest,
-    /// The SHA-256 of the disk that the machine's root file system is on.
+    /// SHA-256 of the disk with the VM's root file system.
     root: String,
 }
 
-/// A part of the document.
+/// The manifest member of the document.
 #[derive(Deserialize)]
-struct Of<T> {
+struct WithManifest<T> {
     manifest: T,
 }
 
-/// What every version of the document has.
+/// The member that all versions of the document have.
 #[derive(Deserialize)]
 struct Format {
     format: u64,
 }
 
-/// What every version of the agent's record has.
+/// The member that all versions of the agent's record have.
 #[derive(Deserialize)]
 struct Guest {
     guest: Agent,
@@ -100,43 +101,44 @@ struct Agent {
 }
 
 impl Travelled {
-    /// What the documents of an archive say.
+    /// Parses the documents of an archive.
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSnapshot`] for other documents than one of a machine, and for one of another version; `Unsupported` for a
-    /// machine whose agent is of another version.
+    /// [`VmError::BadSnapshot`] if the documents are not those of a VM snapshot, or have another format version.
+    /// `Unsupported` if the VM's agent speaks another protocol version.
     pub fn read(documents: &[Document]) -> Result<Self> {
         let bad = |what: String| VmError::BadSnapshot { what };
         let [document] = documents else {
-            return Err(bad(format!("its archive has {} documents, and that of a machine has one", documents.len())));
+            return Err(bad(format!("its archive has {} documents, expected one", documents.len())));
         };
         if document.part.name.as_str() == IMAGE {
-            return Err(bad("the file holds an image; `cofferdam vm import-image` takes that".to_owned()));
+            return Err(bad("the file holds an image; import it with `cofferdam vm import-image`".to_owned()));
         }
         if document.part.name.as_str() != MACHINE {
             return Err(bad(format!("its archive has no document '{MACHINE}'")));
         }
-        let odd = |error| bad(format!("what its archive says of the machine is not understood: {error}"));
-        // First alone: one of another format may have other fields, which would be told as if something were wrong with it.
-        let Of { manifest: Format { format } } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        let invalid = |error| bad(format!("cannot parse the archive's description of the VM: {error}"));
+        // The format is read first and alone: another format may have other fields, which would be reported as
+        // malformed.
+        let WithManifest { manifest: Format { format } } = serde_json::from_slice(&document.bytes).map_err(invalid)?;
         check_format(format)?;
-        let Of { manifest: Guest { guest } } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        let WithManifest { manifest: Guest { guest } } = serde_json::from_slice(&document.bytes).map_err(invalid)?;
         check_agent(guest.version)?;
-        serde_json::from_slice(&document.bytes).map_err(odd)
+        serde_json::from_slice(&document.bytes).map_err(invalid)
     }
 
-    /// What has to be known of the snapshot besides its files.
+    /// Returns the snapshot's manifest.
     pub fn manifest(&self) -> &SnapshotManifest {
         &self.manifest
     }
 
-    /// The SHA-256 of the disk that the machine's root file system is on.
+    /// Returns the SHA-256 of the disk with the VM's root file system.
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// Refuses parts that are not those of this machine.
+    /// Refuses parts that are not those of this VM.
     fn check_parts(&self, parts: &[Part]) -> Result<()> {
         let memory = (MEMORY, Kind::Memory, Some(self.manifest.memory().as_bytes()));
         let disk = self.manifest.disk().map(|size| (WORKSPACE, Kind::Disk, Some(size.as_bytes())));
@@ -144,34 +146,37 @@ impl Travelled {
         let wanted: Vec<_> = wanted.collect();
         let bad = |what: String| Err(VmError::BadSnapshot { what });
         if parts.len() != wanted.len() {
-            return bad(format!("its archive has {} parts, and its machine has {}", parts.len(), wanted.len()));
+            return bad(format!("its archive has {} parts, expected {}", parts.len(), wanted.len()));
         }
         for (part, (name, kind, size)) in parts.iter().zip(wanted) {
             if part.name.as_str() != name || part.kind != kind || part.base.is_some() {
-                return bad(format!("its archive has '{}' ({}) where '{name}' ({kind}) belongs", part.name, part.kind));
+                return bad(format!(
+                    "its archive has part '{}' ({}), expected '{name}' ({kind})",
+                    part.name, part.kind
+                ));
             }
             if kind == Kind::State && part.size > MAX_DEVICES {
-                return bad(format!("'{name}' has {} bytes, and at most {MAX_DEVICES} are taken", part.size));
+                return bad(format!("part '{name}' has {} bytes, at most {MAX_DEVICES} are accepted", part.size));
             }
             if let Some(size) = size.filter(|size| *size != part.size) {
-                return bad(format!("'{name}' has {} bytes, and its machine has {size}", part.size));
+                return bad(format!("part '{name}' has {} bytes, expected {size}", part.size));
             }
         }
         Ok(())
     }
 
-    /// Refuses a machine that may use more than the caller allows.
-    fn check_ceiling(&self, most: &SandboxLimits) -> Result<()> {
+    /// Refuses a VM with larger limits than the caller allows.
+    fn check_ceiling(&self, ceiling: &SandboxLimits) -> Result<()> {
         let SandboxLimits { cpu_time: _, memory, disk, wall_time: _, pids, processes, cpus } = self.manifest.limits();
         let size = |size: Option<ByteSize>| size.map(|size| (size.as_bytes(), size.to_string()));
         let count = |count: Option<u32>| count.map(|count| (count.into(), count.to_string()));
         let share = |cpus: Option<Cpus>| cpus.map(|cpus| (u64::from(cpus.as_millis()), cpus.to_string()));
         let pairs = [
-            ("memory", size(*memory), size(most.memory)),
-            ("disk", size(*disk), size(most.disk)),
-            ("pids", count(*pids), count(most.pids)),
-            ("processes", count(*processes), count(most.processes)),
-            ("cpus", share(*cpus), share(most.cpus)),
+            ("memory", size(*memory), size(ceiling.memory)),
+            ("disk", size(*disk), size(ceiling.disk)),
+            ("pids", count(*pids), count(ceiling.pids)),
+            ("processes", count(*processes), count(ceiling.processes)),
+            ("cpus", share(*cpus), share(ceiling.cpus)),
         ];
         for (what, found, most) in pairs {
             if let Some((most, shown)) = most
@@ -184,23 +189,24 @@ impl Travelled {
         Ok(())
     }
 
-    /// Refuses a machine that nobody could go on with here, whatever spec asks for it.
+    /// Refuses a VM that this host cannot resume, whatever the spec asks for.
     fn check_plan(&self, host: &Host) -> Result<()> {
-        let odd = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
-        let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(odd)?;
-        let plan = Plan::of(&spec, &host.config).map_err(odd)?;
+        let invalid = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
+        let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(invalid)?;
+        let plan = Plan::of(&spec, &host.config).map_err(invalid)?;
         self.manifest.check_spec(&plan, &spec)
     }
 }
 
 impl VmSnapshot {
-    /// Writes all of it to a stream, but its image. What was written is no archive if this fails: the caller throws it away.
+    /// Writes the complete snapshot to a stream, except its image. If it fails, the output is not a valid archive, and
+    /// the caller discards it.
     ///
-    /// `watch` is told how far it is, and ends it by `Break`.
+    /// `watch` receives the progress and cancels with `Break`.
     ///
     /// # Behavior
-    /// - Machines that are made from it meanwhile change nothing in what is written.
-    /// - Fails with `ResourceExhausted` where there is no room, with `Closed` when `watch` ended it.
+    /// - VMs that are created from the snapshot meanwhile do not change the output.
+    /// - Fails with `ResourceExhausted` if there is no space, with `Closed` if `watch` cancelled.
     pub async fn save(
         &self,
         out: impl Write + Send + 'static,
@@ -219,13 +225,13 @@ impl VmSnapshot {
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Written> {
         let Some((_, root)) = self.root() else {
-            let what = "the disk that its machine had its root file system on is not known".to_owned();
+            let what = "the disk of its root file system is unknown".to_owned();
             return Err(VmError::BadSnapshot { what });
         };
         let root = hash_of(root)?.to_string();
         let travelled = Travelled { manifest: self.manifest().clone(), root };
-        let odd = |error: serde_json::Error| VmError::BadSnapshot { what: error.to_string() };
-        let document = serde_json::to_vec(&travelled).map_err(odd)?;
+        let invalid = |error: serde_json::Error| VmError::BadSnapshot { what: error.to_string() };
+        let document = serde_json::to_vec(&travelled).map_err(invalid)?;
         let key = options.key.as_deref();
         let mut writer = Writer::new(WriteOptions { level: options.level, key, ..WriteOptions::default() })?;
         writer.json(MACHINE, &document)?.state(DEVICES, self.state().devices())?;
@@ -237,27 +243,26 @@ impl VmSnapshot {
     }
 }
 
-/// The hash of a disk's contents, wherever its cursor is.
+/// Returns the hash of a disk's contents, independent of its cursor.
 fn hash_of(disk: &File) -> Result<Digest> {
     let disk = disk.try_clone().map_err(io("copy a descriptor of", "a disk"))?;
     Ok(Base::hashed(disk)?.id())
 }
 
 impl VmBackend {
-    /// Reads a snapshot that travelled. It is one as any other then: machines are made from it by
-    /// [`restore`](cofferdam_contract::Backend::restore), with a spec such as [`VmSnapshot::spec`] begins.
+    /// Reads a snapshot from an archive. It is used like any other: [`restore`](cofferdam_contract::Backend::restore)
+    /// creates VMs from it, with a spec that starts as [`VmSnapshot::spec`].
     ///
-    /// `watch` is told how far it is, and ends it by `Break`.
+    /// `watch` receives the progress and cancels with `Break`.
     ///
     /// # Behavior
-    /// - What it was taken with is looked at first, and nothing more is read where it cannot go on here: another monitor,
-    ///   version, machine, processor or accelerator, an agent of another version, an image that is not here, sizes that do not fit
-    ///   each other.
-    /// - All of it is verified before any of it is used. It lies in files without names, of which nothing is left when this
-    ///   fails.
-    /// - Fails with `InvalidInput` for what is no archive, is damaged, was tampered with or does not fit the key, with
-    ///   `NotFound` for a missing image, with `Unsupported` for an agent of another version, with `ResourceExhausted` where there
-    ///   is no room.
+    /// - The origin is checked first. Nothing more is read if the VM cannot resume here: another VMM, version, VM type,
+    ///   processor or accelerator, an agent of another version, a missing image, inconsistent sizes.
+    /// - All of it is verified before any of it is used. It is stored in unnamed files; nothing remains after a
+    ///   failure.
+    /// - Fails with `InvalidInput` if the input is no archive, is damaged, was tampered with or does not match the key,
+    ///   with `NotFound` if the image is missing, with `Unsupported` for an agent of another version, with
+    ///   `ResourceExhausted` if there is no space.
     pub async fn load(
         &self,
         input: impl Read + Send + 'static,
@@ -300,16 +305,16 @@ async fn load(
     .await
 }
 
-/// Restores the parts into files of ours, as far as there is room for them; gives the archive's digest as well.
+/// Restores the parts into own files, within the space limits. Also returns the archive's digest.
 fn files<R: Read>(
     host: &Host,
     reader: Reader<R>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(MachineState, Option<File>, Lease, String)> {
     let (mut lease, mut refused) = (host.open_lease()?, None);
-    // Of the host's memory.
+    // The files in the host's memory.
     let taken: RefCell<Vec<File>> = RefCell::default();
-    let mut places = |part: &Part| {
+    let mut create = |part: &Part| {
         if part.kind == Kind::Disk {
             return blank_disk(&host.config.disks);
         }
@@ -317,10 +322,10 @@ fn files<R: Read>(
         taken.borrow_mut().push(file.try_clone()?);
         Ok(file)
     };
-    // Looked at after each MiB, so that no archive takes more of the host's memory than snapshots may.
-    let mut paid = |progress: Progress| {
+    // Checked after each MiB, so that no archive takes more of the host's memory than snapshots may.
+    let mut charge = |progress: Progress| {
         let bytes: std::io::Result<u64> = taken.borrow().iter().map(sparse::allocated).sum();
-        match bytes.map_err(io("look at", "a snapshot")).and_then(|bytes| lease.grow(bytes)) {
+        match bytes.map_err(io("inspect", "a snapshot")).and_then(|bytes| lease.grow(bytes)) {
             Ok(()) => watch(progress),
             Err(error) => {
                 refused = Some(error);
@@ -328,7 +333,7 @@ fn files<R: Read>(
             }
         }
     };
-    let restored = reader.restore(&[], &mut places, &mut paid);
+    let restored = reader.restore(&[], &mut create, &mut charge);
     if let Some(error) = refused {
         return Err(error);
     }
@@ -336,13 +341,13 @@ fn files<R: Read>(
     let restored = restored?;
     let digest = restored.digest.to_string();
     for (part, file) in restored.files {
-        let place = match part.kind {
+        let slot = match part.kind {
             Kind::State => &mut state,
             Kind::Memory => &mut memory,
             Kind::Disk => &mut workspace,
             Kind::Json => continue,
         };
-        *place = Some(file);
+        *slot = Some(file);
     }
     let (Some(memory), Some(state)) = (memory, state) else {
         return Err(ArchiveError::Damaged { what: "parts" }.into());
@@ -350,7 +355,7 @@ fn files<R: Read>(
     Ok((MachineState::new(memory, state)?, workspace, lease, digest))
 }
 
-/// An empty file without a name.
+/// Creates an empty unnamed file.
 fn blank_disk(directory: &Path) -> std::io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     tempfile::tempfile_in(directory)
@@ -469,12 +474,12 @@ mod tests {
 
     #[test]
     fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
-        let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "somebody" });
+        let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
         let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }
 
-    /// Nobody can go on with it, and its record may have other fields.
+    /// Such a snapshot cannot resume here, and its record may have other fields.
     #[test]
     fn one_whose_agent_is_of_another_version_is_refused_by_its_document() {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {

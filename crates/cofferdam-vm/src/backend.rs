@@ -1,4 +1,4 @@
-//! The backend: has machines made, and images for them.
+//! The VM backend: creates VMs and their images.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -20,37 +20,37 @@ use crate::warm::VmWarm;
 /// The backend's name.
 pub const NAME: &str = "vm";
 
-/// Makes sandboxes that are virtual machines.
+/// A backend whose sandboxes are virtual machines.
 #[derive(Debug, Clone)]
 pub struct VmBackend {
     pub(crate) host: Arc<Host>,
 }
 
 impl VmBackend {
-    /// Sets the backend up; nothing is started before the first use.
+    /// Creates the backend. Starts nothing before the first use.
     pub fn new(config: VmConfig) -> Result<Self> {
         Self::with_progress(config, Arc::new(|_| ()))
     }
 
-    /// The same, with somebody to tell of the steps of making an image.
+    /// Creates the backend, and reports the steps of building an image to `progress`.
     pub fn with_progress(config: VmConfig, progress: MakeProgress) -> Result<Self> {
         Ok(Self { host: Host::new(config, progress)? })
     }
 
-    /// Makes the default image, or makes it anew where packages are newer. Sandboxes of this backend go on with what they
-    /// found first.
+    /// Builds the default image, or rebuilds it if packages are newer. This backend keeps using the image
+    /// of its first sandbox.
     pub async fn make_image(&self) -> Result<Image> {
         self.host.make_image().await.map_err(|error| error.into_error("make image"))
     }
 
-    /// A snapshot of parts that travelled: memory and devices, as [`VmSnapshot::state`] gives them, and the workspace's disk,
-    /// if the manifest has one. Whether the parts are undamaged is for whoever brought them to know; what is wrong with them
-    /// harms no machine but those that are made from them.
+    /// Creates a snapshot from its parts: memory and devices, as [`VmSnapshot::state`] returns them, and the
+    /// workspace's disk, if the manifest has one. The caller is responsible for their integrity. Damaged parts harm
+    /// only the VMs that are created from them.
     ///
     /// # Behavior
-    /// - Fails with `InvalidInput` for files that are not as large as the manifest says, with `ResourceExhausted` where
-    ///   snapshots may not take as much memory.
-    /// - Whether it can go on here is looked at when it is restored, and by [`Self::check_snapshot`].
+    /// - Fails with `InvalidInput` if a file's size differs from the manifest, with `ResourceExhausted` if snapshots
+    ///   may not take as much memory.
+    /// - [`Self::check_snapshot`] and the restore check whether it can resume here.
     pub fn snapshot_of_parts(
         &self,
         manifest: SnapshotManifest,
@@ -62,16 +62,17 @@ impl VmBackend {
         VmSnapshot::new(manifest, state, disk, None, lease).map_err(failed)
     }
 
-    /// Refuses a snapshot that cannot go on here: another monitor, version, machine, processor or accelerator; another image
-    /// than that of a spec with this root.
+    /// Refuses a snapshot that cannot resume here: another VMM, version, VM type, processor or accelerator, or another
+    /// image than that of a spec with this root.
     pub async fn check_snapshot(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<()> {
         self.host.check(manifest, spec).await.map(drop).map_err(|error| error.into_error("restore"))
     }
 
-    /// Restores a snapshot, and returns the execs that were running in it as well: dropping a handle kills its exec.
+    /// Restores a snapshot, and also returns the execs that were running in it. Dropping a handle kills its exec.
     ///
     /// # Behavior
-    /// - As [`restore`](Backend::restore). Output since the restore is there as far as it is kept, which is its newest MiB.
+    /// - As [`restore`](Backend::restore). Output since the restore is available as far as it is retained, which is its
+    ///   newest MiB.
     /// - Standard input of these execs is at its end.
     pub async fn restore_attached(
         &self,
@@ -85,13 +86,13 @@ impl VmBackend {
 
     async fn restored(&self, snapshot: &Snapshot, spec: Spec) -> Result<VmSandbox> {
         let snapshot = VmSnapshot::of(snapshot)
-            .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the vm backend"))?;
+            .ok_or_else(|| Error::invalid("restore", "the snapshot is not one of the vm backend"))?;
         let allowed = snapshot.manifest().check_tenant(spec.tenant()).and_then(|()| snapshot.lease_all());
         allowed.map_err(|error| error.into_error("restore"))?;
         VmSandbox::restore(&self.host, spec, snapshot).await
     }
 
-    /// Which version of its monitor is there.
+    /// Returns the name and version of the VMM.
     pub async fn monitor(&self) -> Result<String> {
         let vmm = self.host.vmm();
         let version = vmm.version().await.map_err(|error| error.into_error("probe"))?;

@@ -1,4 +1,4 @@
-//! How much of the host's memory all snapshots of a backend take together.
+//! The memory budget that all snapshots of a backend share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,11 +7,11 @@ use cofferdam_contract::ByteSize;
 
 use crate::error::{Result, VmError};
 
-/// What may still be taken.
+/// The memory that is left to reserve.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget(Arc<AtomicU64>);
 
-/// What was taken, until it is dropped.
+/// A reservation, which ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     budget: Arc<AtomicU64>,
@@ -19,24 +19,24 @@ pub(crate) struct Lease {
 }
 
 impl Budget {
-    pub(crate) fn new(most: ByteSize) -> Self {
-        Self(Arc::new(AtomicU64::new(most.as_bytes())))
+    pub(crate) fn new(max: ByteSize) -> Self {
+        Self(Arc::new(AtomicU64::new(max.as_bytes())))
     }
 
-    /// What nobody has taken.
+    /// Returns the bytes that are not reserved.
     #[cfg(test)]
     pub(crate) fn left(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Takes so much, if it is there.
+    /// Reserves exactly so many bytes, or fails.
     pub(crate) fn take(&self, bytes: u64) -> Result<Lease> {
         let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes));
         taken.map_err(|most| VmError::NoRoom { most })?;
         Ok(Lease { budget: Arc::clone(&self.0), bytes })
     }
 
-    /// Takes so much, or what is there of it.
+    /// Reserves as many of these bytes as are left.
     pub(crate) fn take_most(&self, bytes: u64) -> Lease {
         let take = |left: u64| Some(left.saturating_sub(bytes));
         let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
@@ -45,7 +45,7 @@ impl Budget {
 }
 
 impl Lease {
-    /// Takes more, if it is there, until all of it is so much. It never becomes less.
+    /// Grows the reservation to so many bytes, or fails. Never shrinks it.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
         let more = bytes.saturating_sub(self.bytes);
         let taken = self.budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(more));
@@ -54,14 +54,14 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives back what is more than so much.
+    /// Shrinks the reservation to so many bytes, if it is larger.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;
         self.budget.fetch_add(less, Ordering::AcqRel);
     }
 
-    /// How much it is.
+    /// Returns the size of the reservation.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

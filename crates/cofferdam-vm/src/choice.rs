@@ -1,14 +1,13 @@
-//! Which monitor and which accelerator machines run with: found out when the first machine is wanted, and remembered for
-//! this boot.
+//! The choice of VMM and accelerator: made for the first VM, and cached for this boot of the host.
 //!
 //! ```text
-//! asked for tcg ----------------------------------------------------------------------> qemu, tcg
-//! auto, kvm --tiny guest (kvm::Probe)--> usable --a whole kernel greets in time------> kvm
-//!                     |                    '--with firecracker where it is there, else with qemu
-//!                     '--> not usable --> auto: qemu, tcg; kvm or firecracker asked for: refused
+//! tcg configured ----------------------------------------------------------------------> qemu, tcg
+//! auto, kvm --tiny guest (kvm::Probe)--> usable --a whole kernel boots in time-------> kvm
+//!                     |                    '--firecracker if installed, else qemu
+//!                     '--> not usable --> auto: qemu, tcg; kvm or firecracker configured: refused
 //! ```
 //!
-//! That a tiny guest runs proves little; so the first machine's own kernel is started once before anybody is given one.
+//! A tiny guest that runs proves little. So the first VM's own kernel is booted once before a client gets a VM.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,7 +22,7 @@ use tokio::sync::OnceCell;
 use crate::config::VmConfig;
 use crate::error::{Result, VmError, io};
 use crate::firecracker::{self, FirecrackerVmm};
-use crate::kvm::record::{KernelTrial, Place};
+use crate::kvm::record::{KernelTrial, Records};
 use crate::kvm::{Probe, Verdict};
 use crate::plan::{PORT, Plan};
 use crate::qemu::{Qemu, QemuConfig};
@@ -31,54 +30,54 @@ use crate::vmm::{
     Acceleration, Accelerator, Contents, Disk, Driver, Hardware, Machine, MachineState, Origin, Started, Vmm,
 };
 
-/// Time for a kernel that the processor runs: a second, on a host that has other things to do as well.
-const TRIAL_LIMIT: Duration = Duration::from_secs(30);
+/// Time for a kernel to boot with hardware virtualisation: it takes a second, more on a busy host.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(30);
 const TRIAL_MEMORY: ByteSize = ByteSize::from_mebibytes(128);
 
-/// What runs machines.
+/// The VMM and accelerator that run VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Runner {
     Qemu(Accelerator),
     Firecracker,
 }
 
-/// What was found to be right, and why.
+/// The chosen runner, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chosen {
     runner: Runner,
     why: String,
 }
 
-/// The monitor and the accelerator that this host is good for.
+/// The VMM and the accelerator that suit this host.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     driver: Driver,
-    wish: Acceleration,
+    acceleration: Acceleration,
     tcg: Qemu,
     kvm: Qemu,
     firecracker: FirecrackerVmm,
     probe: Probe,
     config: VmConfig,
-    /// Time for a kernel to come up.
-    limit: Duration,
+    /// Time for a kernel to boot.
+    trial_timeout: Duration,
     chosen: OnceCell<Chosen>,
-    /// Kernels that came up with what was chosen.
+    /// Kernels that booted with the chosen runner.
     good: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl Chooser {
-    /// Looks at nothing before the first machine.
+    /// Creates it. Probes nothing before the first VM.
     pub(crate) fn new(config: &VmConfig) -> Result<Self> {
         let qemu = |accelerator| Qemu::new(QemuConfig { accelerator, ..config.qemu.clone() });
         Ok(Self {
             driver: config.driver,
-            wish: config.acceleration,
+            acceleration: config.acceleration,
             tcg: qemu(Accelerator::Tcg)?,
             kvm: qemu(Accelerator::Kvm)?,
             firecracker: FirecrackerVmm::new(config.firecracker.clone()),
             probe: probe(config),
             config: config.clone(),
-            limit: TRIAL_LIMIT,
+            trial_timeout: TRIAL_TIMEOUT,
             chosen: OnceCell::new(),
             good: Mutex::default(),
         })
@@ -92,7 +91,7 @@ impl Chooser {
         }
     }
 
-    /// The monitor that was chosen; before, the one that is asked for, or that always is.
+    /// Returns the chosen VMM; before the choice, the configured one, or QEMU.
     fn vmm(&self) -> &dyn Vmm {
         match (self.chosen.get(), self.driver) {
             (Some(chosen), _) => self.vmm_of(chosen.runner),
@@ -101,13 +100,13 @@ impl Chooser {
         }
     }
 
-    /// Refuses what is asked for and is not to be had here. Starts no machine.
+    /// Refuses a configuration that is impossible on this host. Starts no VM.
     pub(crate) async fn check(&self) -> Result<()> {
         if self.chosen.get().is_some() {
             return Ok(());
         }
         self.asked().await?;
-        if self.driver == Driver::Firecracker || self.wish == Acceleration::Kvm {
+        if self.driver == Driver::Firecracker || self.acceleration == Acceleration::Kvm {
             let verdict = self.verdict().await;
             if !verdict.is_usable() {
                 self.without(verdict.to_string(), verdict.remedy())?;
@@ -118,12 +117,12 @@ impl Chooser {
 
     async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
         let chosen = self.chosen.get_or_try_init(|| self.find(machine)).await?;
-        // What was chosen for another kernel, or for a machine that had booted, is not believed for this one.
+        // The choice may stem from another kernel, or from a restored VM. So it is verified for this kernel.
         if chosen.runner != Runner::Qemu(Accelerator::Tcg) && !self.is_good(machine) {
             let trial = self.trial(chosen.runner, machine).await?;
             if let Err(why) = trial.outcome {
                 return Err(VmError::NoKvm {
-                    why: format!("this kernel does not start with it: {why}"),
+                    why: format!("this kernel does not boot with it: {why}"),
                     remedy: BROKEN,
                 });
             }
@@ -142,17 +141,17 @@ impl Chooser {
         }
     }
 
-    /// The choice where the configuration makes it; an error where it asks for what there is not.
+    /// Returns the choice if the configuration determines it, or an error if the host cannot satisfy it.
     async fn asked(&self) -> Result<Option<Chosen>> {
-        match (self.driver, self.wish) {
+        match (self.driver, self.acceleration) {
             (Driver::Firecracker, Acceleration::Tcg) => Err(VmError::Lacks {
                 monitor: firecracker::PROGRAM,
-                what: "translates nothing, and translation (tcg) is asked for".to_owned(),
+                what: "translates nothing, and tcg is configured".to_owned(),
                 remedy: "use the driver qemu, or the accelerator auto or kvm",
             }),
             (Driver::Firecracker, _) => self.firecracker.version().await.map(|_| None),
             (Driver::Auto | Driver::Qemu, Acceleration::Tcg) => {
-                Ok(Some(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why: "asked for".to_owned() }))
+                Ok(Some(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why: "configured".to_owned() }))
             }
             (Driver::Auto | Driver::Qemu, _) => Ok(None),
         }
@@ -163,17 +162,17 @@ impl Chooser {
             return self.without(verdict.to_string(), verdict.remedy());
         }
         let mut before = String::new();
-        // What it cannot make is no reason to refuse what QEMU can.
+        // A VM that Firecracker cannot run may still run with QEMU.
         let able = self.driver == Driver::Firecracker || self.firecracker.settle(machine).await.is_ok();
         if self.driver != Driver::Qemu && able {
-            match self.tried(Runner::Firecracker, verdict, machine).await? {
+            match self.try_runner(Runner::Firecracker, verdict, machine).await? {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) if self.driver == Driver::Firecracker => return self.without(why, BROKEN),
                 Err(why) if self.firecracker_is_there() => before = format!("; Firecracker is not used: {why}"),
                 Err(_) => {}
             }
         }
-        match self.tried(Runner::Qemu(Accelerator::Kvm), verdict, machine).await? {
+        match self.try_runner(Runner::Qemu(Accelerator::Kvm), verdict, machine).await? {
             Ok(Chosen { runner, why }) => Ok(Chosen { runner, why: format!("{why}{before}") }),
             Err(why) => self.without(format!("{why}{before}"), BROKEN),
         }
@@ -183,9 +182,10 @@ impl Chooser {
         self.config.firecracker.program.is_some()
     }
 
-    /// A runner on a processor that runs a tiny guest: whether it runs this kernel, too, or why not.
-    async fn tried(&self, runner: Runner, verdict: &Verdict, machine: &Machine) -> Result<Result<Chosen, String>> {
-        // Firecracker is one of two: that it is not there, or too old, is no error of what is chosen instead.
+    /// Tries a runner on a processor that runs a tiny guest. Returns the choice if it boots this kernel, otherwise the
+    /// reason.
+    async fn try_runner(&self, runner: Runner, verdict: &Verdict, machine: &Machine) -> Result<Result<Chosen, String>> {
+        // Firecracker is one of two: if it is missing or too old, the other is used, and that is no error.
         if runner == Runner::Firecracker
             && let Err(error) = self.firecracker.version().await
         {
@@ -194,14 +194,14 @@ impl Chooser {
         let trial = self.trial(runner, machine).await?;
         Ok(match trial.outcome {
             Ok(milliseconds) => {
-                Ok(Chosen { runner, why: format!("{verdict}, and a kernel was up in {milliseconds} ms") })
+                Ok(Chosen { runner, why: format!("{verdict}, and a kernel booted in {milliseconds} ms") })
             }
-            Err(why) => Err(format!("{verdict}, but a kernel does not start: {why}")),
+            Err(why) => Err(format!("{verdict}, but a kernel does not boot: {why}")),
         })
     }
 
-    /// The choice where there is no kernel to be tried: what was chosen before or in this boot, else by the tiny guest alone.
-    /// A state that was taken with KVM goes on only on such a processor, and is itself the trial.
+    /// Returns the choice where there is no kernel to try: the previous one of this backend or boot, else by the tiny
+    /// guest alone. A state that was saved with KVM resumes only on such a processor, and is a trial by itself.
     async fn settled(&self) -> Result<&Chosen> {
         let find = || async {
             if let Some(chosen) = self.asked().await? {
@@ -214,17 +214,17 @@ impl Chooser {
             let good = match self.driver {
                 Driver::Qemu => false,
                 Driver::Firecracker => true,
-                // As the last machine was made that booted here.
+                // As for the last VM that booted here.
                 Driver::Auto => {
                     self.firecracker.version().await.is_ok()
                         && self
                             .records()
-                            .and_then(|place| place.kernel_trial(firecracker::PROGRAM))
+                            .and_then(|records| records.kernel_trial(firecracker::PROGRAM))
                             .is_some_and(|trial| trial.outcome.is_ok())
                 }
             };
             let runner = if good { Runner::Firecracker } else { Runner::Qemu(Accelerator::Kvm) };
-            Ok(Chosen { runner, why: format!("{verdict}, and no kernel was tried") })
+            Ok(Chosen { runner, why: format!("{verdict}, no kernel was booted yet") })
         };
         self.chosen.get_or_try_init(find).await
     }
@@ -235,27 +235,27 @@ impl Chooser {
         verdict.unwrap_or_else(|_| Verdict::Unfit { why: "the probe was interrupted".to_owned() })
     }
 
-    /// The translator, or an error where that is not wanted.
+    /// Returns TCG, or an error if the configuration excludes it.
     fn without(&self, why: String, remedy: &'static str) -> Result<Chosen> {
-        match (self.driver, self.wish) {
+        match (self.driver, self.acceleration) {
             (Driver::Firecracker, _) => Err(VmError::NoKvm { why: format!("Firecracker needs it: {why}"), remedy }),
             (_, Acceleration::Kvm) => Err(VmError::NoKvm { why, remedy }),
             (_, Acceleration::Auto | Acceleration::Tcg) => Ok(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why }),
         }
     }
 
-    fn records(&self) -> Option<Place> {
-        self.probe.cache.as_deref().and_then(|cache| Place::new(cache, &self.probe.device))
+    fn records(&self) -> Option<Records> {
+        self.probe.cache.as_deref().and_then(|cache| Records::new(cache, &self.probe.device))
     }
 
-    /// How this kernel fares on the processor: from the record of this boot, or tried now.
+    /// Returns the result of booting this kernel: from the record of this boot of the host, or by a new trial.
     async fn trial(&self, runner: Runner, machine: &Machine) -> Result<KernelTrial> {
         let vmm = self.vmm_of(runner);
         let monitor = format!("{} {}", vmm.name(), vmm.version().await?);
-        // Images lie where their content says.
+        // The path of an image is derived from its content.
         let image = machine.kernel.display().to_string();
-        let place = self.records();
-        let known = place.as_ref().and_then(|place| place.kernel_trial(vmm.name()));
+        let records = self.records();
+        let known = records.as_ref().and_then(|records| records.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
             if known.outcome.is_ok() {
                 self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
@@ -263,38 +263,39 @@ impl Chooser {
             return Ok(known);
         }
         let begun = Instant::now();
-        let greeted = greets(vmm, trial_machine(vmm, machine, &self.config)?, begun + self.limit).await;
+        let booted = boots(vmm, trial_machine(vmm, machine, &self.config)?, begun + self.trial_timeout).await;
         let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let lasts = !matches!(greeted, Err(Fared::NotStarted(_)));
-        let outcome = greeted.map(|()| milliseconds).map_err(|(Fared::NotStarted(why) | Fared::Silent(why))| why);
+        let conclusive = !matches!(booted, Err(TrialError::NotStarted(_)));
+        let outcome =
+            booted.map(|()| milliseconds).map_err(|(TrialError::NotStarted(why) | TrialError::Silent(why))| why);
         let trial = KernelTrial { monitor, image, outcome };
         if trial.outcome.is_ok() {
             self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
         }
-        if let Some(place) = place.filter(|_| lasts) {
-            // Without a record it is tried again, which is slower and not wrong.
-            let _ = place.keep_kernel_trial(vmm.name(), trial.clone());
+        if let Some(records) = records.filter(|_| conclusive) {
+            // Without a record, the kernel is tried again, which costs only time.
+            let _ = records.write_kernel_trial(vmm.name(), trial.clone());
         }
         Ok(trial)
     }
 }
 
-const BROKEN: &str = "use `auto` or `tcg` with the driver qemu, or look at the host's kernel log; `cofferdam doctor --backend vm` \
-                      tells what was found";
+const BROKEN: &str = "use `auto` or `tcg` with the driver qemu, or check the host's kernel log; \
+                      `cofferdam doctor --backend vm` shows the findings";
 
-/// How `/dev/kvm` is looked at.
+/// Returns the probe of `/dev/kvm`.
 pub(crate) fn probe(config: &VmConfig) -> Probe {
     Probe { cache: config.probes.clone(), ..Probe::default() }
 }
 
-/// The same kernel and root with nothing of its owner's.
+/// Returns a VM with the same kernel and root, without any data of its tenant.
 fn trial_machine(vmm: &dyn Vmm, like: &Machine, config: &VmConfig) -> Result<Machine> {
     let bad = |error: cofferdam_contract::Error| VmError::BadSource { what: error.to_string() };
     let limits = Limits { memory: Some(TRIAL_MEMORY), disk: None, cpus: None, ..Limits::default() };
     let plan = Plan::of(&Spec::builder().limits(limits).build().map_err(bad)?, config).map_err(bad)?;
     let root = like.disks.iter().find(|disk| disk.access == Access::ReadOnly);
     let Some(root) = root else {
-        return Err(VmError::BadSource { what: "the machine has no root".to_owned() });
+        return Err(VmError::BadSource { what: "the VM has no root disk".to_owned() });
     };
     let Disk { name, contents, .. } = root;
     let contents = match contents {
@@ -312,26 +313,26 @@ fn trial_machine(vmm: &dyn Vmm, like: &Machine, config: &VmConfig) -> Result<Mac
     })
 }
 
-/// Why a kernel was not up.
-enum Fared {
-    /// It never began, which may be the fault of this moment: a full disk, too many descriptors.
+/// The reason why a kernel did not boot.
+enum TrialError {
+    /// The VMM did not start, possibly for a transient reason: a full disk, too many descriptors.
     NotStarted(String),
-    /// It began, and nobody greeted.
+    /// The VM started, and its agent never connected.
     Silent(String),
 }
 
-/// Starts a machine, waits until its agent has greeted and answers, and ends it again.
-async fn greets(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), Fared> {
+/// Starts a VM, waits until its agent has connected and answers, and kills it.
+async fn boots(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), TrialError> {
     let starting = tokio::time::timeout_at(by.into(), vmm.start(machine)).await;
-    let started = starting.map_err(|_| Fared::NotStarted("the monitor did not start in time".to_owned()))?;
-    let Started { vm, reader, writer } = started.map_err(|error| Fared::NotStarted(error.to_string()))?;
-    let greeted = Guest::connect(reader, writer, Settings::default(), by).await;
+    let started = starting.map_err(|_| TrialError::NotStarted("the VMM did not start in time".to_owned()))?;
+    let Started { vm, reader, writer } = started.map_err(|error| TrialError::NotStarted(error.to_string()))?;
+    let connected = Guest::connect(reader, writer, Settings::default(), by).await;
     let ended = vm.is_ended();
     let killed = vm.kill().await;
-    match (greeted, ended) {
-        (Ok(_), _) => killed.map_err(|error| Fared::NotStarted(error.to_string())),
-        (Err(_), Some(ended)) => Err(Fared::Silent(ended.why)),
-        (Err(error), None) => Err(Fared::Silent(error.message().to_owned())),
+    match (connected, ended) {
+        (Ok(_), _) => killed.map_err(|error| TrialError::NotStarted(error.to_string())),
+        (Err(_), Some(ended)) => Err(TrialError::Silent(ended.why)),
+        (Err(error), None) => Err(TrialError::Silent(error.message().to_owned())),
     }
 }
 
@@ -344,7 +345,7 @@ impl Vmm for Chooser {
     fn runs_with(&self) -> String {
         match self.chosen.get() {
             Some(chosen) => format!("{}: {}", self.vmm_of(chosen.runner).runs_with(), chosen.why),
-            None => "nobody knows yet what runs it".to_owned(),
+            None => "the accelerator is not chosen yet".to_owned(),
         }
     }
 
@@ -385,20 +386,20 @@ impl Vmm for Chooser {
     }
 }
 
-/// What is known of the accelerator without a machine, for [`crate::doctor`].
+/// Knowledge about the accelerator without starting a VM, for [`crate::doctor`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Known {
     pub verdict: Verdict,
     pub trial: Option<KernelTrial>,
-    /// The same for Firecracker.
+    /// The last trial with Firecracker.
     pub firecracker: Option<KernelTrial>,
 }
 
-/// Looks, without starting a kernel. Blocks its thread as [`Probe::verdict`] does.
+/// Inspects the host without starting a kernel. Blocks its thread as [`Probe::verdict`] does.
 pub(crate) fn known(probes: Option<PathBuf>) -> Known {
     let probe = Probe { cache: probes, ..Probe::default() };
-    let place = probe.cache.as_deref().and_then(|cache| Place::new(cache, &probe.device));
-    let trial = |monitor: &str| place.as_ref().and_then(|place| place.kernel_trial(monitor));
+    let records = probe.cache.as_deref().and_then(|cache| Records::new(cache, &probe.device));
+    let trial = |monitor: &str| records.as_ref().and_then(|records| records.kernel_trial(monitor));
     Known { verdict: probe.verdict(), trial: trial("qemu"), firecracker: trial(firecracker::PROGRAM) }
 }
 
@@ -441,7 +442,7 @@ mod tests {
         assert!(error.message().contains("there is no KVM") && error.remedy().is_some(), "{error:?}");
         let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
         asked.choose(&machine()).await.unwrap();
-        assert!(asked.runs_with().ends_with("asked for"), "{}", asked.runs_with());
+        assert!(asked.runs_with().ends_with("configured"), "{}", asked.runs_with());
     }
 
     fn with_driver(driver: Driver, acceleration: Acceleration, program: Option<&str>) -> Chooser {
@@ -496,15 +497,15 @@ mod tests {
         assert!(small.why.contains("Firecracker is not used"), "{small:?}");
         let large = auto.decide(&usable, &Machine { processors: 40, ..machine() }).await.unwrap();
         assert!(!large.why.contains("Firecracker"), "{large:?}");
-        // Its kernel is not there: nothing ever ran.
-        assert!(large.runner == Runner::Qemu(Accelerator::Tcg) && large.why.contains("does not start"), "{large:?}");
+        // The kernel file does not exist: nothing ever ran.
+        assert!(large.runner == Runner::Qemu(Accelerator::Tcg) && large.why.contains("does not boot"), "{large:?}");
         assert_eq!(auto.records().unwrap().kernel_trial("qemu"), None);
     }
 
-    /// A machine of the image that the test suite has made, where machines are tested.
+    /// Returns a VM of the image that the test suite has built, if VM tests are enabled.
     fn real_machine(test: &str) -> Option<Machine> {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
-            println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
+            println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
             return None;
         }
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
@@ -527,29 +528,29 @@ mod tests {
             let probes = Some(place.path().join(name));
             let config = VmConfig { acceleration, probes, ..VmConfig::new("/x") };
             let mut chooser = Chooser::new(&config).unwrap();
-            // Translation stands in for a processor that works.
+            // TCG stands in for a processor that works.
             chooser.kvm = Qemu::new(QemuConfig::default()).unwrap();
-            chooser.limit = Duration::from_secs(240);
+            chooser.trial_timeout = Duration::from_secs(240);
             chooser
         };
         let good = with_records(Acceleration::Kvm, "good");
         let first = good.decide(&usable, &machine).await.unwrap();
         assert!(
-            first.runner == Runner::Qemu(Accelerator::Kvm) && first.why.contains("a kernel was up in"),
+            first.runner == Runner::Qemu(Accelerator::Kvm) && first.why.contains("a kernel booted in"),
             "{first:?}"
         );
-        // Another time would differ in its milliseconds.
+        // Another trial would differ in its milliseconds.
         assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &machine).await.unwrap(), first);
         let file = place.path().join("kernel");
         std::fs::write(&file, "this is no kernel").unwrap();
         let broken = Machine { kernel: file, ..machine };
         let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();
-        assert!(auto.runner == Runner::Qemu(Accelerator::Tcg) && auto.why.contains("does not start"), "{auto:?}");
+        assert!(auto.runner == Runner::Qemu(Accelerator::Tcg) && auto.why.contains("does not boot"), "{auto:?}");
         let error = with_records(Acceleration::Kvm, "bad").decide(&usable, &broken).await.unwrap_err();
-        assert!(error.to_string().contains("does not start"), "{error}");
+        assert!(error.to_string().contains("does not boot"), "{error}");
     }
 
-    /// Whatever this host's device is: a kernel comes up on it, or is given up in time.
+    /// On any host's device, a kernel boots, or the trial ends in time.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_device_that_is_of_no_use_is_no_hang() {
         let test = "a_device_that_is_of_no_use_is_no_hang";
@@ -559,13 +560,13 @@ mod tests {
             return;
         }
         let mut chooser = chooser(Acceleration::Auto, crate::qemu::KVM);
-        chooser.limit = Duration::from_secs(10);
+        chooser.trial_timeout = Duration::from_secs(10);
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
         let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));
         let chosen = deciding.await.expect("no hang").unwrap();
         println!("this host: {chosen:?}");
-        let came_up = chosen.runner == Runner::Qemu(Accelerator::Kvm);
-        assert_ne!(came_up, chosen.why.contains("does not start"), "{chosen:?}");
+        let booted = chosen.runner == Runner::Qemu(Accelerator::Kvm);
+        assert_ne!(booted, chosen.why.contains("does not boot"), "{chosen:?}");
     }
 
     #[test]

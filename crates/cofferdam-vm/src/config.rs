@@ -1,4 +1,4 @@
-//! How a [`crate::VmBackend`] is set up. Nothing here is read from the environment, and nothing is started.
+//! Configuration of a [`crate::VmBackend`]. It reads nothing from the environment, and starts nothing.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,34 +10,34 @@ use crate::image::Source;
 use crate::qemu::QemuConfig;
 use crate::vmm::{Acceleration, Driver};
 
-/// What is done about an image that was not made yet.
+/// The policy for an image that was not built yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MakePolicy {
-    /// The create fails, and says how to get it.
+    /// The create fails, and the error says how to build it.
     #[default]
     Never,
-    /// It is made, which takes a network and some time.
+    /// It is built, which takes a network connection and some time.
     Missing,
 }
 
-/// What machines start from whose spec names nothing.
+/// The default root file system, for a spec that names none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum RootChoice {
-    /// What the configured [`Source`] makes.
+    /// The image that the configured [`Source`] builds.
     #[default]
     Source,
-    /// The image that was made under this name; without it no machine is made.
+    /// The image that was built under this name; without it, no VM is created.
     Made(String),
-    /// The image that was made under this name, if there is one, else what the source makes.
+    /// The image that was built under this name, if there is one, else that of the source.
     MadeOrSource(String),
 }
 
-/// How long a machine has.
+/// Deadlines of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// To boot until its agent has greeted and built its walls.
+    /// Time to boot, until its agent has connected and confined itself.
     pub boot: Duration,
-    /// To answer once it runs.
+    /// Time to answer a request once it runs.
     pub answer: Duration,
 }
 
@@ -47,52 +47,52 @@ impl Default for Deadlines {
     }
 }
 
-/// How a [`crate::VmBackend`] is set up.
+/// Configuration of a [`crate::VmBackend`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmConfig {
-    /// Where images are kept.
+    /// Directory of images.
     pub images: PathBuf,
-    /// Where packages are kept that images are made from.
+    /// Directory of the packages that images are built from.
     pub packages: PathBuf,
-    /// What machines start from whose spec names nothing.
+    /// Default root file system, for a spec that names none.
     pub root: RootChoice,
-    /// What the default image is made from.
+    /// Source of the default image.
     pub source: Source,
-    /// What is done about an image that is missing.
+    /// Policy for a missing image.
     pub make: MakePolicy,
-    /// Where the disks of sandboxes are made; the directory is made when it is first needed. They have no names there, and
-    /// take the room that is used of them.
+    /// Directory for the disks of sandboxes, created when it is first needed. The disks are unnamed files, and take
+    /// only the space that is used of them.
     pub disks: PathBuf,
-    /// Memory of a machine whose spec asks for no limit.
+    /// Memory of a VM whose spec has no memory limit.
     pub memory: ByteSize,
-    /// Processors of a machine whose spec asks for no share of them.
+    /// Processors of a VM whose spec has no processor limit.
     pub processors: u32,
-    /// What all snapshots together may take of the host's memory, those included that warm machines come from, until the last
-    /// machine that was made from one is closed: what was in use of it, and all of its memory once it is restored.
-    /// Default 4 GiB.
+    /// Maximum of the host's memory for all snapshots together, including those for prepared VMs. A snapshot counts
+    /// until the last VM that was created from it is closed: with the memory that was in use, and with all of its
+    /// memory once it is restored. Default 4 GiB.
     pub snapshots: ByteSize,
-    /// How many snapshots are kept ready for warm machines, one for each kind that was asked for.
+    /// Maximum number of template snapshots for prepared VMs, one for each kind that was requested.
     pub ready: usize,
-    /// How long one is kept that nobody asks for.
+    /// Time after which an unused template snapshot is dropped.
     pub ready_idle: Duration,
-    /// Machines that may boot at once.
+    /// Maximum number of VMs that boot at once.
     pub boots: usize,
-    /// Which monitor makes machines.
+    /// The VMM that runs VMs.
     pub driver: Driver,
-    /// QEMU. Its accelerator is what [`Self::acceleration`] comes to.
+    /// QEMU's configuration. [`Self::acceleration`] determines its accelerator.
     pub qemu: QemuConfig,
-    /// Firecracker.
+    /// Firecracker's configuration.
     pub firecracker: FirecrackerConfig,
-    /// How its accelerator is chosen.
+    /// Choice of the accelerator.
     pub acceleration: Acceleration,
-    /// A directory for what was found out about this host, made when it is first needed. Without it nothing is remembered.
+    /// Directory for findings about this host, created when it is first needed. Without it, nothing is cached.
     pub probes: Option<PathBuf>,
-    /// How long a machine has.
+    /// Deadlines of a VM.
     pub deadlines: Deadlines,
 }
 
 impl VmConfig {
-    /// Everything below one directory of the caller's, which is made when it is first needed.
+    /// Creates a configuration with everything below one directory of the caller, created when it is first needed.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         let directory = directory.into();
         Self {
@@ -117,26 +117,26 @@ impl VmConfig {
         }
     }
 
-    /// Refuses what lets no machine run.
+    /// Refuses values with which no VM can run.
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::invalid("configure", what));
         if self.processors == 0 || self.processors > MAX_PROCESSORS {
-            return bad("a machine has from 1 to 64 processors");
+            return bad("a VM needs from 1 to 64 processors");
         }
-        if self.memory < LEAST_MEMORY {
-            return bad("a machine needs at least 32 MiB of memory for its guests");
+        if self.memory < MIN_MEMORY {
+            return bad("a VM needs at least 32 MiB of memory for its guests");
         }
         if self.boots == 0 {
-            return bad("where no machine may boot, none is made");
+            return bad("the number of VMs that boot at once must be at least 1");
         }
         Ok(())
     }
 }
 
-/// The most processors of a machine.
+/// Maximum number of processors of a VM.
 pub(crate) const MAX_PROCESSORS: u32 = 64;
-/// What a machine without a limit has at least.
-const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(32);
+/// Minimum memory of a VM without a limit.
+const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(32);
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! What this host has of what machines need, found out within about a second: no machine is started for it.
+//! Checks of this host for the requirements of the backend, done within about a second. They start no VM.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,27 +17,27 @@ use crate::kvm::record::KernelTrial;
 use crate::qemu::Qemu;
 use crate::vmm::{Acceleration, Driver, Vmm};
 
-/// How a finding stands.
+/// State of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FindingState {
     /// As it should be.
     Ok,
-    /// It works, with less than the best.
+    /// Usable, with a limitation.
     Weaker,
-    /// It is missing.
+    /// Missing.
     Missing,
 }
 
-/// One thing found out about this host.
+/// A finding about this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
+    /// Subject of the finding.
     pub name: String,
-    /// How it stands.
+    /// State of the subject.
     pub state: FindingState,
-    /// What was found.
+    /// Description of the finding.
     pub detail: String,
-    /// What to do about it.
+    /// Proposed change, if the state is not [`Ok`](Self::state).
     pub remedy: Option<String>,
 }
 
@@ -55,16 +55,16 @@ fn missing(name: &str, error: VmError) -> Finding {
     failure(name, &error.into_error("probe"))
 }
 
-/// Looks. Needs a tokio runtime with time and IO.
+/// Runs all checks. Needs a tokio runtime with time and IO.
 pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
     if let Err(error) = config.check() {
         return vec![failure("configuration", &error)];
     }
-    let mut findings = vec![monitor(config).await];
+    let mut findings = vec![qemu(config).await];
     let asked = config.clone();
     let known = tokio::task::spawn_blocking(move || choice::known(asked.probes.clone())).await;
     let Ok(known) = known else {
-        findings.push(finding("accelerator", Missing, "the look at it was interrupted", None));
+        findings.push(finding("accelerator", Missing, "the check was interrupted", None));
         return findings;
     };
     findings.push(firecracker_driver(config, &known).await);
@@ -81,12 +81,12 @@ pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
     });
     match others.await {
         Ok(others) => findings.extend(others),
-        Err(_) => findings.push(finding("host", Missing, "the look at it was interrupted", None)),
+        Err(_) => findings.push(finding("host", Missing, "the check was interrupted", None)),
     }
     findings
 }
 
-async fn monitor(config: &VmConfig) -> Finding {
+async fn qemu(config: &VmConfig) -> Finding {
     let qemu = match Qemu::new(config.qemu.clone()) {
         Ok(qemu) => qemu,
         Err(error) => return missing("qemu", error),
@@ -95,12 +95,7 @@ async fn monitor(config: &VmConfig) -> Finding {
         Ok(version) => {
             let program =
                 config.qemu.program.as_deref().unwrap_or(Path::new(crate::qemu::PROGRAM)).display().to_string();
-            finding(
-                "qemu",
-                Good,
-                format!("{version} ({program}), machines with a processor {}", config.qemu.processor),
-                None,
-            )
+            finding("qemu", Good, format!("{version} ({program}), CPU model {}", config.qemu.processor), None)
         }
         Err(error) if config.driver == Driver::Firecracker => {
             finding("qemu", Good, format!("{error}, and not used: the driver is firecracker"), None)
@@ -109,37 +104,37 @@ async fn monitor(config: &VmConfig) -> Finding {
     }
 }
 
-/// The accelerator of the driver that is asked for; where none is, QEMU's. Pure.
-fn accelerator((driver, wish): (Driver, Acceleration), known: &Known) -> Finding {
+/// Describes the accelerator of the configured driver, or that of QEMU if none is configured. Pure.
+fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) -> Finding {
     let Known { verdict, trial, firecracker } = known;
-    let (wish, trial) = match (driver, wish) {
+    let (acceleration, trial) = match (driver, acceleration) {
         (Driver::Firecracker, Acceleration::Tcg) => {
-            let what = "tcg is asked for, and Firecracker translates nothing";
+            let what = "tcg is configured, and Firecracker translates nothing";
             return finding("accelerator", Missing, what, Some("use the driver qemu, or the accelerator auto or kvm"));
         }
         (Driver::Firecracker, _) => (Acceleration::Kvm, firecracker),
-        (Driver::Auto | Driver::Qemu, wish) => (wish, trial),
+        (Driver::Auto | Driver::Qemu, acceleration) => (acceleration, trial),
     };
-    let slow = "machines are translated (tcg): as isolated, many times slower";
+    let slow = "VMs are emulated (tcg): same isolation, many times slower";
     let found = match trial {
         Some(KernelTrial { outcome: Ok(milliseconds), .. }) => {
-            format!("{verdict}; a kernel was up in {milliseconds} ms on this boot of the host")
+            format!("{verdict}; a kernel booted in {milliseconds} ms since the host booted")
         }
-        Some(KernelTrial { outcome: Err(why), .. }) => format!("{verdict}; but a kernel did not start: {why}"),
-        None if verdict.is_usable() => format!("{verdict}; a kernel is tried with the first machine"),
+        Some(KernelTrial { outcome: Err(why), .. }) => format!("{verdict}; but a kernel did not boot: {why}"),
+        None if verdict.is_usable() => format!("{verdict}; a kernel is tried with the first VM"),
         None => verdict.to_string(),
     };
     let usable = verdict.is_usable() && trial.as_ref().is_none_or(|trial| trial.outcome.is_ok());
     let remedy = Some(verdict.remedy()).filter(|_| !verdict.is_usable());
-    match (wish, usable) {
-        (Acceleration::Tcg, _) => finding("accelerator", Good, format!("tcg, as asked for; {found}"), None),
+    match (acceleration, usable) {
+        (Acceleration::Tcg, _) => finding("accelerator", Good, format!("tcg, as configured; {found}"), None),
         (_, true) => finding("accelerator", Good, format!("kvm: {found}"), None),
         (Acceleration::Auto, false) => finding("accelerator", Weaker, format!("{slow}; {found}"), remedy),
         (Acceleration::Kvm, false) => finding(
             "accelerator",
             Missing,
-            format!("kvm was asked for; {found}"),
-            remedy.or(Some("ask for auto or tcg")),
+            format!("kvm is required; {found}"),
+            remedy.or(Some("use the accelerator auto or tcg")),
         ),
     }
 }
@@ -162,7 +157,7 @@ fn image(config: &VmConfig) -> Finding {
     }
     let must = matches!(config.root, RootChoice::Made(_));
     if !must && by_source() {
-        return finding("image", Good, "made from the configured packages", None);
+        return finding("image", Good, "built from the configured packages", None);
     }
     let remedy = Some("cofferdam vm build-image");
     match (must, config.make, name) {
@@ -170,10 +165,8 @@ fn image(config: &VmConfig) -> Finding {
             let name = name.map_or("", String::as_str);
             finding("image", Missing, format!("there is no image '{}'", name.escape_debug()), remedy)
         }
-        (false, MakePolicy::Missing, _) => {
-            finding("image", Weaker, "there is none yet: the first machine makes it", remedy)
-        }
-        (false, MakePolicy::Never, _) => finding("image", Missing, "there is none yet", remedy),
+        (false, MakePolicy::Missing, _) => finding("image", Weaker, "not built yet: the first VM builds it", remedy),
+        (false, MakePolicy::Never, _) => finding("image", Missing, "not built yet", remedy),
     }
 }
 
@@ -184,32 +177,32 @@ fn disks() -> Finding {
     }
 }
 
-/// What keeps the monitor from files.
+/// Checks the VMM's isolation from files.
 fn confinement() -> Finding {
     match landlock::abi() {
-        0 => missing("monitor's files", VmError::NoWall { wall: "Landlock, which keeps it from files" }),
-        abi => finding("monitor's files", Good, format!("Landlock ABI {abi} keeps it from all but its program"), None),
+        0 => missing("VMM files", VmError::NoWall { wall: "Landlock, which restricts its access to files" }),
+        abi => finding("VMM files", Good, format!("Landlock ABI {abi} permits only its own program"), None),
     }
 }
 
-/// What keeps it from the network, tried.
+/// Checks the VMM's isolation from the network, by starting a program with it.
 fn seclusion() -> Finding {
-    let name = "monitor's network";
+    let name = "VMM network";
     let mut command = match programs::command("true") {
         Ok(command) => command,
         Err(distrust) if distrust.is_missing() => {
-            return finding(name, Weaker, "could not be tried: there is no program `true`", Some("install coreutils"));
+            return finding(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"));
         }
         Err(distrust) => return missing(name, distrust.into()),
     };
     command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let tried = child::start(command, Start { seclusion: Seclusion::Apart, ..Start::default() });
     match tried.and_then(|mut child| child.wait()) {
-        Ok(_) => finding(name, Good, "none: it has namespaces of its own", None),
+        Ok(_) => finding(name, Good, "none: the VMM has its own namespaces", None),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            finding(name, Weaker, "could not be tried: there is no program `true`", Some("install coreutils"))
+            finding(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"))
         }
-        Err(_) => missing(name, VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }),
+        Err(_) => missing(name, VmError::NoWall { wall: "namespaces of its own, which isolate it from the network" }),
     }
 }
 
@@ -217,21 +210,22 @@ fn bounded() -> Finding {
     match bounds::tried() {
         Ok(version) => {
             let detail =
-                format!("{}: its memory, without swap, its processors and threads are bounded", version.as_str());
-            finding("monitor's bounds", Good, detail, None)
+                format!("{}: its memory, without swap, its processors and threads are limited", version.as_str());
+            finding("VMM limits", Good, detail, None)
         }
         Err(why) => finding(
-            "monitor's bounds",
+            "VMM limits",
             Weaker,
-            format!("its memory and processor time are not bounded from outside, but for resource limits ({why})"),
+            format!("its memory and processor time are bounded only by resource limits ({why})"),
             Some(
-                "run as root, or in a systemd scope with delegated control groups: `systemd-run --user --scope -p Delegate=yes`",
+                "run as root, or in a systemd scope with delegated control groups: \
+                 `systemd-run --user --scope -p Delegate=yes`",
             ),
         ),
     }
 }
 
-/// What becomes of Firecracker, which no machine needs unless it is asked for.
+/// Describes the use of Firecracker, which is optional unless it is the configured driver.
 async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
     const NAME: &str = firecracker::PROGRAM;
     let vmm = FirecrackerVmm::new(config.firecracker.clone());
@@ -247,25 +241,25 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
             finding(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
         }
         (Driver::Qemu, Err(error)) => finding(NAME, Good, format!("{error}; not used: the driver is qemu"), None),
-        (Driver::Firecracker, Ok(version)) => finding(NAME, Good, format!("{version} ({place}), as asked for"), None),
+        (Driver::Firecracker, Ok(version)) => finding(NAME, Good, format!("{version} ({place}), as configured"), None),
         (Driver::Firecracker, Err(error)) => missing(NAME, error),
         (Driver::Auto, Ok(version)) => {
             let (state, then) = match (&known.firecracker, known.verdict.is_usable()) {
                 (_, false) => (Good, "not used: it needs hardware virtualisation".to_owned()),
-                (None, true) => (Good, "tried with the first machine".to_owned()),
-                (Some(KernelTrial { outcome: Ok(took), .. }), true) => (Good, format!("a kernel was up in {took} ms")),
+                (None, true) => (Good, "tried with the first VM".to_owned()),
+                (Some(KernelTrial { outcome: Ok(took), .. }), true) => (Good, format!("a kernel booted in {took} ms")),
                 (Some(KernelTrial { outcome: Err(why), .. }), true) => {
-                    (Weaker, format!("not used: a kernel did not start: {why}"))
+                    (Weaker, format!("not used: a kernel did not boot: {why}"))
                 }
             };
             finding(NAME, state, format!("{version} ({place}), {then}"), None)
         }
         (Driver::Auto, Err(VmError::MissingTool { .. })) => {
-            finding(NAME, Good, "not found, and not needed: machines are QEMU's", None)
+            finding(NAME, Good, "not found, and not needed: QEMU runs the VMs", None)
         }
         (Driver::Auto, Err(error)) => {
             let error = error.into_error("probe");
-            finding(NAME, Weaker, format!("{place}: {}; machines are QEMU's", error.message()), error.remedy())
+            finding(NAME, Weaker, format!("{place}: {}; QEMU runs the VMs", error.message()), error.remedy())
         }
     }
 }
@@ -284,16 +278,16 @@ mod tests {
     #[test]
     fn the_accelerator_is_told_with_its_evidence() {
         let took = Duration::from_millis(1);
-        for (wish, verdict, trial, state, says) in [
-            (Acceleration::Auto, Verdict::Usable { took }, None, Good, "first machine"),
+        for (acceleration, verdict, trial, state, says) in [
+            (Acceleration::Auto, Verdict::Usable { took }, None, Good, "first VM"),
             (Acceleration::Auto, Verdict::Usable { took }, trial(Ok(700)), Good, "700 ms"),
             (Acceleration::Auto, Verdict::Usable { took }, trial(Err("silence".to_owned())), Weaker, "silence"),
             (Acceleration::Auto, Verdict::Emulated { took: took * 110 }, None, Weaker, "110.0ms"),
-            (Acceleration::Kvm, Verdict::Emulated { took: took * 110 }, None, Missing, "asked for"),
+            (Acceleration::Kvm, Verdict::Emulated { took: took * 110 }, None, Missing, "required"),
             (Acceleration::Kvm, Verdict::Usable { took }, trial(Err("silence".to_owned())), Missing, "silence"),
-            (Acceleration::Tcg, Verdict::Missing, None, Good, "as asked for"),
+            (Acceleration::Tcg, Verdict::Missing, None, Good, "as configured"),
         ] {
-            let found = accelerator((Driver::Auto, wish), &Known { verdict, trial, firecracker: None });
+            let found = accelerator((Driver::Auto, acceleration), &Known { verdict, trial, firecracker: None });
             assert!(found.state == state && found.detail.contains(says), "{found:?}");
             assert!(found.state != Missing || found.remedy.is_some(), "{found:?}");
         }
@@ -317,18 +311,18 @@ mod tests {
             assert!(found.state == state && found.detail.contains(says), "{found:?}");
             assert!(found.state != Missing || found.remedy.is_some(), "{found:?}");
         }
-        // The jailer is looked for, and misses what it needs, before any machine is made.
+        // The jailer is checked, and reported with its missing requirement, before any VM is created.
         let mut config = VmConfig { driver: Driver::Firecracker, ..VmConfig::new("/x") };
         config.firecracker.program = Some("/bin/true".into());
         config.firecracker.jailer = Jailer::At("/nowhere/jailer".into());
         let found = firecracker_driver(&config, &usable).await;
         assert!(found.state == Missing && found.detail.contains("jailer is not installed"), "{found:?}");
-        for (driver, wish, known, says) in [
+        for (driver, acceleration, known, says) in [
             (Driver::Firecracker, Acceleration::Tcg, &usable, "translates nothing"),
-            (Driver::Firecracker, Acceleration::Auto, &none, "asked for"),
+            (Driver::Firecracker, Acceleration::Auto, &none, "required"),
             (Driver::Firecracker, Acceleration::Auto, &usable, "silence"),
         ] {
-            let found = accelerator((driver, wish), known);
+            let found = accelerator((driver, acceleration), known);
             assert!(found.state == Missing && found.detail.contains(says) && found.remedy.is_some(), "{found:?}");
         }
     }
@@ -342,6 +336,6 @@ mod tests {
         assert_eq!(image(&VmConfig { make: MakePolicy::Missing, ..config.clone() }).state, Weaker);
         let named = VmConfig { root: RootChoice::Made("mine".to_owned()), make: MakePolicy::Missing, ..config };
         assert!(image(&named).detail.contains("'mine'"));
-        assert!(!place.path().join("images").exists(), "looking made something");
+        assert!(!place.path().join("images").exists(), "the check created something");
     }
 }

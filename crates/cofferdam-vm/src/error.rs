@@ -1,4 +1,4 @@
-//! What can go wrong with images and machines, each with what to do about it; and the same as errors of the contract.
+//! Errors of images and VMs, each with a remedy, and their conversion to errors of the contract.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use cofferdam_linux::trust::Distrust;
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
 
-/// The longest text of another program that is passed on.
+/// Maximum length of another program's output in a message.
 const MAX_WORDS: usize = 1000;
 
-/// Why there is no image or no machine.
+/// An error of images or VMs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
@@ -32,7 +32,7 @@ pub enum VmError {
         tool: &'static str,
         /// Its version.
         found: String,
-        /// The oldest that will do.
+        /// Oldest supported version.
         needed: &'static str,
     },
     /// A program of the host failed.
@@ -40,184 +40,184 @@ pub enum VmError {
     ToolFailed {
         /// The program.
         tool: &'static str,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it said.
+        /// Its output.
         said: String,
     },
-    /// Packages could not be had.
+    /// Packages could not be downloaded or unpacked.
     #[error(transparent)]
     Debian(#[from] DebianError),
-    /// What a kernel or a root file system is made of will not do.
+    /// The source of a kernel or of a root file system is unusable.
     #[error("{what}")]
     BadSource {
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
-    /// A directory is not the one that the caller named any more.
+    /// The caller named a directory that was replaced in the meantime.
     #[error("the directory {} is not the one that was named any more", path.display())]
     OtherDirectory {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
     },
     /// An image would be larger than allowed.
-    #[error("the root file system takes {bytes} bytes, and {most} are allowed")]
+    #[error("the root file system takes {bytes} bytes, at most {most} are allowed")]
     TooLarge {
         /// Bytes of the image.
         bytes: u64,
-        /// Bytes that are allowed.
+        /// Maximum.
         most: u64,
     },
-    /// A program, a cache or something that leads to it can be changed by others.
+    /// A program, a cache or a directory above it can be changed by another user.
     #[error("not trusted: {0}")]
     Distrust(#[from] Distrust),
-    /// The cache is not this user's alone.
+    /// The cache is also accessible to other users.
     #[error("the cache {} cannot be used: {reason}", path.display())]
     BadCache {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// Another process did not give the cache free.
-    #[error("another process used {} for {limit:?}", path.display())]
+    /// Another process held the lock of the cache for too long.
+    #[error("cannot lock {}: another process held it for {limit:?}", path.display())]
     Busy {
         /// The lock.
         path: PathBuf,
-        /// How long was waited.
+        /// Time waited.
         limit: Duration,
     },
-    /// There is no image, and none is to be made.
-    #[error("there is no image of this kernel and root file system")]
+    /// The image is not built yet, and the policy is not to build it.
+    #[error("no image of this kernel and root file system is built")]
     NoImage,
-    /// The monitor does not do what it should.
+    /// A VMM misbehaved.
     #[error("{monitor}: {what}")]
     Monitor {
-        /// Which monitor.
+        /// The VMM.
         monitor: &'static str,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
-    /// A monitor said or did something else than it should, in the contract's words.
+    /// A VMM's error, already as an error of the contract.
     #[error("{}", .0.message())]
     Api(Box<Error>),
-    /// A monitor cannot do what is asked for.
+    /// A VMM lacks a feature that was requested.
     #[error("{monitor} {what}")]
     Lacks {
-        /// Which monitor.
+        /// The VMM.
         monitor: &'static str,
-        /// What it cannot, as a predicate.
+        /// The missing feature, as a predicate.
         what: String,
-        /// What to do instead.
+        /// The alternative.
         remedy: &'static str,
     },
-    /// The host cannot confine a monitor as it is to be.
-    #[error("the machine's monitor cannot be confined here: there is no {wall}")]
+    /// The host cannot confine a VMM as required.
+    #[error("cannot confine the VMM on this host: it lacks {wall}")]
     NoWall {
-        /// What is missing.
+        /// The missing mechanism.
         wall: &'static str,
     },
-    /// A monitor's program may not be executed by whom it is to run as.
-    #[error("{} may not be executed by the user that the machine's monitor runs as: {source}", program.display())]
+    /// The user that a VMM is to run as may not execute its program.
+    #[error("the user that the VMM runs as may not execute {}: {source}", program.display())]
     Forbidden {
         /// The program.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A monitor's own jailer was asked for, and cannot be used.
+    /// The configuration requires Firecracker's jailer, which cannot be used.
     #[error("the jailer cannot be used: {why}")]
     NoJailer {
-        /// What is in its way.
+        /// The reason.
         why: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// Snapshots would take more memory than allowed.
-    #[error("snapshots may take {most} bytes more of the host's memory, and this one takes more")]
+    /// A snapshot exceeds the memory for snapshots.
+    #[error("the snapshot exceeds the memory for snapshots, of which {most} bytes are left")]
     NoRoom {
         /// Bytes that were left.
         most: u64,
     },
-    /// A snapshot holds another tenant's work.
+    /// A snapshot contains another tenant's work.
     #[error("the snapshot belongs to another tenant than '{asked}'")]
     OtherTenant {
-        /// The tenant that asked for it.
+        /// The tenant that requested it.
         asked: String,
     },
-    /// An image with the same key and other contents is here.
-    #[error("an image with the key {key} is here, and its contents differ from those of the file")]
+    /// An image with the same key and other contents exists.
+    #[error("an image with the key {key} exists with other contents than the file's")]
     OtherContents {
         /// The key of both.
         key: String,
     },
     /// Another image has the name.
-    #[error("the image {name:?} is there, made from {about}, and would be replaced by one of {asked}")]
+    #[error("the image {name:?} exists, built from {about}, and would be replaced by one of {asked}")]
     NameTaken {
         /// The name.
         name: String,
-        /// What that image was made from.
+        /// Source of the existing image.
         about: String,
-        /// What the new one is made from.
+        /// Source of the new image.
         asked: String,
     },
-    /// An archive asks for more than its reader allows.
+    /// An archive requests more than its reader allows.
     #[error("the archive's limit on {what} is {found}, and at most {most} is allowed here")]
     AboveLimit {
         /// The limit, by its option's name.
         what: &'static str,
-        /// The archive's.
+        /// The archive's value.
         found: String,
-        /// The reader's.
+        /// The reader's maximum.
         most: String,
     },
-    /// The host keeps the memory of our own processes from us.
-    #[error("the memory of the machine's monitor cannot be read: {source}")]
+    /// The host denies reading the memory of own child processes.
+    #[error("cannot read the memory of the VMM: {source}")]
     NoSight {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A snapshot was taken where something is different.
-    #[error("the snapshot was taken with {what} {found}, and here it would go on with {here}")]
+    /// A snapshot was taken in a different environment.
+    #[error("the snapshot was taken with {what} {found}, and would resume here with {here}")]
     Elsewhere {
-        /// What is different.
+        /// The property that differs.
         what: &'static str,
-        /// How it was there.
+        /// Its value in the snapshot.
         found: String,
-        /// How it is here.
+        /// Its value here.
         here: String,
     },
-    /// A spec asks for something else in what is fixed in a snapshot.
+    /// A spec differs from a snapshot in a fixed property.
     #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
     Fixed {
-        /// What is fixed.
+        /// The property.
         what: &'static str,
-        /// How it is.
+        /// Its value in the snapshot.
         found: String,
-        /// How it was asked for.
+        /// Its value in the spec.
         asked: String,
     },
-    /// The image that a snapshot's machine started from is not here.
-    #[error("the snapshot's machine started from the image with the key {key}, which is not here")]
+    /// The image that a snapshot's VM was created from does not exist on this host.
+    #[error("the snapshot needs the image with the key {key}, which is not on this host")]
     NoBase {
         /// The image's key.
         key: String,
     },
-    /// An archive of a snapshot was not written or not used.
+    /// An archive of a snapshot could not be written or read.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// A snapshot is not in order.
+    /// A snapshot is invalid.
     #[error("the snapshot cannot be used: {what}")]
     BadSnapshot {
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
-    /// Hardware virtualisation was asked for, and is not to be had.
-    #[error("kvm was asked for: {why}")]
+    /// The configuration requires hardware virtualisation, which is not available.
+    #[error("kvm is required: {why}")]
     NoKvm {
-        /// What was found.
+        /// The finding.
         why: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: &'static str,
     },
     /// No image has this name.
@@ -226,56 +226,58 @@ pub enum VmError {
         /// The name.
         name: String,
     },
-    /// An image was made by a version of this program whose agent this one does not understand.
-    #[error("the image {name:?} was made by another version of Cofferdam, and its agent speaks otherwise")]
+    /// Another version of this program built the image, and its agent speaks another protocol version.
+    #[error("another version of Cofferdam built the image {name:?}, and its agent speaks another protocol version")]
     OldImage {
         /// The name.
         name: String,
     },
-    /// A machine ended before its agent could be greeted.
-    #[error("the machine ended before its agent greeted: {reason}{}", console_shown(console))]
+    /// A VM ended before its agent connected.
+    #[error("the VM ended before its agent connected: {reason}{}", console_shown(console))]
     NotBooted {
-        /// Why, as far as its monitor tells.
+        /// The reason, as far as the VMM reports it.
         reason: String,
-        /// The end of what it said on its console.
+        /// The end of its console output.
         console: String,
     },
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was done.
+        /// The operation.
         operation: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Makes an error of the operating system into one of ours: `.map_err(io("read", path))`.
+/// Converts an error of the operating system: `.map_err(io("read", path))`.
 pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> VmError {
     let path = path.into();
     move |source| VmError::Io { operation, path, source }
 }
 
-/// Returns how an image gets here. What is no key comes from a hostile archive, and stays out of commands that people copy.
-fn bring(key: &str) -> String {
+/// Returns the steps that copy an image to this host. A key from a hostile archive that is no valid key stays out of
+/// commands that people copy.
+fn copy_image_steps(key: &str) -> String {
     let key = if crate::image::is_key(key) { key } else { "KEY" };
     format!(
-        "bring that image here: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was saved, then \
-         `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that are here"
+        "copy that image to this host: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was \
+         saved, then `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that \
+         are here"
     )
 }
 
 fn console_shown(console: &str) -> String {
-    if console.is_empty() { String::new() } else { format!("; its console says: {}", shown_end(console)) }
+    if console.is_empty() { String::new() } else { format!("; its console: {}", shown_end(console)) }
 }
 
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The beginning of text from outside, in a form that can be printed.
+/// Returns the beginning of untrusted text, in a printable form.
 pub(crate) fn shown(text: &str) -> String {
     let text = text.trim();
     let end = text.floor_char_boundary(MAX_WORDS);
@@ -283,7 +285,7 @@ pub(crate) fn shown(text: &str) -> String {
     format!("{}{cut}", clean(&text[..end]))
 }
 
-/// The end of it.
+/// Returns the end of untrusted text, in a printable form.
 pub(crate) fn shown_end(text: &str) -> String {
     let text = text.trim();
     let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_WORDS));
@@ -343,67 +345,66 @@ impl VmError {
                 "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
             }
             Self::MissingTool { tool: "firecracker" } => {
-                "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or name it: \
-                 `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
+                "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or \
+                 name it: `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
             }
             Self::MissingTool { tool: "jailer" } => {
-                "take it from the release that Firecracker came from and put it beside that, or name it: `jailer` in [machines], \
-                 or COFFERDAM_VM_JAILER; or switch it off there"
+                "install it beside Firecracker from the same release, or name it: `jailer` in [machines], \
+                 or COFFERDAM_VM_JAILER; or disable it there"
             }
-            Self::MissingTool { .. } => "install it, or name where it is",
-            Self::OldTool { .. } => "install a newer one",
+            Self::MissingTool { .. } => "install it, or configure its path",
+            Self::OldTool { .. } => "install a newer version",
             Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "make it once, with a network: `cofferdam vm build-image`, or VmBackend::make_image from the library"
+                "build it once, with a network connection: `cofferdam vm build-image`, or VmBackend::make_image from \
+                 the library"
             }
-            Self::OldImage { .. } => "make it anew: `cofferdam vm build-image --name NAME`, from what it was made of",
-            Self::NoSuchImage { .. } => "see `cofferdam vm images`, or make it: `cofferdam vm build-image --name NAME`",
+            Self::OldImage { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
+            Self::NoSuchImage { .. } => {
+                "see `cofferdam vm images`, or build it: `cofferdam vm build-image --name NAME`"
+            }
             Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } | Self::NoJailer { remedy, .. } => remedy,
             Self::Forbidden { .. } => {
-                "let everybody execute it, and enter the directories above it: `chmod a+x`; is its file system mounted noexec?"
+                "make it and the directories above it executable for all users: `chmod a+x`; check that its file \
+                 system is not mounted noexec"
             }
             Self::NoWall { .. } => {
-                "Landlock needs a kernel from 5.13 on that has it switched on; namespaces need root, or user namespaces for \
-                 ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
+                "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces \
+                 for ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
-            Self::NoRoom { .. } => {
-                "drop snapshots that are not needed, allow them more memory, or use smaller machines"
-            }
+            Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller VMs",
             Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",
-            Self::OtherTenant { .. } => {
-                "restore it as the tenant that it was taken of, with --tenant or a spec's tenant"
-            }
+            Self::OtherTenant { .. } => "restore it as its own tenant, with --tenant or the spec's tenant",
             Self::AboveLimit { .. } => {
-                "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of the configuration file"
+                "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of \
+                 the configuration file"
             }
-            Self::NoSight { .. } => {
-                "processes may have to be allowed to look at their children (kernel.yama.ptrace_scope below 2)"
-            }
-            Self::Elsewhere { .. } => "restore it where it was taken, or set this backend up as that one was",
-            Self::Fixed { .. } => "restore it with what it was taken with; wall time, CPU time and labels may differ",
-            Self::BadSnapshot { .. } => "take it again",
+            Self::NoSight { .. } => "allow processes to trace their children (kernel.yama.ptrace_scope below 2)",
+            Self::Elsewhere { .. } => "restore it where it was taken, or configure this backend like that one",
+            Self::Fixed { .. } => "restore it with the original values; only wall time, CPU time and labels may differ",
+            Self::BadSnapshot { .. } => "take a new snapshot",
             Self::OtherContents { .. } => {
-                "one of the two is not what it says: remove the image that is here with `cofferdam vm prune --name NAME`, or do not \
+                "one of the two is corrupt: remove the existing image with `cofferdam vm prune --name NAME`, or do not \
                  import the file"
             }
-            Self::NoBase { key } => return Some(bring(key)),
-            Self::NotBooted { .. } => "look at what the console says; a kernel needs virtio disks, consoles and ext4",
+            Self::NoBase { key } => return Some(copy_image_steps(key)),
+            Self::NotBooted { .. } => "read the console output; a kernel needs virtio disks, consoles and ext4",
             Self::OtherDirectory { .. } => "it was replaced in the meantime: name it again, if that was you",
             Self::Io { source, .. } if UntrustedLink::of(source).is_some() => UntrustedLink::REMEDY,
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "make room on the disk",
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "free space on the disk",
             _ => return None,
         };
         Some(text.to_owned())
     }
 
-    /// As an error of the contract, for those who make images without a backend.
+    /// Converts it to an error of the contract, for callers that build images without a backend.
     pub fn into_contract(self, operation: &'static str) -> Error {
         self.into_error(operation)
     }
 
-    /// As an error of the contract.
+    /// Converts it to an error of the contract.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         if let Self::Api(error) = self {
             return *error;

@@ -6,22 +6,24 @@
 //! ```
 //!
 //! Every VMM implements one trait. QEMU works everywhere, with emulation where hardware virtualisation is missing. The
-//! program in `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is
-//! the user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
+//! program in `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container.
+//! `docs/vm.md` is the user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
 //!
 //! # Where to look
 //!
-//! - From a spec to a VM: `plan.rs`, which is pure. The VMM trait: `vmm.rs`. The choice of VMM and accelerator: `choice.rs`.
+//! - From a spec to a VM: `plan.rs`, which is pure. The VMM trait: `vmm.rs`. The choice of VMM and accelerator:
+//!   `choice.rs`.
 //! - Kernel command line: `kernel_words` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot arguments:
 //!   `init/options.rs`, compiled into both sides.
 //! - QEMU's arguments: `qemu/arguments.rs`, which is pure. Firecracker's requests: `firecracker/driver.rs`.
-//! - What runs before the agent: `init/main.rs`. What gives a copy its own identity: `init/renew.rs`.
-//! - Isolation of Firecracker: `firecracker/walls.rs`; with its own jailer: `firecracker/jailer.rs`, and `keeper/`, a program
-//!   that holds its open files. The agent's streams there: `firecracker/channel.rs`.
+//! - The program that runs before the agent: `init/main.rs`. A copy's own identity: `init/renew.rs`.
+//! - Isolation of Firecracker: `firecracker/walls.rs`; with its own jailer: `firecracker/jailer.rs`, and `keeper/`, a
+//!   program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
 //! - Host resources of a VMM: `bounds.rs`.
-//! - Images: `image/mod.rs`; layers of container images: `image/oci.rs` and `image/layers.rs`; export: `image/carry.rs`.
-//! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host resumes:
-//!   `archive.rs`. Snapshots for prepared sandboxes: `ready.rs`.
+//! - Images: `image/mod.rs`; layers of container images: `image/oci.rs` and `image/layers.rs`; export:
+//!   `image/carry.rs`.
+//! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host
+//!   resumes: `archive.rs`. Snapshots for prepared sandboxes: `ready.rs`.
 #![forbid(unsafe_code)]
 
 mod archive;

@@ -1,4 +1,4 @@
-//! Makes sandboxes: a machine, the agent in it greeted, and everything measured.
+//! Creation of sandboxes: starts a VM, connects to its agent, and measures everything.
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -21,7 +21,7 @@ use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
 use crate::qemu::MAX_DEVICES;
-use crate::ready::Ready;
+use crate::ready::Templates;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
 use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, Vmm};
@@ -29,26 +29,26 @@ use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, V
 const ROOT: &str = "cofferdam-root";
 const WORKSPACE: &str = "cofferdam-work";
 const RESTORE: &str = "restore";
-/// Time that a machine has to be gone once its port is closed, before it counts as not ended.
-const END_LIMIT: Duration = Duration::from_millis(1500);
+/// Time for a VM to end after its port was closed, before it counts as still running.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Told of the steps of making an image.
+/// A callback for the steps of building an image.
 pub type MakeProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 
-/// What all sandboxes of a backend share.
+/// The state that all sandboxes of a backend share.
 pub(crate) struct Host {
     pub config: VmConfig,
     vmm: Chooser,
     images: Images,
-    /// What machines start from, once it was found or made.
+    /// The default image, once it was found or built.
     image: OnceCell<Image>,
     boots: Semaphore,
-    /// What snapshots may still take.
+    /// The memory that is left for snapshots.
     budget: Budget,
-    /// What warm machines come from.
-    pub ready: Ready,
+    /// Template snapshots for prepared VMs.
+    pub templates: Templates,
     progress: MakeProgress,
-    /// This host's kernel, by its own name for itself.
+    /// The boot ID of this host's kernel.
     boot: String,
 }
 
@@ -59,16 +59,16 @@ impl Host {
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
-        let (budget, ready) = (Budget::new(config.snapshots), Ready::new(config.ready, config.ready_idle));
+        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(config.ready, config.ready_idle));
         let image = OnceCell::new();
-        Ok(Arc::new(Self { config, vmm, images, image, boots, budget, ready, progress, boot }))
+        Ok(Arc::new(Self { config, vmm, images, image, boots, budget, templates, progress, boot }))
     }
 
     pub(crate) fn vmm(&self) -> &dyn Vmm {
         &self.vmm
     }
 
-    /// Makes the default image anew, where packages are newer than it.
+    /// Rebuilds the default image if packages are newer.
     pub(crate) async fn make_image(&self) -> Result<Image, VmError> {
         let (source, images, progress) = (self.config.source.clone(), self.images.clone(), Arc::clone(&self.progress));
         blocking(move || images.make(&source, &mut |step| progress(step))).await
@@ -82,12 +82,12 @@ impl Host {
                 self.found(Source { root, recorded, ..self.config.source.clone() }).await
             }
             RootFs::Image { reference } => self.named(reference).await,
-            RootFs::Default => self.image.get_or_try_init(|| self.usual()).await.cloned(),
+            RootFs::Default => self.image.get_or_try_init(|| self.default_image()).await.cloned(),
         }
     }
 
-    /// What machines start from whose spec names nothing.
-    async fn usual(&self) -> Result<Image, VmError> {
+    /// Returns the default image, for a spec that names none.
+    async fn default_image(&self) -> Result<Image, VmError> {
         let source = || self.found(self.config.source.clone());
         match &self.config.root {
             RootChoice::Source => source().await,
@@ -109,18 +109,18 @@ impl Host {
         blocking(move || images.named_for_restore(&name)).await
     }
 
-    /// What a state takes of the memory that snapshots may take.
+    /// Reserves the memory that a state takes of the memory for snapshots.
     pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
         self.budget.take(state.allocated()?)
     }
 
-    /// What a state takes that is not there yet: nothing so far.
+    /// Reserves memory for a state that is still being written: nothing so far.
     pub(crate) fn open_lease(&self) -> Result<Lease, VmError> {
         self.budget.take(0)
     }
 
-    /// The image with this key, and how a spec names it: one that has a name, or else is kept, as if it were what machines start
-    /// from where none is named.
+    /// Finds the image with this key, and the way in which a spec names it: by its name if it has one, else as the
+    /// default image.
     pub(crate) async fn image_with(&self, key: &str) -> Result<(RootFs, Image), VmError> {
         let (images, wanted) = (self.images.clone(), key.to_owned());
         let listed = blocking(move || Ok(images.inventory().named.into_iter().find(|listed| listed.key == wanted)));
@@ -130,22 +130,23 @@ impl Host {
                 return Ok((RootFs::Image { reference: listed.name }, image));
             }
         }
-        // One that was made for a root of a single run, or lost its name to a newer one.
+        // An unnamed image: built for a root of a single run, or its name was given to a newer one.
         let (images, wanted) = (self.images.clone(), key.to_owned());
         if let Some(image) = blocking(move || images.kept(&wanted)).await? {
             return Ok((RootFs::Default, image));
         }
-        // None is made for this: what is made now is hardly what was made then.
+        // None is built for this: an image that is built now hardly equals the one from then.
         let (images, source) = (self.images.clone(), self.config.source.clone());
-        let usual = blocking(move || images.find(&source, MakePolicy::Never, &mut |_| ())).await;
-        match usual {
+        let default = blocking(move || images.find(&source, MakePolicy::Never, &mut |_| ())).await;
+        match default {
             Ok(image) if image.key == key => Ok((RootFs::Default, image)),
             Ok(_) | Err(VmError::NoImage) => Err(VmError::NoBase { key: crate::error::shown(key) }),
             Err(error) => Err(error),
         }
     }
 
-    /// Refuses a snapshot that cannot go on here; gives the image that it goes on with, which was looked up just once.
+    /// Refuses a snapshot that cannot resume here. Returns the image that it resumes with, which was looked up just
+    /// once.
     pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<Image, VmError> {
         manifest.check_origin(&self.vmm.origin().await?)?;
         let image = match spec.root() {
@@ -175,7 +176,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
 ) -> Result<T, VmError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the making was interrupted".to_owned() }))
+    done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the operation was interrupted".to_owned() }))
 }
 
 /// The disks of a sandbox.
@@ -184,15 +185,15 @@ struct Disks {
     workspace: Option<Arc<File>>,
 }
 
-/// A sandbox that was measured. Dropping it ends it.
-pub(crate) struct Raw {
+/// A sandbox that was created and measured. Dropping it kills its VM.
+pub(crate) struct PendingSandbox {
     pub id: SandboxId,
     pub guest: Guest,
     pub vm: Arc<dyn Vm>,
     pub host: Arc<Host>,
     pub evidence: Evidence,
     plan: Plan,
-    /// What runs it, and why.
+    /// The accelerator, and the reason for it.
     runs: String,
     /// The key of its image.
     image: String,
@@ -201,32 +202,32 @@ pub(crate) struct Raw {
     pub limits: Limits,
     /// `None` once it was closed.
     disks: Mutex<Option<Disks>>,
-    /// What it came from, whose memory it still shares.
+    /// The snapshot that it was created from, whose memory it still shares.
     from: Mutex<Option<VmSnapshot>>,
 }
 
-impl fmt::Debug for Raw {
+impl fmt::Debug for PendingSandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Raw").field("id", &self.id).field("vm", &self.vm).finish_non_exhaustive()
+        f.debug_struct("PendingSandbox").field("id", &self.id).field("vm", &self.vm).finish_non_exhaustive()
     }
 }
 
-impl Raw {
-    /// Has one made, in a task of its own: whoever goes away meanwhile leaves nothing half made.
+impl PendingSandbox {
+    /// Creates a sandbox, in a task of its own: a caller that stops waiting leaves nothing half created.
     pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
         let plan = Plan::of(spec, &host.config)?;
         let (host, spec) = (Arc::clone(host), spec.clone());
-        apart("create", async move { make(&host, &spec, plan).await }).await
+        detached("create", async move { make(&host, &spec, plan).await }).await
     }
 
-    /// Has one go on where a snapshot was taken, as another machine, in a task of its own.
+    /// Restores a snapshot as another VM, in a task of its own.
     pub(crate) async fn restore(host: &Arc<Host>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
         let plan = Plan::of(spec, &host.config)?;
         let (host, spec, snapshot) = (Arc::clone(host), spec.clone(), snapshot.clone());
-        apart(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
+        detached(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
     }
 
-    /// Writes it down, which must stand still; `record` is its guest's.
+    /// Takes a snapshot of the VM, which must be paused; `record` is its guest's.
     pub(crate) async fn capture(&self, record: Record) -> Result<VmSnapshot, VmError> {
         let closed = || VmError::BadSnapshot { what: "the sandbox is closed".to_owned() };
         let (root, workspace) = {
@@ -239,7 +240,7 @@ impl Raw {
             let copy = |disk: Arc<File>| sparse::copy_disk(&disk, &directory).map_err(io("copy a disk in", &directory));
             workspace.map(copy).transpose()
         });
-        // Taken before anything is copied: whoever copies at the same time has the rest.
+        // Reserved before anything is copied: concurrent snapshots share the rest.
         let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MAX_DEVICES));
         let most = ByteSize::from_bytes(lease.bytes());
         let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
@@ -254,14 +255,14 @@ impl Raw {
         Ok(snapshot.measured(self.evidence.clone()))
     }
 
-    /// From here on it is somebody's, with these limits; nothing of the machine was built from what differs in them.
+    /// Assigns it to a claim with these limits. Nothing of the VM depends on the limits that may differ.
     pub(crate) fn claimed(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Holds it against a spec: the posture, or an error and nothing left.
-    pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
+    /// Verifies its posture against a spec. Closes the sandbox on failure.
+    pub(crate) async fn verify_posture(&self, spec: &Spec) -> Result<Posture> {
         let Self { evidence, plan, host, runs, .. } = self;
         let (host_boot, kept) = (&host.boot, &self.vm.kept());
         let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot, runs, kept });
@@ -271,9 +272,9 @@ impl Raw {
         Ok(posture)
     }
 
-    /// Ends it; nothing is left when this returns.
+    /// Kills the VM; nothing is left when this returns.
     pub(crate) async fn close(&self) -> Result<()> {
-        // What is in the machine is of no use to anybody any more: it need not end in peace.
+        // The VM's contents are of no use any more: it need not shut down cleanly.
         let ((), killed) = tokio::join!(self.guest.close(), self.vm.kill());
         drop(self.disks.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.from.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -281,18 +282,18 @@ impl Raw {
     }
 }
 
-/// Does some work in a task of its own, which goes on when whoever waits for it goes away.
-pub(crate) async fn apart<T: Send + 'static>(
+/// Runs some work in a task of its own, which continues if its caller stops waiting.
+pub(crate) async fn detached<T: Send + 'static>(
     operation: &'static str,
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let interrupted = |_| Err(Error::new(ErrorKind::Internal, operation, "it was interrupted"));
+    let interrupted = |_| Err(Error::new(ErrorKind::Internal, operation, "the operation was interrupted"));
     tokio::spawn(work).await.unwrap_or_else(interrupted)
 }
 
-async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
+async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<PendingSandbox> {
     let failed = |error: VmError| error.into_error("create");
-    // What is asked for and not to be had is told before an image is looked for, or made.
+    // An impossible configuration is reported before an image is looked for, or built.
     host.vmm.check().await.map_err(failed)?;
     let image = host.image_of(spec).await.map_err(failed)?;
     let directory = host.config.disks.clone();
@@ -310,7 +311,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     let settings =
         Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
     match Guest::connect(reader, writer, settings, ready_by).await {
-        Ok((guest, evidence)) => Ok(Raw {
+        Ok((guest, evidence)) => Ok(PendingSandbox {
             id: new_id(),
             guest: bind(guest, &vm),
             vm,
@@ -329,7 +330,7 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<Raw> {
     }
 }
 
-async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<Raw> {
+async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<PendingSandbox> {
     let failed = |error: VmError| error.into_error(RESTORE);
     let manifest = snapshot.manifest();
     manifest.check_spec(&plan, spec).map_err(failed)?;
@@ -350,9 +351,9 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
     let id = new_id();
     let renewal = Renewal::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
-    let held = (manifest.guest().clone(), snapshot.evidence());
-    match Guest::adopt(reader, writer, settings, held, renewal, ready_by).await {
-        Ok((guest, evidence)) => Ok(Raw {
+    let saved = (manifest.guest().clone(), snapshot.evidence());
+    match Guest::adopt(reader, writer, settings, saved, renewal, ready_by).await {
+        Ok((guest, evidence)) => Ok(PendingSandbox {
             id,
             guest: bind(guest, &vm),
             vm,
@@ -378,7 +379,7 @@ fn new_id() -> SandboxId {
     SandboxId::new(format!("cofferdam-{:016x}{:08x}", fastrand::u64(..), fastrand::u32(..)))
 }
 
-/// The root file system that a snapshot's machine had: what it had open itself, or the image of that key.
+/// Returns the root file system of a snapshot's VM: the file that it had open, or the image of that key.
 async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<File>, VmError> {
     if let Some((root, file)) = snapshot.root()
         && root == spec.root()
@@ -391,10 +392,10 @@ async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<
 
 fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     let copy = |file: &File| file.try_clone().map(Contents::Own).map_err(io("copy a descriptor of", "a disk"));
-    // Of a disk that many machines have, each has a description of its own: no monitor moves another's position in it, or
-    // changes its flags.
+    // Many VMs share the root disk. Each gets its own open file description, so that no VMM moves another's file
+    // position, or changes its flags.
     let root = File::open(format!("/proc/self/fd/{}", disks.root.as_raw_fd()));
-    let root = Contents::Own(root.map_err(io("open again", "the disk of a root file system"))?);
+    let root = Contents::Own(root.map_err(io("reopen", "the disk of a root file system"))?);
     let mut all = vec![Disk { name: ROOT, contents: root, access: Access::ReadOnly }];
     if let Some(workspace) = &disks.workspace {
         all.push(Disk { name: WORKSPACE, contents: copy(workspace)?, access: Access::ReadWrite });
@@ -415,9 +416,9 @@ async fn machine(host: &Host, plan: &Plan, image: &Image, disks: &Disks) -> Resu
     Ok(machine)
 }
 
-/// The agent did not come up. Ends the machine, and says why.
+/// Kills a VM whose agent did not connect, and returns the reason.
 async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
-    let ended = tokio::time::timeout(END_LIMIT, vm.ended()).await.ok();
+    let ended = tokio::time::timeout(EXIT_TIMEOUT, vm.ended()).await.ok();
     let console = vm.console();
     if let Err(error) = vm.kill().await {
         return error.into_error("create");
@@ -429,32 +430,32 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
     }
 }
 
-/// A disk without a name, with an empty file system on it.
+/// Creates an unnamed disk with an empty file system.
 fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    made.map_err(io("make", &directory))?;
-    let file = tempfile::tempfile_in(&directory).map_err(io("make a disk in", &directory))?;
+    made.map_err(io("create", &directory))?;
+    let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
-    image::ext4::make_empty(&file, plan::most_files_on_disk(bytes))?;
+    image::ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;
     Ok(file)
 }
 
-/// Has a machine ended with its connection: nobody keeps the limits of what computes on in it.
+/// Kills a VM when its connection closes: without a connection, no limit of its execs is enforced.
 fn bind(guest: Guest, vm: &Arc<dyn Vm>) -> Guest {
     let (closed, vm) = (guest.until_closed(), Arc::downgrade(vm));
     tokio::spawn(async move {
         closed.await;
         if let Some(vm) = vm.upgrade() {
-            // Whoever closes the sandbox is told what cannot be ended.
+            // An error is reported to the caller that closes the sandbox.
             let _ = vm.kill().await;
         }
     });
     guest
 }
 
-/// Reads what a machine's monitor has used.
+/// Returns a meter of the CPU time that the VMM has used.
 fn meter(vm: &Arc<dyn Vm>) -> Meter {
-    // Held weakly, as below.
+    // A weak reference, as below.
     let vm: Weak<dyn Vm> = Arc::downgrade(vm);
     Meter::Around(Arc::new(move || {
         let micros = vm.upgrade().and_then(|vm| vm.cpu_micros());
@@ -462,16 +463,16 @@ fn meter(vm: &Arc<dyn Vm>) -> Meter {
     }))
 }
 
-/// Finds out why a connection ended, for those who waited for an answer.
+/// Returns a function that finds out why a connection ended, for callers that wait for an answer.
 fn reason(vm: &Arc<dyn Vm>) -> Reason {
-    // Held weakly: the connection must not keep its own machine.
+    // A weak reference: the connection must not keep its own VM alive.
     let vm: Weak<dyn Vm> = Arc::downgrade(vm);
     Box::new(move || {
         Box::pin(async move {
             let vm = vm.upgrade()?;
-            let ended = tokio::time::timeout(END_LIMIT, vm.ended()).await.ok()?;
-            let why = format!("its machine ended: {}", ended.why);
-            Some(Ending { remedy: Some("make another sandbox".to_owned()), ..Ending::new(why) })
+            let ended = tokio::time::timeout(EXIT_TIMEOUT, vm.ended()).await.ok()?;
+            let why = format!("its VM ended: {}", ended.why);
+            Some(Ending { remedy: Some("create another sandbox".to_owned()), ..Ending::new(why) })
         })
     })
 }

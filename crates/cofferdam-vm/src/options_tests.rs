@@ -1,4 +1,4 @@
-//! What the init is told is understood by it, and nothing else is.
+//! The init understands the options that it is sent, and nothing else.
 
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
-//! From a spec to a machine: pure.
+//! The translation of a spec into the size of a VM: pure.
 //!
-//! The disk limit is shared out: most of it is the workspace's own disk, the rest are `/tmp` and `/dev/shm`, which are in
-//! memory and count as such. The memory limit is a control group's inside; the machine has some more, for its kernel.
+//! The disk limit is divided: most of it is the workspace's own disk, the rest are `/tmp` and `/dev/shm`, which are in
+//! memory and count as such. The memory limit is a control group's inside the VM; the VM has some more, for its kernel.
 
 use cofferdam_contract::{
     ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
@@ -16,41 +16,43 @@ use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 
 /// The agent's port.
 pub(crate) const PORT: &str = "dev.cofferdam.agent";
-/// User and group of agent and guests: ids of a kernel that has no others.
+/// User and group of agent and guests: IDs of a kernel that has no others.
 pub(crate) const USER: (u32, u32) = (1000, 1000);
 
 const PAGE: u64 = 4096;
 const MEBIBYTE: u64 = 1 << 20;
-/// Bytes that one map of blocks describes, and of a file's entry in a table.
+/// Bytes that one block bitmap describes, and bytes of an inode.
 const GROUP: u64 = 8 * PAGE * PAGE;
 const INODE: u64 = 256;
-/// Room for what every sandbox has in its directories, tables of the file system included.
-const LEAST_DISK: ByteSize = ByteSize::from_mebibytes(2);
-/// The agent and a small program.
-const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(8);
-/// What a kernel takes for itself, and for each page of memory.
+/// Space for the directories that each sandbox has, including tables of the file system.
+const MIN_DISK: ByteSize = ByteSize::from_mebibytes(2);
+/// Memory of the agent and a small program.
+const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(8);
+/// Memory of the kernel itself, and the fraction that it needs to manage memory.
 const KERNEL_MEMORY: u64 = 96 * MEBIBYTE;
 const KERNEL_SHARE: u64 = 32;
 /// The kernel's smallest quota.
-const LEAST_QUOTA: u64 = 1000;
+const MIN_QUOTA: u64 = 1000;
 
-/// The bytes of each writable directory.
+/// The sizes of the writable directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Shares {
-    /// The size of the workspace's own disk; `None` where the workspace is in memory.
+    /// Size of the workspace's own disk; `None` if the workspace is in memory.
     pub disk: Option<u64>,
-    /// Of the workspace in memory, where there is no disk.
+    /// Size of the workspace; in memory if there is no disk.
     pub workspace: u64,
     pub tmp: u64,
     pub shm: u64,
 }
 
 impl Shares {
-    /// Gives the workspace the whole disk limit; `/tmp` and `/dev/shm` are in memory, with bounds of their own, and count as
-    /// memory. Without a limit, all is in memory, and bounded by that. What is in memory comes to three quarters of it at most, `memory` being what agent and
-    /// guests have: whoever fills it is told that it is full. There is no swap; a directory that took all of it would leave the
-    /// kernel nothing to give back but the pages of programs, which it would read again and again, and end nobody for that.
+    /// Divides the limits. With a disk limit, the workspace gets all of it; `/tmp` and `/dev/shm` are in memory, with
+    /// limits of their own, and count as memory. Without a disk limit, all three are in memory.
+    ///
+    /// Directories in memory take at most three quarters of `memory`, which is that of agent and guests, so that a full
+    /// directory fails with an error. There is no swap: a directory that took all memory would leave the kernel nothing
+    /// to reclaim but the pages of programs. It would read these again and again, without killing a process.
     pub(crate) fn of(disk: Option<ByteSize>, memory: u64) -> Self {
         let pages = memory / PAGE;
         match disk {
@@ -68,44 +70,45 @@ impl Shares {
     }
 }
 
-/// What a file system of the workspace takes of its disk, besides what can be stored: tables of files, and two maps for
-/// each group of blocks. Rather too little than too much, so that no more fits than was asked for.
+/// Returns the overhead of the workspace's file system on its disk: inode tables, and two bitmaps for each group of
+/// blocks. Rounded down, so that no more fits than was requested.
 fn tables(bytes: u64) -> u64 {
     let groups = bytes.div_ceil(GROUP);
-    (most_files_on_disk(bytes) * INODE + groups * 2 * PAGE) / PAGE * PAGE
+    (max_files_on_disk(bytes) * INODE + groups * 2 * PAGE) / PAGE * PAGE
 }
 
-/// Files that fit: each takes some room, however small it is.
-pub(crate) fn most_files(bytes: u64) -> u64 {
+/// Returns the maximum number of files in memory: each takes some space, however small it is.
+pub(crate) fn max_files(bytes: u64) -> u64 {
     (bytes / PAGE).clamp(64, 1 << 20)
 }
 
-/// The same for a disk, where each takes a place in a table.
-pub(crate) fn most_files_on_disk(bytes: u64) -> u64 {
+/// Returns the maximum number of files on a disk, where each takes an inode.
+pub(crate) fn max_files_on_disk(bytes: u64) -> u64 {
     (bytes / (4 * PAGE)).clamp(64, 1 << 20)
 }
 
-/// The size of a machine.
+/// The size of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Plan {
     pub memory: ByteSize,
     pub processors: u32,
     pub shares: Shares,
-    /// Of agent and guests.
+    /// Memory limit of agent and guests.
     bound: Option<u64>,
     tasks: Option<u64>,
     quota: Option<u64>,
 }
 
 impl Plan {
-    /// What a spec asks for, where this backend has it. Takes the spec apart by hand: a new field must be decided on here.
+    /// Plans a VM for a spec, or refuses a spec that this backend cannot satisfy. Destructures the spec: a new field
+    /// must be handled here.
     pub(crate) fn of(spec: &Spec, config: &VmConfig) -> Result<Self> {
         spec.validate()?;
         let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
             spec.parts();
-        // Nothing of one machine is another's; labels are the owner's; the posture is held against the permissions. What is
-        // opened is compared with the recorded directories where it is opened.
+        // VMs share nothing between tenants; labels belong to the client; the posture is checked against
+        // `allow_weaker`. The recorded directories are compared when a directory is opened.
         let (_, _, _, _) = (tenant, labels, allow_weaker, directories);
         match network {
             NetworkPolicy::None => {}
@@ -115,7 +118,7 @@ impl Plan {
             }
         }
         match root {
-            // An image is looked up by its name when the machine is made.
+            // An image is looked up by its name when the VM is created.
             RootFs::Default | RootFs::Directory { .. } | RootFs::Image { .. } => {}
         }
         match workspace {
@@ -136,33 +139,33 @@ impl Plan {
 
     fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-        // Kept by the supervisor, or refused.
+        // Enforced by the supervisor, or refused.
         let (_, _, _) = (cpu_time, wall_time, processes);
         limits.refuse_processes("vm")?;
         let small = |what: String, remedy: &str| Err(Error::invalid("create", what).with_remedy(remedy.to_owned()));
-        if memory.is_some_and(|memory| memory < LEAST_MEMORY) {
-            return small(format!("a machine needs a memory limit of at least {LEAST_MEMORY}"), "raise --memory");
+        if memory.is_some_and(|memory| memory < MIN_MEMORY) {
+            return small(format!("a VM needs a memory limit of at least {MIN_MEMORY}"), "raise --memory");
         }
-        if disk.is_some_and(|disk| disk < LEAST_DISK) {
-            return small(format!("a machine needs a disk limit of at least {LEAST_DISK}"), "raise --disk");
+        if disk.is_some_and(|disk| disk < MIN_DISK) {
+            return small(format!("a VM needs a disk limit of at least {MIN_DISK}"), "raise --disk");
         }
         let guests = memory.unwrap_or(config.memory).as_bytes();
         let most = u64::MAX / 4;
         if guests > most {
-            return small("no machine has that much memory".to_owned(), "lower --memory");
+            return small("the memory limit is too large".to_owned(), "lower --memory");
         }
         Ok(Self {
             memory: ByteSize::from_bytes((guests + guests / KERNEL_SHARE + KERNEL_MEMORY).next_multiple_of(MEBIBYTE)),
             processors: cpus.map_or(config.processors, processors),
             shares: Shares::of(*disk, guests),
             bound: memory.map(|memory| memory.as_bytes()),
-            // The agent is one of them.
+            // Includes the agent.
             tasks: pids.map(|pids| u64::from(pids) + 1),
-            quota: cpus.map(|cpus| (u64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(LEAST_QUOTA)),
+            quota: cpus.map(|cpus| (u64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(MIN_QUOTA)),
         })
     }
 
-    /// The first thing in which another plan differs, as text: what it is, here and there.
+    /// Returns the first property that differs between two plans, with both values as text.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let parts = |plan: &Self| {
             let Self { memory, processors, shares, bound, tasks, quota } = *plan;
@@ -181,10 +184,10 @@ impl Plan {
         both.into_iter().find_map(|((what, ours), (_, theirs))| (ours != theirs).then_some((what, ours, theirs)))
     }
 
-    /// What the machine's init is told, in its words for disks and port.
+    /// Returns the boot options for the VM's init, with the VMM's names for disks and port.
     pub(crate) fn options(&self, port: &str, root: &str, workspace: Option<&str>) -> Result<String> {
         let shares = &self.shares;
-        let room = |bytes| Room { bytes, files: most_files(bytes) };
+        let room = |bytes| Room { bytes, files: max_files(bytes) };
         let in_memory = Store::Memory(room(shares.workspace));
         let options = Options {
             root: disk(root)?,
@@ -192,26 +195,27 @@ impl Plan {
             tmp: room(shares.tmp),
             shm: room(shares.shm),
             user: USER,
-            port: Port::parse(port.as_bytes()).ok_or_else(|| unspeakable("a port has no name for the init"))?,
+            port: Port::parse(port.as_bytes())
+                .ok_or_else(|| invalid_option("a port has no valid name for the init"))?,
             memory: self.bound,
             tasks: self.tasks,
             cpu: self.quota,
         };
         let text = options.to_string();
-        // The init reads it by the same code: what it would refuse is not sent there.
+        // The init parses it with the same code: options that it would refuse are not sent.
         match Options::parse(text.as_bytes()) {
-            Ok(understood) if understood == options => Ok(text),
-            _ => Err(unspeakable("the machine's init cannot be told what to do")),
+            Ok(parsed) if parsed == options => Ok(text),
+            _ => Err(invalid_option("cannot encode the boot options for the VM's init")),
         }
     }
 
-    /// How the guest is run.
+    /// Returns the settings of the connection to the guest.
     pub(crate) fn settings(spec: &Spec, config: &VmConfig) -> Settings {
         Settings {
             stores: [WORKSPACE_PATH, "/tmp", "/dev/shm"].map(str::to_owned).into(),
             rules: usual_rules(spec.workspace().access()),
             limits: spec.limits().clone(),
-            // Nothing outside uses the files of this kernel.
+            // No host process uses the files of this kernel.
             filter: Some(seccomp::Options { watch_reads: true, ..seccomp::Options::default() }),
             patience: config.deadlines.answer.max(config.deadlines.boot),
             ..Settings::default()
@@ -220,14 +224,15 @@ impl Plan {
 }
 
 fn disk(word: &str) -> Result<crate::options::Disk<'_>> {
-    crate::options::Disk::parse(word.as_bytes()).ok_or_else(|| unspeakable("a disk has no name for the kernel"))
+    crate::options::Disk::parse(word.as_bytes())
+        .ok_or_else(|| invalid_option("a disk has no valid name for the kernel"))
 }
 
-fn unspeakable(what: &str) -> Error {
+fn invalid_option(what: &str) -> Error {
     Error::new(ErrorKind::Internal, "create", what)
 }
 
-/// Whole processors that hold a share.
+/// Returns the number of whole processors for a share.
 fn processors(cpus: Cpus) -> u32 {
     cpus.as_millis().div_ceil(1000).clamp(1, MAX_PROCESSORS)
 }
@@ -268,7 +273,7 @@ mod tests {
         let plan = plan.unwrap();
         assert_eq!(plan.processors, 2);
         let text = plan.options(PORT, "serial:root", Some("serial:work")).unwrap();
-        let options = Options::parse(text.as_bytes()).expect("it is understood");
+        let options = Options::parse(text.as_bytes()).expect("valid options");
         assert_eq!((options.tasks, options.cpu, options.memory), (Some(10), Some(150_000), Some(100 * MEBIBYTE)));
         assert!(matches!(options.workspace, Store::Disk(_)) && options.user == USER);
         assert_eq!(plan.shares.workspace, 16 * MEBIBYTE);
@@ -301,7 +306,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_in_memory_leaves_some_of_it(memory in LEAST_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {
+        fn what_is_in_memory_leaves_some_of_it(memory in MIN_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {
             let shares = Shares::of(Some(ByteSize::from_bytes(disk)), memory);
             prop_assert!(shares.tmp + shares.shm <= memory / 4 * 3);
             prop_assert!(shares.tmp >= PAGE && shares.shm >= PAGE);
@@ -310,7 +315,7 @@ mod tests {
         }
 
         #[test]
-        fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in LEAST_DISK.as_bytes()..1 << 42) {
+        fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in MIN_DISK.as_bytes()..1 << 42) {
             let shares = Shares::of(Some(ByteSize::from_bytes(bytes)), 1 << 42);
             prop_assert_eq!(shares.workspace, bytes / PAGE * PAGE);
             prop_assert!(shares.tmp + shares.shm <= bytes / 2 && shares.tmp + shares.shm <= (1 << 42) / 4 * 3);

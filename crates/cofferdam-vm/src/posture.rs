@@ -1,4 +1,4 @@
-//! From what was measured inside a machine to what is said: pure, row by row.
+//! The posture of a VM, derived from measurements inside it: pure, one row at a time.
 
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, WORKSPACE_PATH,
@@ -8,25 +8,25 @@ use cofferdam_guest::{Evidence, Mount};
 
 use crate::plan::Shares;
 
-/// Everything that a posture is made from.
+/// The input of a posture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measured<'a> {
     pub spec: &'a Spec,
     pub evidence: &'a Evidence,
-    /// Whom the sandbox was to run as.
+    /// User and group that the sandbox is to run as.
     pub user: (u32, u32),
     pub shares: Shares,
-    /// What this host's kernel calls itself; empty when it could not be read.
+    /// Boot ID of this host's kernel; empty if it could not be read.
     pub host_boot: &'a str,
-    /// What runs the machine's instructions, and why. It makes a difference in speed, not in what is walled off.
+    /// The accelerator, and the reason for it. It affects the speed, not the isolation.
     pub runs: &'a str,
-    /// What bounds the monitor from outside.
+    /// The host resource limits of the VMM.
     pub kept: &'a str,
 }
 
-/// The posture that the measurements amount to.
+/// Returns the posture that the measurements prove.
 pub(crate) fn posture(measured: &Measured<'_>) -> Posture {
-    Posture::new(kernel(measured).into_iter().chain(walls(measured)).chain(limits(measured)))
+    Posture::new(kernel(measured).into_iter().chain(boundaries(measured)).chain(limits(measured)))
 }
 
 fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> PostureItem {
@@ -51,15 +51,15 @@ fn not_asked(protection: Protection) -> PostureItem {
     }
 }
 
-/// What namespaces are elsewhere is a kernel here, if it is not the host's.
+/// Returns the rows of the namespaces: a kernel of its own replaces them, if it is not the host's.
 fn kernel(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let own = !evidence.boot.is_empty() && !measured.host_boot.is_empty() && evidence.boot != measured.host_boot;
     let mechanism = match own {
         true => {
-            format!("a kernel of its own (Linux {}, started as {}); {}", evidence.kernel, evidence.boot, measured.runs)
+            format!("a kernel of its own (Linux {}, boot ID {}); {}", evidence.kernel, evidence.boot, measured.runs)
         }
-        false => "it could not be shown that the kernel is not the host's".to_owned(),
+        false => "the kernel could not be distinguished from the host's".to_owned(),
     };
     [
         Protection::UserNamespace,
@@ -72,26 +72,27 @@ fn kernel(measured: &Measured<'_>) -> Vec<PostureItem> {
     ]
     .into_iter()
     .map(|protection| {
-        // The agent is process 1 of what its guests see.
+        // The agent is process 1 of the processes that its guests see.
         let first = protection != Protection::PidNamespace || evidence.pid == 1;
         with_remedy(
             row(protection, own && first, mechanism.clone()),
-            "is /proc/sys/kernel/random/boot_id readable on this host?",
+            "make /proc/sys/kernel/random/boot_id readable on this host",
         )
     })
     .collect()
 }
 
-fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
     let [effective, permitted, inheritable, bounding, ambient] = sets;
     let capabilities = format!(
-        "effective {effective:x}, permitted {permitted:x}, inheritable {inheritable:x}, bounding {bounding:x}, ambient {ambient:x}"
+        "effective {effective:x}, permitted {permitted:x}, inheritable {inheritable:x}, bounding {bounding:x}, \
+         ambient {ambient:x}"
     );
     let interfaces = evidence.interfaces.as_ref();
     let network = match interfaces {
-        Some(names) if names.is_empty() => "the machine has no network device".to_owned(),
+        Some(names) if names.is_empty() => "the VM has no network device".to_owned(),
         Some(names) => format!("interfaces: {}", names.join(", ")),
         None => "the interfaces could not be read".to_owned(),
     };
@@ -114,7 +115,7 @@ fn root_filesystem(evidence: &Evidence) -> PostureItem {
         evidence.writes.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str()).collect();
     let holds = read_only && written.is_empty() && !evidence.writes.is_empty();
     let mechanism = match (holds, written.is_empty()) {
-        (true, _) => "a disk that the machine can only read; writes refused".to_owned(),
+        (true, _) => "a read-only disk; writes refused".to_owned(),
         (false, false) => format!("writable: {}", written.join(", ")),
         (false, true) => "the root is not mounted read-only".to_owned(),
     };
@@ -125,14 +126,14 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
     let writable = mount.is_some_and(|mount| !mount.read_only);
-    let place = if measured.shares.disk.is_some() { "a disk of its own" } else { "the machine's memory" };
+    let place = if measured.shares.disk.is_some() { "a disk of its own" } else { "the VM's memory" };
     let (holds, mechanism) = match measured.spec.workspace() {
         Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {place}, read-write")),
         Workspace::Private { access: Access::ReadOnly } => (
             writable && evidence.workspace_writable == Some(false),
             format!("private, on {place}, read-only for guests by Landlock, filled by the file API"),
         ),
-        Workspace::HostDir { .. } => (false, "a directory of the host is not lent to machines".to_owned()),
+        Workspace::HostDir { .. } => (false, "a host directory cannot be mounted in a VM".to_owned()),
     };
     let item = row(Protection::Workspace, holds, mechanism);
     with_remedy(item, "a private workspace that is read-only needs a kernel with Landlock in the image")
@@ -152,13 +153,13 @@ fn seccomp(evidence: &Evidence) -> PostureItem {
 fn landlock(evidence: &Evidence) -> PostureItem {
     let abi = evidence.landlock_abi;
     let mechanism = match (abi, evidence.landlock) {
-        (0, _) => "the machine's kernel has no Landlock, or it is switched off".to_owned(),
+        (0, _) => "the VM's kernel has no Landlock, or it is disabled".to_owned(),
         (_, true) => format!("ABI {abi}, on top of the mounts; refused what no rule allows"),
-        (_, false) => format!("ABI {abi}, but what no rule allows could be done"),
+        (_, false) => format!("ABI {abi}, but an access without a rule succeeded"),
     };
     with_remedy(
         row(Protection::Landlock, evidence.landlock, mechanism),
-        "make the image with a kernel that has Landlock",
+        "build the image with a kernel that has Landlock",
     )
 }
 
@@ -173,13 +174,13 @@ fn user(measured: &Measured<'_>) -> PostureItem {
     row(
         Protection::User,
         holds,
-        format!("users {uids:?}, groups {gids:?}, further groups {further}; asked for {uid}:{gid}"),
+        format!("users {uids:?}, groups {gids:?}, supplementary groups {further}; expected {uid}:{gid}"),
     )
 }
 
 fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = measured.spec.limits();
-    // Refused when the machine is planned.
+    // Refused when the VM is planned.
     let _ = processes;
     let bounds = &measured.evidence.bounds;
     let group = bounds.version > 0;
@@ -192,9 +193,9 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
             |asked| {
                 let seconds = asked.as_secs_f64();
                 let counted = measured.evidence.counts_cpu;
-                let who = if counted { "a control group inside counts" } else { "the agent sums up" };
+                let counter = if counted { "a control group inside counts" } else { "the agent sums up" };
                 let apart = if measured.evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
-                row(Protection::CpuTime, true, format!("{who} CPU time, killed at {seconds} s{apart}"))
+                row(Protection::CpuTime, true, format!("{counter} CPU time, killed at {seconds} s{apart}"))
             },
         ),
         cpus.map_or_else(
@@ -219,7 +220,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
         wall,
     ]
     .into_iter()
-    .map(|item| with_remedy(item, "make the image with a kernel that has control groups"))
+    .map(|item| with_remedy(item, "build the image with a kernel that has control groups"))
     .collect()
 }
 
@@ -232,16 +233,16 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     row(
         Protection::Memory,
         holds,
-        format!("control group inside, memory limit {found}, no swap; and the machine's memory; {}", measured.kept),
+        format!("control group inside, memory limit {found}, no swap; and the VM's memory; {}", measured.kept),
     )
 }
 
 fn disk(measured: &Measured<'_>) -> PostureItem {
     let shares = &measured.shares;
     let mut wrong = Vec::new();
-    for (path, most) in [(WORKSPACE_PATH, shares.workspace), ("/tmp", shares.tmp), ("/dev/shm", shares.shm)] {
+    for (path, max) in [(WORKSPACE_PATH, shares.workspace), ("/tmp", shares.tmp), ("/dev/shm", shares.shm)] {
         let mount = measured.evidence.mount_of(path).filter(|mount| mount.path == path);
-        if !mount.is_some_and(|mount| is_sized(mount, most)) {
+        if !mount.is_some_and(|mount| is_sized(mount, max)) {
             wrong.push(path.to_owned());
         }
     }
@@ -253,12 +254,12 @@ fn disk(measured: &Measured<'_>) -> PostureItem {
     row(Protection::Disk, true, format!("{WORKSPACE_PATH} {workspace} on a disk; in memory /tmp {tmp}, /dev/shm {shm}"))
 }
 
-/// A kernel may round up to its pages.
-fn is_sized(mount: &Mount, most: u64) -> bool {
-    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= most.next_multiple_of(4096))
+/// Returns true if a mount has the size. The kernel may round up to whole pages.
+fn is_sized(mount: &Mount, max: u64) -> bool {
+    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= max.next_multiple_of(4096))
 }
 
-/// Mounts that can be written to, but ours and those that the kernel keeps to root and to itself.
+/// Returns the writable mounts, except the sandbox's own and those that the kernel restricts to root and itself.
 fn writable_elsewhere(evidence: &Evidence) -> Vec<String> {
     let own = [WORKSPACE_PATH, "/tmp", "/dev/shm"];
     let kernels = ["proc", "sysfs", "devpts", "cgroup2"];

@@ -1,5 +1,5 @@
-//! Which files a monitor may open by their names: its own program, libraries and firmware. Nothing of any user's, and
-//! nothing that the kernel says of processes and devices.
+//! The Landlock rules of a VMM: the files that it may open by their names. These are its own program, libraries and
+//! firmware, no user's files, and no information of the kernel about processes and devices.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,13 +12,13 @@ use rustix::io::Errno;
 use crate::qemu::KVM;
 use crate::vmm::Accelerator;
 
-/// Libraries, which may be read and executed from.
+/// Directories of libraries, which may be read and executed from.
 const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
-/// What a monitor that is a script may start besides: its interpreter, and the monitor itself.
+/// Programs that a VMM which is a script may start besides itself, such as its interpreter.
 const PROGRAMS: [&str; 2] = ["/bin", "/usr"];
-/// Where a program without a path is started from.
+/// Directories that are searched for a program without a path.
 const SEARCHED: [&str; 2] = ["/bin", "/usr/bin"];
-/// What may be read: the loader's list, firmware where distributions put it, random numbers, which processors there are.
+/// Readable files: the loader's cache, firmware of the distributions, random numbers, the list of processors.
 const READ: [&str; 6] = [
     "/etc/ld.so.cache",
     "/usr/share/qemu",
@@ -27,21 +27,21 @@ const READ: [&str; 6] = [
     "/dev/urandom",
     "/sys/devices/system/cpu",
 ];
-/// Devices that may be written to.
+/// Writable devices.
 const DEVICES: [&str; 1] = ["/dev/null"];
 
-/// What a monitor opens besides that.
+/// Files that a VMM opens in addition.
 #[derive(Debug, Default)]
 pub(crate) struct Opened<'a> {
-    /// Files that it opens once more by their descriptors, to read.
+    /// Files that it reopens through their descriptors, to read.
     pub read: &'a [&'a File],
-    /// The same, to read and write.
+    /// Files that it reopens through their descriptors, to read and write.
     pub written: &'a [&'a File],
-    /// A directory in which it makes sockets, and nothing else.
+    /// A directory in which it creates sockets, and nothing else.
     pub sockets: Option<&'a File>,
 }
 
-/// The rules; fails where the kernel has none.
+/// Returns the rules; fails if the kernel has no Landlock.
 pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) -> io::Result<Ruleset> {
     let abi = landlock::abi();
     if abi == 0 {
@@ -49,12 +49,12 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     }
     let rules = Ruleset::new(abi)?;
     let allow = |path: &Path, rights: u64| match File::open(path) {
-        Ok(place) => {
-            // Of a file's rights, only those that files have.
-            let rights = if place.metadata()?.is_dir() { rights } else { rights & !access::READ_DIR };
-            rules.allow(place.as_fd(), rights)
+        Ok(file) => {
+            // A file accepts only the rights that apply to files.
+            let rights = if file.metadata()?.is_dir() { rights } else { rights & !access::READ_DIR };
+            rules.allow(file.as_fd(), rights)
         }
-        // What cannot be opened here cannot be opened there.
+        // A file that cannot be opened here cannot be opened by the VMM either.
         Err(_) => Ok(()),
     };
     let parts = around(program);
@@ -69,7 +69,7 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     for path in DEVICES.into_iter().chain(kvm) {
         allow(path.as_ref(), access::READ_FILE | access::WRITE_FILE | access::IOCTL_DEV)?;
     }
-    // A file of the host's memory stands in no directory: the kernel has no rules about it, and says so.
+    // A file in the host's memory is in no directory: the kernel has no rules for it, and reports that.
     let allow_open = |file: &File, rights: u64| match rules.allow(file.as_fd(), rights) {
         Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => Ok(()),
         other => other,
@@ -86,9 +86,9 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     Ok(rules)
 }
 
-/// Where a program that was installed by itself has its parts, and at last the program.
+/// Returns the directories that belong to a program with an installation prefix of its own, followed by the program.
 fn around(program: &Path) -> Vec<PathBuf> {
-    // A plain name is looked for by the C library, which has no list of places from us but its own.
+    // The C library searches for a plain name in its own default directories, since no PATH is passed.
     let places: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
     let mut found = places.iter().filter_map(|place| Path::new(place).join(program).canonicalize().ok());
     let Some(program) = found.next() else { return Vec::new() };
@@ -135,7 +135,7 @@ mod tests {
         let closed =
             ["/proc/version", "/proc/1/cmdline", "/proc/self/environ", "/sys/kernel/uevent_seqnum", "/etc/passwd"];
         let closed = closed.map(|path| format!("( : < {path} ) 2>&- && {{ echo {path}; exit 3; }}"));
-        // What it may not read, it may not start.
+        // A file that it may not read, it may not start either.
         let script = format!("{}; {}; /usr/bin/env 2>&- && exit 4; exit 0", open.join("; "), closed.join("; "));
         let mut command = std::process::Command::new(shell);
         command.args(["-c", &script]).env_clear();

@@ -1,4 +1,4 @@
-//! One live machine, as the contract sees it.
+//! A live VM as a sandbox of the contract.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,106 +14,107 @@ use cofferdam_guest::Record;
 use tokio::sync::Mutex;
 
 use crate::error::VmError;
-use crate::make::{Host, Raw, apart};
+use crate::make::{Host, PendingSandbox, detached};
 use crate::snapshot::VmSnapshot;
 
-/// Time that a guest has to notice that its machine is gone.
-const NOTICE_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the guest connection to notice that its VM is gone.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A sandbox that is a machine. Dropping it ends everything in it.
+/// A sandbox that is a VM. Dropping it kills everything in it.
 pub(crate) struct VmSandbox {
     spec: Spec,
     posture: Posture,
     shared: Arc<Shared>,
 }
 
-/// What goes on with work that nobody waits for any more.
+/// The state that detached operations share.
 struct Shared {
-    raw: Raw,
+    inner: PendingSandbox,
     paused: Mutex<Option<Pause>>,
     closed: AtomicBool,
 }
 
-/// That it is paused.
+/// The state of a paused sandbox.
 struct Pause {
-    /// What it used when it was.
+    /// Its usage when it was paused.
     usage: SandboxUsage,
-    /// Of its guest, where that could be held: it cannot while a file is on its way.
+    /// Its guest's record, if the guest could be quiesced; it cannot be during a file transfer.
     record: Option<Record>,
 }
 
 impl VmSandbox {
-    /// Has one made and measured. Whatever falls short of the spec ends it again.
+    /// Creates and measures a sandbox. Closes it if it falls short of the spec.
     pub(crate) async fn make(host: &Arc<Host>, spec: Spec) -> Result<Self> {
-        let raw = Raw::make(host, &spec).await?;
-        Self::of(raw, spec).await
+        let inner = PendingSandbox::make(host, &spec).await?;
+        Self::of(inner, spec).await
     }
 
-    /// Has one go on from a snapshot, measured anew.
+    /// Restores a snapshot, and measures it again.
     pub(crate) async fn restore(host: &Arc<Host>, spec: Spec, snapshot: &VmSnapshot) -> Result<Self> {
-        let raw = Raw::restore(host, &spec, snapshot).await?;
-        Self::of(raw, spec).await
+        let inner = PendingSandbox::restore(host, &spec, snapshot).await?;
+        Self::of(inner, spec).await
     }
 
     /// Takes the handles of the execs that were running in the snapshot.
     pub(crate) fn attach(&self) -> Vec<ExecHandle> {
-        let guest = &self.shared.raw.guest;
+        let guest = &self.shared.inner.guest;
         guest.adopted().into_iter().filter_map(|exec| guest.attach(exec)).collect()
     }
 
-    /// Holds what was made against its spec.
-    pub(crate) async fn of(raw: Raw, spec: Spec) -> Result<Self> {
-        let posture = raw.judge(&spec).await?;
-        let shared = Shared { raw, paused: Mutex::new(None), closed: AtomicBool::new(false) };
+    /// Verifies the posture of a created sandbox against its spec.
+    pub(crate) async fn of(inner: PendingSandbox, spec: Spec) -> Result<Self> {
+        let posture = inner.verify_posture(&spec).await?;
+        let shared = Shared { inner, paused: Mutex::new(None), closed: AtomicBool::new(false) };
         Ok(Self { spec, posture, shared: Arc::new(shared) })
     }
 
-    fn open(&self, operation: &'static str) -> Result<&Raw> {
+    fn open(&self, operation: &'static str) -> Result<&PendingSandbox> {
         self.shared.open(operation)
     }
 
     pub(crate) async fn take_snapshot(&self, operation: &'static str) -> Result<VmSnapshot> {
         let shared = Arc::clone(&self.shared);
-        let taken = apart(operation, async move { shared.snapshot(operation).await }).await?;
+        let taken = detached(operation, async move { shared.snapshot(operation).await }).await?;
         Ok(taken.of_tenant(self.spec.tenant()))
     }
 }
 
 impl Shared {
-    fn open(&self, operation: &'static str) -> Result<&Raw> {
-        if self.closed.load(Ordering::Acquire) { Err(Error::closed(operation)) } else { Ok(&self.raw) }
+    fn open(&self, operation: &'static str) -> Result<&PendingSandbox> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::closed(operation)) } else { Ok(&self.inner) }
     }
 
-    /// Stops the guest between two words, and the machine.
+    /// Quiesces the guest between two messages, and pauses the VM.
     async fn stop(&self) -> Result<Record> {
-        let record = self.raw.guest.hold().await?.into_record();
-        match self.raw.vm.pause().await {
+        let record = self.inner.guest.hold().await?.into_record();
+        match self.inner.vm.pause().await {
             Ok(()) => Ok(record),
             Err(error) => {
-                // If the machine is dead, so is its guest. The first error is the one to tell.
-                let _ = self.or_end(self.raw.guest.release().await).await;
+                // If the VM is dead, so is its guest. The first error is reported.
+                let _ = self.or_close(self.inner.guest.release().await).await;
                 Err(error.into_error("pause"))
             }
         }
     }
 
-    async fn go_on(&self) -> Result<()> {
-        let gone_on = match self.raw.vm.resume().await {
-            Ok(()) => self.raw.guest.release().await,
+    async fn continue_guest(&self) -> Result<()> {
+        let resumed = match self.inner.vm.resume().await {
+            Ok(()) => self.inner.guest.release().await,
             Err(error) => Err(error.into_error("resume")),
         };
-        self.or_end(gone_on).await
+        self.or_close(resumed).await
     }
 
-    /// Ends everything that did not go on: no limit holds in what stands still, and nobody would ever hear of its execs.
-    async fn or_end(&self, gone_on: Result<()>) -> Result<()> {
-        if gone_on.is_err() {
-            // The machine first: so the guest is told why, rather than that its owner closed it.
-            let _ = self.raw.vm.kill().await;
-            let _ = tokio::time::timeout(NOTICE_LIMIT, self.raw.guest.closed()).await;
-            let _ = self.raw.close().await;
+    /// Closes a sandbox that could not be resumed: no limit is enforced in a stopped VM, and its execs would never
+    /// complete.
+    async fn or_close(&self, resumed: Result<()>) -> Result<()> {
+        if resumed.is_err() {
+            // The VM first: then the guest's error is the end of the VM, rather than a close by its owner.
+            let _ = self.inner.vm.kill().await;
+            let _ = tokio::time::timeout(NOTICE_TIMEOUT, self.inner.guest.closed()).await;
+            let _ = self.inner.close().await;
         }
-        gone_on
+        resumed
     }
 
     async fn pause(&self) -> Result<()> {
@@ -122,14 +123,14 @@ impl Shared {
         if paused.is_some() {
             return Ok(());
         }
-        // Nothing in it changes until it goes on.
-        let usage = self.raw.guest.usage(&self.raw.limits).await?;
+        // Its usage does not change until it is resumed.
+        let usage = self.inner.guest.usage(&self.inner.limits).await?;
         let record = match self.stop().await {
             Ok(record) => Some(record),
             Err(error) if error.kind() == ErrorKind::Conflict => {
-                self.raw.guest.set_paused(true);
-                if let Err(error) = self.raw.vm.pause().await {
-                    self.raw.guest.set_paused(false);
+                self.inner.guest.set_paused(true);
+                if let Err(error) = self.inner.vm.pause().await {
+                    self.inner.guest.set_paused(false);
                     return Err(error.into_error("pause"));
                 }
                 None
@@ -143,14 +144,14 @@ impl Shared {
     async fn resume(&self) -> Result<()> {
         let mut paused = self.paused.lock().await;
         self.open("resume")?;
-        // Whether it goes on or is ended, it is not paused any more.
+        // It is resumed or closed, so it is not paused any more.
         match paused.take() {
             None => Ok(()),
-            Some(Pause { record: Some(_), .. }) => self.go_on().await,
+            Some(Pause { record: Some(_), .. }) => self.continue_guest().await,
             Some(Pause { record: None, .. }) => {
-                let resumed = self.raw.vm.resume().await.map_err(|error| error.into_error("resume"));
-                self.raw.guest.set_paused(false);
-                self.or_end(resumed).await
+                let resumed = self.inner.vm.resume().await.map_err(|error| error.into_error("resume"));
+                self.inner.guest.set_paused(false);
+                self.or_close(resumed).await
             }
         }
     }
@@ -160,18 +161,18 @@ impl Shared {
         self.open(operation)?;
         let failed = |error: VmError| error.into_error(operation);
         match &*paused {
-            Some(Pause { record: Some(record), .. }) => self.raw.capture(record.clone()).await.map_err(failed),
+            Some(Pause { record: Some(record), .. }) => self.inner.capture(record.clone()).await.map_err(failed),
             Some(Pause { record: None, .. }) => {
-                Err(Error::new(ErrorKind::Conflict, operation, "it was paused while a file was on its way")
-                    .with_remedy("resume it, and wait for the file"))
+                Err(Error::new(ErrorKind::Conflict, operation, "the sandbox was paused during a file transfer")
+                    .with_remedy("resume it, and wait for the transfer"))
             }
             None => {
                 let record = self.stop().await?;
-                let captured = self.raw.capture(record).await.map_err(failed);
-                // Whatever became of it, the machine goes on.
-                let gone_on = self.go_on().await;
+                let captured = self.inner.capture(record).await.map_err(failed);
+                // The VM resumes, whether the capture succeeded or not.
+                let resumed = self.continue_guest().await;
                 let captured = captured?;
-                gone_on.map(|()| captured)
+                resumed.map(|()| captured)
             }
         }
     }
@@ -179,14 +180,14 @@ impl Shared {
 
 impl fmt::Debug for VmSandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VmSandbox").field("id", &self.shared.raw.id).finish_non_exhaustive()
+        f.debug_struct("VmSandbox").field("id", &self.shared.inner.id).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
 impl Sandbox for VmSandbox {
     fn id(&self) -> &SandboxId {
-        &self.shared.raw.id
+        &self.shared.inner.id
     }
 
     fn spec(&self) -> &Spec {
@@ -224,30 +225,30 @@ impl Sandbox for VmSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.shared.raw.host, self.spec.clone(), &snapshot).await?))
+        Ok(Arc::new(Self::restore(&self.shared.inner.host, self.spec.clone(), &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        apart("pause", async move { shared.pause().await }).await
+        detached("pause", async move { shared.pause().await }).await
     }
 
     async fn resume(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        apart("resume", async move { shared.resume().await }).await
+        detached("resume", async move { shared.resume().await }).await
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {
-        let raw = self.open("usage")?;
+        let inner = self.open("usage")?;
         let paused = self.shared.paused.lock().await;
         match &*paused {
             Some(Pause { usage, .. }) => Ok(*usage),
-            None => raw.guest.usage(&raw.limits).await,
+            None => inner.guest.usage(&inner.limits).await,
         }
     }
 
     async fn close(&self) -> Result<()> {
         self.shared.closed.store(true, Ordering::Release);
-        self.shared.raw.close().await
+        self.shared.inner.close().await
     }
 }

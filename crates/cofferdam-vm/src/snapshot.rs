@@ -1,11 +1,11 @@
-//! Machines at rest: what a snapshot consists of, and where it may go on.
+//! VM snapshots: their contents, and the conditions for resuming them.
 //!
 //! ```text
 //! VmSnapshot = manifest (JSON) + memory (sparse) + devices (small) + the workspace's disk (sparse), if there is one
 //! ```
 //!
-//! All but the manifest lies in files without names, which are gone with the last snapshot and machine that needs them. The
-//! root file system is none of it: that is an image's, which the manifest names.
+//! All but the manifest is in unnamed files, which are freed with the last snapshot and VM that needs them. The root
+//! file system is not included: it belongs to an image, which the manifest names.
 
 use std::fmt;
 use std::fs::File;
@@ -24,24 +24,24 @@ use crate::plan::Plan;
 use crate::sparse;
 use crate::vmm::{MachineState, Origin};
 
-/// Changes when what is written down means something else.
+/// Version of the format. Incremented when the meaning of a field changes.
 const FORMAT: u32 = 1;
-/// Two measurements of one counter differ by less, in thousandths.
+/// Maximum difference between two measurements of one counter, in thousandths.
 const TICKS_DIFFER: u64 = 10;
 
-/// What has to be known of a snapshot besides its files. Its form as JSON is what travels.
+/// The metadata of a snapshot, besides its files. Its JSON form is stored in archives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotManifest {
     format: u32,
     origin: Origin,
-    /// Names kernel and root file system.
+    /// Key of the image with kernel and root file system.
     image: String,
     plan: Plan,
     access: Access,
     limits: Limits,
     guest: Record,
-    /// The tenant of the sandbox that it was taken of; `None` for a template, which holds no tenant's work.
+    /// Tenant of the original sandbox; `None` for a template, which contains no tenant's work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<TenantId>,
 }
@@ -55,14 +55,14 @@ pub(crate) fn check_format(found: u64) -> Result<()> {
     Err(VmError::BadSnapshot { what })
 }
 
-/// Refuses a guest whose agent nobody here can speak with.
+/// Refuses a guest whose agent speaks another protocol version.
 pub(crate) fn check_agent(found: u64) -> Result<()> {
     if found == u64::from(PROTOCOL) {
         return Ok(());
     }
     let what = format!("its agent speaks version {found} of the protocol, and this program speaks {PROTOCOL}");
     Err(Error::unsupported("restore", what)
-        .with_remedy("restore it with the release that saved it, or save it anew")
+        .with_remedy("restore it with the release that saved it, or save it again")
         .into())
 }
 
@@ -72,7 +72,7 @@ impl SnapshotManifest {
         Self { format: FORMAT, origin, image, plan, access, limits, guest, tenant: None }
     }
 
-    /// Refuses another tenant than the one whose work is in it.
+    /// Refuses a tenant other than the one whose work is in it.
     pub(crate) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
         match &self.tenant {
             Some(owner) if owner != tenant => Err(VmError::OtherTenant { asked: tenant.as_str().to_owned() }),
@@ -80,27 +80,27 @@ impl SnapshotManifest {
         }
     }
 
-    /// What the snapshot depends on: monitor, machine, processor.
+    /// Returns the properties that the snapshot depends on: VMM, VM type, processor.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// The key of the image whose root file system the machine has.
+    /// Returns the key of the image with the VM's root file system.
     pub fn image(&self) -> &str {
         &self.image
     }
 
-    /// All of the machine's memory: the length of its memory's file.
+    /// Returns the size of the VM's memory, which is the length of the memory file.
     pub fn memory(&self) -> ByteSize {
         self.plan.memory
     }
 
-    /// The length of the workspace's disk, if it has one.
+    /// Returns the length of the workspace's disk, if it has one.
     pub fn disk(&self) -> Option<ByteSize> {
         self.plan.shares.disk.map(ByteSize::from_bytes)
     }
 
-    /// The limits of the sandbox that it was taken of.
+    /// Returns the limits of the original sandbox.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -110,17 +110,18 @@ impl SnapshotManifest {
         self.limits = limits;
     }
 
-    /// What ran in it, and goes on in what is made from it.
+    /// Returns the execs that ran in it, and resume in its copies.
     pub fn running(&self) -> Vec<ExecId> {
         self.guest.running()
     }
 
-    /// A spec that it can go on with, with this root: nothing of it is what whoever took it allowed himself.
+    /// Returns a spec that can restore it with this root. The spec contains none of the permissions of the original
+    /// spec.
     pub fn spec(&self, root: RootFs) -> SpecBuilder {
         Spec::builder().limits(self.limits.clone()).root(root).workspace(Workspace::Private { access: self.access })
     }
 
-    /// Refuses one whose fields mean something else than they say here, and one whose agent nobody here can speak with.
+    /// Refuses a snapshot of another format, or with an agent of another protocol version.
     pub(crate) fn check_versions(&self) -> Result<()> {
         check_format(self.format.into())?;
         check_agent(self.guest.version().into())
@@ -130,16 +131,16 @@ impl SnapshotManifest {
         &self.guest
     }
 
-    /// Refuses another place than where it can go on.
+    /// Refuses a host or VMM on which the snapshot cannot resume.
     pub(crate) fn check_origin(&self, here: &Origin) -> Result<()> {
         let found = &self.origin;
         let Origin { monitor, version, machine, accelerator, processor, host, ticks_per_millisecond } = here;
         let none = || "none".to_owned();
         let pairs = [
-            ("the monitor", found.monitor.clone(), monitor.clone()),
-            // Within a series, machines stay what they are.
+            ("the VMM", found.monitor.clone(), monitor.clone()),
+            // VMs are compatible within a release series.
             ("version", series(&found.version), series(version)),
-            ("a machine", found.machine.clone(), machine.clone()),
+            ("the VM type", found.machine.clone(), machine.clone()),
             ("the accelerator", found.accelerator.as_str().to_owned(), accelerator.as_str().to_owned()),
             ("the processor", found.processor.clone(), processor.clone()),
             ("the host's processor", found.host.clone().unwrap_or_else(none), host.clone().unwrap_or_else(none)),
@@ -159,7 +160,7 @@ impl SnapshotManifest {
         }
     }
 
-    /// Refuses a spec that asks for anything else in what is fixed in it.
+    /// Refuses a spec that differs in a property that is fixed in the snapshot.
     pub(crate) fn check_spec(&self, plan: &Plan, spec: &Spec) -> Result<()> {
         let access = spec.workspace().access();
         if access != self.access {
@@ -173,36 +174,36 @@ impl SnapshotManifest {
     }
 }
 
-/// Version without what only repairs it.
+/// Returns a version without its patch level.
 fn series(version: &str) -> String {
     version.split('.').take(2).collect::<Vec<_>>().join(".")
 }
 
-/// What belongs to all clones of a snapshot together.
+/// The state that all clones of a snapshot share.
 pub(crate) struct Frozen {
     pub manifest: SnapshotManifest,
     pub state: MachineState,
     pub disk: Option<File>,
-    /// The root file system that it had, where it did not travel.
+    /// The VM's root file system; `None` if it was read from an archive.
     pub root: Option<(RootFs, Arc<File>)>,
-    /// What was measured in the machine by this process; nothing of one that travelled is believed.
+    /// The measurements of this process inside the VM. Those from an archive are not trusted.
     evidence: Option<Evidence>,
-    /// What the archive ends with that it was read from.
+    /// The digest at the end of the archive that it was read from.
     digest: Option<String>,
-    /// What it takes of the memory that snapshots may take.
+    /// Its reservation of the memory for snapshots.
     lease: Mutex<Lease>,
 }
 
-/// A machine at rest. Cheap to clone; any number of sandboxes can be made from it.
+/// A snapshot of a VM. Cheap to clone; any number of sandboxes can be created from it.
 #[derive(Clone)]
 pub struct VmSnapshot(Arc<Frozen>);
 
-/// Bytes that a snapshot takes, without holes.
+/// Allocated bytes of a snapshot, without holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotSizes {
-    /// Of the host's memory: what the machine's memory held.
+    /// Of the host's memory: the VM's memory.
     pub memory: u64,
-    /// Of the host's memory: devices.
+    /// Of the host's memory: device state.
     pub devices: u64,
     /// Of the directory for disks.
     pub disk: u64,
@@ -216,20 +217,20 @@ impl VmSnapshot {
         root: Option<(RootFs, Arc<File>)>,
         lease: Lease,
     ) -> Result<Self> {
-        let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", "a snapshot"));
+        let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("inspect", "a snapshot"));
         let bad = |what: &str| Err(VmError::BadSnapshot { what: what.to_owned() });
         manifest.check_versions()?;
         if length(state.memory())? != manifest.plan.memory.as_bytes() {
-            return bad("its memory is not as large as its manifest says");
+            return bad("the size of its memory differs from its manifest");
         }
         if disk.as_ref().map(length).transpose()? != manifest.plan.shares.disk {
-            return bad("its disk is not as large as its manifest says");
+            return bad("the size of its disk differs from its manifest");
         }
         let (evidence, digest, lease) = (None, None, Mutex::new(lease));
         Ok(Self(Arc::new(Frozen { manifest, state, disk, root, evidence, digest, lease })))
     }
 
-    /// With what was measured in its machine, by whoever took it right now.
+    /// Sets the measurements inside its VM, when the snapshot is taken.
     pub(crate) fn measured(mut self, evidence: Evidence) -> Self {
         if let Some(frozen) = Arc::get_mut(&mut self.0) {
             frozen.evidence = Some(evidence);
@@ -237,7 +238,7 @@ impl VmSnapshot {
         self
     }
 
-    /// With the tenant whose work is in it.
+    /// Sets the tenant whose work is in it.
     pub(crate) fn of_tenant(mut self, tenant: &TenantId) -> Self {
         if let Some(frozen) = Arc::get_mut(&mut self.0) {
             frozen.manifest.tenant = Some(tenant.clone());
@@ -245,7 +246,7 @@ impl VmSnapshot {
         self
     }
 
-    /// With the SHA-256 that the archive ends with which it was read from.
+    /// Sets the SHA-256 at the end of the archive that it was read from.
     pub(crate) fn read_from(mut self, digest: String) -> Self {
         if let Some(frozen) = Arc::get_mut(&mut self.0) {
             frozen.digest = Some(digest);
@@ -253,46 +254,46 @@ impl VmSnapshot {
         self
     }
 
-    /// The SHA-256 that its archive ends with; `None` where it was read from none.
+    /// Returns the SHA-256 at the end of its archive; `None` if it was not read from an archive.
     pub fn digest(&self) -> Option<&str> {
         self.0.digest.as_deref()
     }
 
-    /// What was measured in its machine.
+    /// Returns the measurements inside its VM.
     pub(crate) fn evidence(&self) -> Option<&Evidence> {
         self.0.evidence.as_ref()
     }
 
-    /// Counts all of its memory: machines that are made from it fill its holes by no more than reading them, and what they
-    /// filled stays when they end. A fork's snapshot is nobody's but its one machine's, ends with it, and is filled at the
-    /// cost of that machine's own bounds: it needs none of this.
+    /// Reserves all of its memory. VMs that are restored from it fill its holes by merely reading them, and the pages
+    /// stay when the VMs end. A fork's snapshot does not need this: it belongs to one VM, ends with it, and its pages
+    /// are charged to that VM's own limits.
     pub(crate) fn lease_all(&self) -> Result<()> {
-        let devices = sparse::allocated(self.state().devices()).map_err(io("look at", "a snapshot"))?;
+        let devices = sparse::allocated(self.state().devices()).map_err(io("inspect", "a snapshot"))?;
         let all = self.manifest().memory().as_bytes().saturating_add(devices);
         self.0.lease.lock().unwrap_or_else(PoisonError::into_inner).grow(all)
     }
 
-    /// What a snapshot of this backend holds.
+    /// Returns the VM snapshot in a snapshot of the contract, if it is one of this backend.
     pub fn of(snapshot: &Snapshot) -> Option<&Self> {
         (snapshot.backend() == NAME).then(|| snapshot.payload())?
     }
 
-    /// What has to be known of it besides its files.
+    /// Returns its metadata.
     pub fn manifest(&self) -> &SnapshotManifest {
         &self.0.manifest
     }
 
-    /// A spec that it can go on with; whoever wants another one changes what may differ.
+    /// Returns a spec that can restore it. The caller may change the properties that are not fixed.
     pub fn spec(&self) -> SpecBuilder {
         self.manifest().spec(self.root().map_or(RootFs::Default, |(root, _)| root.clone()))
     }
 
-    /// The machine's memory and devices.
+    /// Returns the VM's memory and devices.
     pub fn state(&self) -> &MachineState {
         &self.0.state
     }
 
-    /// The disk with the workspace, where that is not in memory. It must not be written to.
+    /// Returns the workspace's disk, if the workspace is not in memory. It must not be written to.
     pub fn disk(&self) -> Option<&File> {
         self.0.disk.as_ref()
     }
@@ -301,13 +302,13 @@ impl VmSnapshot {
         self.0.root.as_ref()
     }
 
-    /// What it takes.
+    /// Returns the bytes that it takes.
     ///
     /// # Errors
     ///
-    /// [`VmError::Io`] where its files do not say.
+    /// [`VmError::Io`] if a file cannot be inspected.
     pub fn sizes(&self) -> Result<SnapshotSizes> {
-        let of = |file: &File| sparse::allocated(file).map_err(io("look at", "a snapshot"));
+        let of = |file: &File| sparse::allocated(file).map_err(io("inspect", "a snapshot"));
         let disk = self.disk().map_or(Ok(0), of)?;
         Ok(SnapshotSizes { memory: of(self.state().memory())?, devices: of(self.state().devices())?, disk })
     }
@@ -373,7 +374,7 @@ mod tests {
         manifest.check_origin(&Origin { version: "7.2.99".to_owned(), ..origin() }).unwrap();
         manifest.check_origin(&Origin { ticks_per_millisecond: Some(2_610_000), ..origin() }).unwrap();
         for (here, says) in [
-            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "monitor qemu"),
+            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "VMM qemu"),
             (Origin { version: "8.0.0".to_owned(), ..origin() }, "version 7.2"),
             (Origin { machine: "q35 x86_64".to_owned(), ..origin() }, "microvm"),
             (Origin { accelerator: Accelerator::Kvm, ..origin() }, "tcg"),
@@ -438,7 +439,7 @@ mod tests {
         };
         let memory = manifest.memory().as_bytes();
         let travelled = of(&manifest, memory, None).unwrap();
-        assert!(travelled.evidence().is_none(), "somebody else measured it, if anybody");
+        assert!(travelled.evidence().is_none(), "measurements from elsewhere are not trusted");
         assert_eq!(travelled.measured(Evidence::default()).evidence(), Some(&Evidence::default()));
         assert!(of(&manifest, memory - 4096, None).is_err());
         assert!(of(&manifest, memory, Some(sparse::blank(9).unwrap())).is_err());

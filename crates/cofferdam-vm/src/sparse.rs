@@ -1,8 +1,8 @@
-//! Files with holes, and copies of them that have the same ones.
+//! Sparse files, and copies of them that keep their holes.
 //!
-//! Memory lies in files of the kernel's memory, which can be sealed: whoever may open such a file, a monitor that was taken
-//! over among them, can map and read it, and nobody can change it. Disks lie in files without names in a directory of the
-//! owner's; where the file system shares blocks between files, a copy of one is made by that.
+//! Memory is stored in memfds, which can be sealed: a process that may open such a file, such as a compromised VMM, can
+//! map and read it, and cannot change it. Disks are unnamed files in a directory of the owner; where the file system
+//! supports reflinks, a copy shares blocks.
 
 use std::fs::{DirBuilder, File};
 use std::io::{Error, ErrorKind, Result};
@@ -15,32 +15,33 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// The bytes of a page.
+/// Size of a page.
 pub(crate) const PAGE: usize = 4096;
 const PIECE: usize = 64 * PAGE;
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// A file of the kernel's memory that is one hole.
+/// Creates a memfd that is one hole.
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The system's error.
 pub fn blank(length: u64) -> Result<File> {
     let file = File::from(memfd_create("cofferdam", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(length)?;
     Ok(file)
 }
 
-/// How often sealing is tried while the kernel holds pages of the file. It waits about 150 ms each time by itself.
+/// Maximum attempts to seal a file while the kernel holds pages of it. The kernel itself waits about 150 ms in each
+/// attempt.
 const MAX_SEAL_ATTEMPTS: usize = 20;
 
 /// Seals a file of [`blank`] against every change. Idempotent.
 ///
-/// The kernel refuses that while it holds a page for a moment itself, as for reclaim or migration.
+/// The kernel refuses to seal while it holds a page briefly itself, as for reclaim or migration.
 ///
 /// # Errors
 ///
-/// What the system says, such as for a file of another kind, or one that is mapped so that it can be written to.
+/// The system's error, such as for another kind of file, or one that is mapped writable.
 pub fn seal(file: &File) -> Result<()> {
     let all = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     if fcntl_get_seals(file)?.contains(all) {
@@ -55,16 +56,16 @@ pub fn seal(file: &File) -> Result<()> {
     Ok(fcntl_add_seals(file, all)?)
 }
 
-/// Bytes that a file takes, without its holes.
+/// Returns the allocated bytes of a file, without its holes.
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The system's error.
 pub fn allocated(file: &File) -> Result<u64> {
     Ok(file.metadata()?.blocks() * 512)
 }
 
-/// Where a file has no holes, at and after a place.
+/// Returns the next range of data at or after an offset.
 fn next_data(file: &File, at: u64) -> Result<Option<Range<u64>>> {
     let begin = match seek(file, SeekFrom::Data(at)) {
         Ok(begin) => begin,
@@ -74,15 +75,15 @@ fn next_data(file: &File, at: u64) -> Result<Option<Range<u64>>> {
     Ok(Some(begin..seek(file, SeekFrom::Hole(begin))?))
 }
 
-/// What was written so far, and how much that may come to.
+/// A limit on the bytes that may still be written.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct Quota {
     left: u64,
 }
 
-impl Room {
-    pub(crate) fn new(most: u64) -> Self {
-        Self { left: most }
+impl Quota {
+    pub(crate) fn new(max: u64) -> Self {
+        Self { left: max }
     }
 
     fn take(&mut self, bytes: usize) -> Result<()> {
@@ -94,61 +95,61 @@ impl Room {
     }
 }
 
-/// Writes some pages to a place, but those of zeros, which must be holes there.
-pub(crate) fn write_pages(into: &File, pages: &[u8], at: u64, room: &mut Room) -> Result<()> {
+/// Writes pages at an offset, except pages of zeros, which must be holes there.
+pub(crate) fn write_pages(into: &File, pages: &[u8], at: u64, quota: &mut Quota) -> Result<()> {
     let is_zero = |page: &[u8]| page == &ZEROS[..page.len()];
-    // Where the run of pages begins that are to be written.
+    // The start of the current run of pages to write.
     let mut begin = None;
-    for place in (0..=pages.len()).step_by(PAGE).chain((!pages.len().is_multiple_of(PAGE)).then_some(pages.len())) {
-        let page = &pages[place..pages.len().min(place + PAGE)];
+    for offset in (0..=pages.len()).step_by(PAGE).chain((!pages.len().is_multiple_of(PAGE)).then_some(pages.len())) {
+        let page = &pages[offset..pages.len().min(offset + PAGE)];
         match begin {
             Some(first) if is_zero(page) => {
-                room.take(place - first)?;
-                into.write_all_at(&pages[first..place], at + first as u64)?;
+                quota.take(offset - first)?;
+                into.write_all_at(&pages[first..offset], at + first as u64)?;
                 begin = None;
             }
-            None if !is_zero(page) => begin = Some(place),
+            None if !is_zero(page) => begin = Some(offset),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// Copies a part of a file to the same place of another, which is a hole there. Holes and pages of zeros stay holes.
-pub(crate) fn copy_part(from: &File, into: &File, part: Range<u64>, room: &mut Room) -> Result<()> {
+/// Copies a part of a file to the same offset of another, which is a hole there. Holes and pages of zeros stay holes.
+pub(crate) fn copy_part(from: &File, into: &File, part: Range<u64>, quota: &mut Quota) -> Result<()> {
     let mut piece = vec![0; PIECE];
     let mut at = part.start;
     while at < part.end {
         let Some(data) = next_data(from, at)? else { return Ok(()) };
-        let (mut place, end) = (data.start.max(at), data.end.min(part.end));
-        while place < end {
-            let length = usize::try_from(end - place).map_or(PIECE, |left| left.min(PIECE));
-            from.read_exact_at(&mut piece[..length], place)?;
-            write_pages(into, &piece[..length], place, room)?;
-            place += length as u64;
+        let (mut offset, end) = (data.start.max(at), data.end.min(part.end));
+        while offset < end {
+            let length = usize::try_from(end - offset).map_or(PIECE, |left| left.min(PIECE));
+            from.read_exact_at(&mut piece[..length], offset)?;
+            write_pages(into, &piece[..length], offset, quota)?;
+            offset += length as u64;
         }
         at = data.end.max(at + 1);
     }
     Ok(())
 }
 
-/// A copy of some memory: a file of [`blank`] of at most so many bytes besides holes.
+/// Copies memory into a new file of [`blank`], with a maximum of allocated bytes.
 ///
 /// # Errors
 ///
-/// What the system says; `QuotaExceeded` for more.
-pub fn copy_memory(from: &File, most: u64) -> Result<File> {
+/// The system's error; `QuotaExceeded` above the maximum.
+pub fn copy_memory(from: &File, max: u64) -> Result<File> {
     let length = from.metadata()?.len();
     let into = blank(length)?;
-    copy_part(from, &into, 0..length, &mut Room::new(most))?;
+    copy_part(from, &into, 0..length, &mut Quota::new(max))?;
     Ok(into)
 }
 
-/// A copy of a disk: a file without a name in `directory`, which is made if it is missing.
+/// Copies a disk into an unnamed file in `directory`, which is created if it is missing.
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The system's error.
 pub fn copy_disk(from: &File, directory: &Path) -> Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let into = tempfile::tempfile_in(directory)?;
@@ -165,17 +166,17 @@ pub fn copy_disk(from: &File, directory: &Path) -> Result<File> {
     Ok(into)
 }
 
-/// Has the kernel copy, where it can, and copies by hand elsewhere.
+/// Copies a range in the kernel if possible, else through a buffer.
 fn copy_range(from: &File, into: &File, part: Range<u64>) -> Result<()> {
     let Range { mut start, end } = part;
     while start < end {
         let left = usize::try_from(end - start).unwrap_or(usize::MAX);
         let (mut read, mut written) = (start, start);
         match rustix::fs::copy_file_range(from, Some(&mut read), into, Some(&mut written), left) {
-            Ok(0) => return Err(Error::new(ErrorKind::UnexpectedEof, "the disk became shorter")),
+            Ok(0) => return Err(Error::new(ErrorKind::UnexpectedEof, "the disk was truncated while it was copied")),
             Ok(count) => start += count as u64,
             Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::PERM) => {
-                return copy_part(from, into, start..end, &mut Room::new(u64::MAX));
+                return copy_part(from, into, start..end, &mut Quota::new(u64::MAX));
             }
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -209,7 +210,7 @@ mod tests {
         let from = blank(0).unwrap();
         sample(&from);
         let into = blank(1 << 22).unwrap();
-        copy_part(&from, &into, 0..1 << 22, &mut Room::new(u64::MAX)).unwrap();
+        copy_part(&from, &into, 0..1 << 22, &mut Quota::new(u64::MAX)).unwrap();
         assert!(whole(&from) == whole(&into));
         assert_eq!(allocated(&into).unwrap(), 4 * PAGE as u64);
         let place = tempfile::tempdir().unwrap();
@@ -228,7 +229,7 @@ mod tests {
         sample(&from);
         let into = blank(1 << 22).unwrap();
         let page = PAGE as u64;
-        copy_part(&from, &into, 4 * page..500 * page, &mut Room::new(u64::MAX)).unwrap();
+        copy_part(&from, &into, 4 * page..500 * page, &mut Quota::new(u64::MAX)).unwrap();
         let (from, into) = (whole(&from), whole(&into));
         assert!(from[4 * PAGE..500 * PAGE] == into[4 * PAGE..500 * PAGE]);
         assert!(into[..4 * PAGE].iter().chain(&into[500 * PAGE..]).all(|byte| *byte == 0));
@@ -239,9 +240,9 @@ mod tests {
         let from = blank(0).unwrap();
         sample(&from);
         let into = blank(1 << 22).unwrap();
-        for (most, fits) in [(4, true), (3, false)] {
-            let copied = copy_part(&from, &into, 0..1 << 22, &mut Room::new(most * PAGE as u64));
-            assert_eq!(copied.is_ok(), fits, "{most}: {copied:?}");
+        for (max, fits) in [(4, true), (3, false)] {
+            let copied = copy_part(&from, &into, 0..1 << 22, &mut Quota::new(max * PAGE as u64));
+            assert_eq!(copied.is_ok(), fits, "{max}: {copied:?}");
         }
     }
 

@@ -1,13 +1,13 @@
-//! What every monitor of virtual machines offers, whichever it is.
+//! The traits of virtual machine monitors (VMMs) and their VMs.
 //!
 //! ```text
 //! Machine --Vmm::start--> running --pause--> paused --resume--> running
-//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, any number of times
+//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, repeatable
 //!                            '--- kill, drop, guest's end ---> ended, with a reason; nothing left
 //! ```
 //!
-//! A monitor knows nothing of sandboxes. It makes the machine that is described, connects one port of it with a pair of
-//! byte streams, and says when it ended.
+//! A VMM knows nothing of sandboxes. It runs the VM that is described, connects one port of it with a pair of byte
+//! streams, and reports its end.
 
 use std::fmt;
 use std::fs::File;
@@ -23,19 +23,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::error::{Result, io};
 use crate::sparse;
 
-/// What runs the instructions of a machine.
+/// The execution mode of a VM's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
-    /// A translator in software: works everywhere, many times slower.
+    /// Emulation in software: works everywhere, many times slower.
     #[default]
     Tcg,
-    /// The processor itself, by the host's kernel.
+    /// Hardware virtualisation through the host's kernel.
     Kvm,
 }
 
 impl Accelerator {
-    /// The word used in options and messages.
+    /// Returns the name in options and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcg => "tcg",
@@ -44,62 +44,62 @@ impl Accelerator {
     }
 }
 
-/// Which monitor makes machines.
+/// The choice of the VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Driver {
-    /// Firecracker where it is there and hardware virtualisation was tried with it and works, else QEMU.
+    /// Firecracker if it is installed and works with hardware virtualisation, else QEMU.
     #[default]
     Auto,
-    /// QEMU, whatever else the host has.
+    /// QEMU, regardless of the host.
     Qemu,
-    /// Firecracker, or no machine.
+    /// Firecracker, or an error.
     Firecracker,
 }
 
-/// How [`Accelerator`] is chosen.
+/// The choice of the [`Accelerator`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acceleration {
-    /// The processor where that was tried and works, else the translator.
+    /// KVM if it works on this host, else TCG.
     #[default]
     Auto,
-    /// The translator, whatever the host offers.
+    /// TCG, regardless of the host.
     Tcg,
-    /// The processor, or no machine.
+    /// KVM, or an error.
     Kvm,
 }
 
-/// Where the bytes of a disk are.
+/// The location of a disk's bytes.
 #[derive(Debug)]
 pub enum Contents {
-    /// In a file that others use, too, and that nobody changes.
+    /// A file that other VMs use as well, and that does not change.
     Shared(PathBuf),
-    /// In a file of the machine's own, which needs no name and is gone with its last descriptor.
+    /// A file of this VM, which needs no name and is freed with its last descriptor.
     Own(File),
 }
 
-/// A disk of a machine.
+/// A disk of a VM.
 #[derive(Debug)]
 pub struct Disk {
-    /// Its serial number, where the monitor gives disks any: lower-case letters, digits and `-`, at most 20.
+    /// Its serial number, if the VMM supports these: lower-case letters, digits and `-`, at most 20.
     pub name: &'static str,
     /// Its bytes.
     pub contents: Contents,
-    /// Whether the machine can write to it.
+    /// The VM's access to it.
     pub access: Access,
 }
 
-/// A machine to be made.
+/// A description of a VM to start.
 #[derive(Debug)]
 pub struct Machine {
     /// The kernel.
     pub kernel: PathBuf,
-    /// What the kernel finds before it has a disk.
+    /// The kernel's initial file system.
     pub initramfs: PathBuf,
-    /// Words for the kernel's command line, besides those of [`Vmm::kernel_words`].
+    /// Arguments for the kernel, besides those of [`Vmm::kernel_words`].
     pub command_line: String,
-    /// All of its memory.
+    /// Its memory size.
     pub memory: ByteSize,
-    /// Its processors.
+    /// Its number of processors.
     pub processors: u32,
     /// Its disks, in order.
     pub disks: Vec<Disk>,
@@ -108,19 +108,19 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What it is made of, and what runs in it first: kernel, initramfs, command line.
+    /// Splits it into the hardware and the boot files: kernel, initramfs, command line.
     pub fn into_parts(self) -> (Hardware, Boot) {
         let Self { kernel, initramfs, command_line, memory, processors, disks, port } = self;
         (Hardware { memory, processors, disks, port }, Boot { kernel, initramfs, command_line })
     }
 }
 
-/// What a machine is made of, whatever runs in it: what has to be the same where a state is to go on.
+/// The hardware of a VM, which must be the same where its state is restored.
 #[derive(Debug)]
 pub struct Hardware {
-    /// All of its memory.
+    /// Its memory size.
     pub memory: ByteSize,
-    /// Its processors.
+    /// Its number of processors.
     pub processors: u32,
     /// Its disks, in order.
     pub disks: Vec<Disk>,
@@ -128,19 +128,19 @@ pub struct Hardware {
     pub port: &'static str,
 }
 
-/// What runs first in a machine.
+/// The boot files of a VM.
 #[derive(Debug)]
 pub struct Boot {
     /// The kernel.
     pub kernel: PathBuf,
-    /// What the kernel finds before it has a disk.
+    /// The kernel's initial file system.
     pub initramfs: PathBuf,
-    /// Words for the kernel's command line, besides those of [`Vmm::kernel_words`].
+    /// Arguments for the kernel, besides those of [`Vmm::kernel_words`].
     pub command_line: String,
 }
 
-/// All of a machine that stood still, but its disks. Cheap to clone. It lies in files without names, which are gone with the
-/// last clone and the last machine that came from it.
+/// The complete state of a paused VM, except its disks. Cheap to clone. It is in unnamed files, which are freed with
+/// the last clone and the last VM that was restored from it.
 #[derive(Debug, Clone)]
 pub struct MachineState {
     memory: Arc<File>,
@@ -148,70 +148,70 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// Of files of `sparse::blank`, which nobody can change from here on.
+    /// Creates it from files of `sparse::blank`, which it seals against changes.
     ///
     /// # Errors
     ///
-    /// [`VmError::Io`](crate::VmError) for files that can still be changed, such as those with names.
+    /// [`VmError::Io`](crate::VmError) if a file cannot be sealed, such as a named file.
     pub fn new(memory: File, devices: File) -> Result<Self> {
-        sparse::seal(&memory).map_err(io("close", "the memory of a machine"))?;
-        sparse::seal(&devices).map_err(io("close", "the state of a machine"))?;
+        sparse::seal(&memory).map_err(io("seal", "the memory of a VM"))?;
+        sparse::seal(&devices).map_err(io("seal", "the state of a VM"))?;
         Ok(Self { memory: Arc::new(memory), devices: Arc::new(devices) })
     }
 
-    /// The machine's memory from its first byte to its last. Pages of zeros are holes.
+    /// Returns the VM's memory from its first byte to its last. Pages of zeros are holes.
     pub fn memory(&self) -> &File {
         &self.memory
     }
 
-    /// What the monitor wrote down of everything else, in its own form. Small.
+    /// Returns the VMM's serialized device state, in a format of its own. Small.
     pub fn devices(&self) -> &File {
         &self.devices
     }
 
-    /// What it takes of the host's memory, without holes.
+    /// Returns the host memory that it takes, without holes.
     pub(crate) fn allocated(&self) -> Result<u64> {
-        let of = |file: &File| sparse::allocated(file).map_err(io("look at", "a snapshot"));
+        let of = |file: &File| sparse::allocated(file).map_err(io("inspect", "a snapshot"));
         Ok(of(&self.memory)?.saturating_add(of(&self.devices)?))
     }
 }
 
-/// What a state depends on besides the machine's parts: who made it, and for which processors.
+/// The properties that a state depends on, besides the hardware: its VMM and its processor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// The monitor's name.
+    /// The VMM's name.
     pub monitor: String,
     /// Its version.
     pub version: String,
-    /// The kind of machine, by the monitor's name for it, and the kind of processor that it is made of.
+    /// The VMM's name for the VM type, and the processor architecture.
     pub machine: String,
-    /// What runs its instructions.
+    /// The accelerator.
     pub accelerator: Accelerator,
-    /// The processor that it has, by the monitor's name for it.
+    /// The VMM's name for the CPU model.
     pub processor: String,
-    /// The host's processor, where the machine's instructions run on that.
+    /// The host's processor, if the VM's instructions run on it directly.
     pub host: Option<String>,
-    /// Thousands of ticks a second of the counter that its kernel was told of, where that is the host's.
+    /// Frequency in kHz of the time-stamp counter that the kernel was configured with, if that is the host's.
     pub ticks_per_millisecond: Option<u64>,
 }
 
-/// How a machine ended.
+/// The end of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
-    /// As a clause, such as "its kernel restarted".
+    /// The reason as a clause, such as "its kernel restarted".
     pub why: String,
-    /// Whether it ended as machines do whose first process has ended, rather than by somebody outside.
+    /// True if it ended as a VM does whose first process has ended, rather than by an action from outside.
     pub by_itself: bool,
 }
 
-/// A machine that was started, and the streams to the port in it.
+/// A started VM, and the streams to its port.
 pub struct Started {
-    /// The machine.
+    /// The VM.
     pub vm: Box<dyn Vm>,
-    /// What is written to the port inside.
+    /// Bytes that the guest writes to the port.
     pub reader: Pin<Box<dyn AsyncRead + Send>>,
-    /// What is read from the port inside. When it is dropped, the port inside is at its end.
+    /// Bytes that the guest reads from the port. Dropping it closes the port inside.
     pub writer: Pin<Box<dyn AsyncWrite + Send>>,
 }
 
@@ -221,106 +221,105 @@ impl fmt::Debug for Started {
     }
 }
 
-/// A monitor that makes machines.
+/// A virtual machine monitor.
 #[async_trait]
 pub trait Vmm: fmt::Debug + Send + Sync {
-    /// Its name, for people.
+    /// Returns its name, for display.
     fn name(&self) -> &'static str;
 
-    /// What runs the instructions of its machines, and why, as far as that was settled. A clause for people.
+    /// Returns the accelerator of its VMs and the reason for it, once it is chosen. A clause for display.
     fn runs_with(&self) -> String;
 
-    /// Words that kernels need on their command line to run under it, with a console.
+    /// Returns the kernel arguments that are required under this VMM, with a console.
     fn kernel_words(&self) -> String;
 
-    /// What the kernel's first program knows a disk by: `serial:NAME`, or the kernel's own name for it.
+    /// Returns the name of a disk for the VM's init: `serial:NAME`, or the kernel's name for it.
     fn disk_word(&self, disk: &Disk, place: usize) -> String;
 
-    /// What the kernel's first program knows a machine's port by: its name, or `vsock:NUMBER`.
+    /// Returns the name of a port for the VM's init: its name, or `vsock:NUMBER`.
     fn port_word(&self, port: &str) -> String;
 
-    /// Settles what depends on the host, with a machine of which all is known but its command line. To be awaited before the
-    /// words above are asked for.
+    /// Makes all choices that depend on the host, for a VM that is complete but for its command line. Must be awaited
+    /// before the names above are requested.
     ///
     /// # Behavior
-    /// - Fails where no machine can be made as it was asked for, with what to do about it.
+    /// - Fails if no such VM can be started, with the remedy.
     async fn settle(&self, machine: &Machine) -> Result<()>;
 
-    /// Which version it is.
+    /// Returns its version.
     ///
     /// # Behavior
-    /// - Fails with [`VmError::MissingTool`](crate::VmError) when it is not there, with `OldTool` when it is too old.
-    /// - Starts no machine.
+    /// - Fails with [`VmError::MissingTool`](crate::VmError) if it is not installed, with `OldTool` if it is too old.
+    /// - Starts no VM.
     async fn version(&self) -> Result<String>;
 
-    /// Starts a machine. Needs a tokio runtime with time and IO.
+    /// Starts a VM. Needs a tokio runtime with time and IO.
     ///
     /// # Behavior
-    /// - Returns as soon as the machine runs; nobody in it has said anything yet.
-    /// - The machine ends with this process, however that ends.
-    /// - The monitor can reach nothing of the host but what the machine is described with.
+    /// - Returns as soon as the VM runs; the guest has not sent anything yet.
+    /// - The VM ends with this process, however that ends.
+    /// - The VMM has access only to those resources of the host that the VM is described with.
     async fn start(&self, machine: Machine) -> Result<Started>;
 
-    /// What states depend on that it takes now, and that it can go on from.
+    /// Returns the properties of the states that it saves now, and can restore.
     ///
     /// # Behavior
     /// - Fails as [`Self::version`].
     async fn origin(&self) -> Result<Origin>;
 
-    /// Makes a machine that goes on where another one stood when its state was taken. Needs a tokio runtime with time and
-    /// IO.
+    /// Restores a VM from a state. Needs a tokio runtime with time and IO.
     ///
     /// # Behavior
-    /// - `hardware` must be what that machine had, with disks whose contents are those of that moment. Whether the
-    ///   [`Origin`] is right has been looked at before.
-    /// - Returns when all is there that the monitor needs. The machine is paused until [`Vm::resume`].
-    /// - Memory is mapped from the state when it is first touched, and copied when it is first changed: many machines share
-    ///   one state, none changes it, and none sees what another one does.
-    /// - A state that the monitor does not understand is an error with its reason; nothing is left then.
-    /// - What is said of [`Self::start`] about the monitor's end and its walls holds.
+    /// - `hardware` must equal that of the saved VM, with disks whose contents are those of the state. The caller has
+    ///   checked the [`Origin`] before.
+    /// - Returns when the VMM has everything that it needs. The VM is paused until [`Vm::resume`].
+    /// - Memory is mapped from the state on the first access, and copied on the first write: many VMs share one state,
+    ///   none changes it, and none sees the writes of another.
+    /// - An invalid state is an error with its reason; nothing is left then.
+    /// - The VMM's end and isolation are as in [`Self::start`].
     async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started>;
 }
 
-/// A running machine. Dropping it ends it.
+/// A running VM. Dropping it kills it.
 #[async_trait]
 pub trait Vm: fmt::Debug + Send + Sync {
-    /// Stops its processors. Nothing in it happens until [`Self::resume`]. Idempotent.
+    /// Stops its processors. Nothing in it changes until [`Self::resume`]. Idempotent.
     async fn pause(&self) -> Result<()>;
 
-    /// Lets its processors go on. Idempotent.
+    /// Continues its processors. Idempotent.
     async fn resume(&self) -> Result<()>;
 
-    /// Writes down all of it but its disks. It must be paused, and nobody may write to its port meanwhile.
+    /// Saves its state, except its disks. It must be paused, and its port must not be written to meanwhile.
     ///
     /// # Behavior
-    /// - It is paused before and after, whatever comes of it, and can go on or be written down again.
-    /// - Fails on a machine that is not paused.
-    /// - What is written down of a machine that was restored is as good as of one that was booted.
-    /// - Disks are flushed when it is paused: a copy of them that is made before it goes on belongs to the state.
-    /// - No part of memory that was never written to takes room. More than `most` bytes of memory in use is an error.
-    /// - Monitor and machine may be hostile: what they say is bounded in size and time.
+    /// - It is paused before and after, even if saving fails, and can be resumed or saved again.
+    /// - Fails if the VM is not paused.
+    /// - The state of a restored VM is as complete as that of a booted VM.
+    /// - Disks are flushed by the pause: a copy of them from before the resume belongs to the state.
+    /// - Memory that was never written to takes no space. More than `most` bytes of memory in use is an error.
+    /// - VMM and VM may be hostile: their answers are bounded in size and time.
     async fn snapshot(&self, most: ByteSize) -> Result<MachineState>;
 
-    /// Waits until it has ended, and says how.
+    /// Waits until it has ended, and returns the reason.
     async fn ended(&self) -> Ended;
 
-    /// How it ended, if it has. Cheap: it asks nobody.
+    /// Returns the reason for its end, if it has ended. Cheap: it makes no request.
     fn is_ended(&self) -> Option<Ended>;
 
-    /// The end of what it said on its console. It may be anything.
+    /// Returns the end of its console output, which is untrusted.
     fn console(&self) -> String;
 
-    /// What bounds its monitor from outside, as it was read back. A clause for people.
+    /// Returns the host resource limits of its VMM, as read back. A clause for display.
     fn kept(&self) -> String;
 
-    /// CPU microseconds that its monitor has used, the guest's included, as the host's kernel counts them; `None` once it
+    /// Returns the CPU microseconds of its VMM, including the guest's, as the host's kernel counts them; `None` once it
     /// has ended.
     fn cpu_micros(&self) -> Option<u64>;
 
-    /// Ends it at once.
+    /// Kills it.
     ///
     /// # Behavior
-    /// - When it returns, no process, file, control group or socket of the machine is left.
+    /// - When it returns, no process, file, control group or socket of the VM is left.
     /// - Idempotent.
     async fn kill(&self) -> Result<()>;
 }

@@ -1,8 +1,8 @@
-//! A machine that waits for its request: it came from a snapshot of one that had only booted, and was given an identity of
-//! its own; nothing of anybody's has run in it.
+//! A prepared VM without a request: restored from a snapshot of a VM that had only booted, with an identity of its own.
+//! No tenant's code has run in it.
 //!
-//! Its bounds were built by its init, which is gone: they are the template's or it does not fit. What the supervisor keeps
-//! (wall time, CPU time) is the claim's, as are tenant and labels, of which a machine knows nothing.
+//! Its limits were set by its init, which is gone: a spec with other limits is incompatible. The supervisor enforces
+//! the claim's wall time and CPU time. Tenant and labels are the claim's as well; the VM does not depend on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,68 +13,70 @@ use cofferdam_contract::{
     after_close,
 };
 
-use crate::make::{Host, Raw};
+use crate::make::{Host, PendingSandbox};
 use crate::plan::Plan;
 use crate::ready::Kind;
 use crate::sandbox::VmSandbox;
 use crate::snapshot::VmSnapshot;
 
-/// Time that a program has that does nothing.
-const RUN_IN: Duration = Duration::from_secs(10);
+/// Time limit of the program that does nothing.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A machine without a request.
+/// A prepared VM without a request.
 #[derive(Debug)]
 pub(crate) struct VmWarm {
     /// `None` once it was claimed or closed.
-    raw: Option<Raw>,
+    pending: Option<PendingSandbox>,
     host: Arc<Host>,
     template: Spec,
-    /// Whether CPU time is counted inside, rather than watched by an agent that was told of the limit.
+    /// True if a control group inside counts CPU time; false if the agent, which got the limit at the start, does.
     counts_cpu: bool,
 }
 
 impl VmWarm {
-    /// Has one made. Fails where a sandbox for the template itself would be refused.
+    /// Creates one. Fails if a sandbox for the template itself would be refused.
     pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
         let plan = Plan::of(&template, &host.config)?;
-        let raw = match template.root() {
+        let pending = match template.root() {
             RootFs::Default => {
                 let kind = Kind::new(plan, template.workspace().access());
-                let kept = host.ready.get(kind, first(host, &template)).await.and_then(|snapshot| {
+                let snapshot = host.templates.get(kind, take_template(host, &template)).await.and_then(|snapshot| {
                     snapshot.lease_all().map_err(|error| error.into_error("warm"))?;
                     Ok(snapshot)
                 });
-                match kept {
-                    Ok(snapshot) => Raw::restore(host, &template, &snapshot).await?,
-                    // Where no more snapshots fit, machines are booted ahead.
-                    Err(error) if error.kind() == ErrorKind::ResourceExhausted => Raw::make(host, &template).await?,
+                match snapshot {
+                    Ok(snapshot) => PendingSandbox::restore(host, &template, &snapshot).await?,
+                    // Without memory for more snapshots, VMs are booted in advance.
+                    Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                        PendingSandbox::make(host, &template).await?
+                    }
                     Err(error) => return Err(error),
                 }
             }
-            // What is in a directory may change from one machine to the next.
-            _ => Raw::make(host, &template).await?,
+            // The contents of a directory may change from one VM to the next.
+            _ => PendingSandbox::make(host, &template).await?,
         };
-        raw.judge(&template).await?;
-        run_in(&raw).await;
-        let counts_cpu = raw.evidence.counts_cpu;
-        Ok(Self { raw: Some(raw), host: Arc::clone(host), template, counts_cpu })
+        pending.verify_posture(&template).await?;
+        warm_up(&pending).await;
+        let counts_cpu = pending.evidence.counts_cpu;
+        Ok(Self { pending: Some(pending), host: Arc::clone(host), template, counts_cpu })
     }
 }
 
-/// Has a program of the root file system do nothing, so that what starts programs has been translated, and read from the disk,
-/// before the first that anybody waits for. Where there is none, that one takes longer.
-async fn run_in(raw: &Raw) {
-    let limits = Limits { wall_time: RUN_IN, ..Limits::default() };
+/// Runs a program that does nothing, so that the code that starts programs is translated, and read from the disk,
+/// before a client waits for it. If the program is missing, the first request takes longer.
+async fn warm_up(pending: &PendingSandbox) {
+    let limits = Limits { wall_time: WARM_UP_TIMEOUT, ..Limits::default() };
     if let Ok(request) = ExecRequest::argv(["true"]).build()
-        && let Ok(handle) = raw.guest.start(&request, &limits).await
+        && let Ok(handle) = pending.guest.start(&request, &limits).await
     {
-        // It ends, or is ended by its limit.
+        // It exits, or is killed at its limit.
         let _ = handle.exit().await;
     }
 }
 
-/// A snapshot of a machine that only booted.
-async fn first(host: &Arc<Host>, template: &Spec) -> Result<VmSnapshot> {
+/// Takes a snapshot of a VM that only booted.
+async fn take_template(host: &Arc<Host>, template: &Spec) -> Result<VmSnapshot> {
     let sandbox = VmSandbox::make(host, template.clone()).await?;
     let taken = sandbox.take_snapshot("warm").await;
     after_close(taken, sandbox.close().await)
@@ -87,53 +89,54 @@ impl Warm for VmWarm {
     }
 
     fn fits(&self, spec: &Spec) -> bool {
-        fits(&self.template, spec, self.counts_cpu)
+        is_compatible(&self.template, spec, self.counts_cpu)
     }
 
     fn is_alive(&self) -> bool {
-        self.raw.as_ref().is_some_and(|raw| raw.guest.is_alive())
+        self.pending.as_ref().is_some_and(|pending| pending.guest.is_alive())
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Plan::of(&spec, &self.host.config)?;
         if !self.fits(&spec) {
-            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+            return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
         let died = || {
-            Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
+            Error::new(ErrorKind::Unavailable, "claim", "the prepared sandbox died before it was claimed")
+                .with_retry(Retry::MayHelp)
         };
-        let raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
-        let raw = raw.claimed(spec.limits().clone());
-        Ok(Arc::new(VmSandbox::of(raw, spec).await?))
+        let pending = self.pending.take().filter(|pending| pending.guest.is_alive()).ok_or_else(died)?;
+        let pending = pending.claimed(spec.limits().clone());
+        Ok(Arc::new(VmSandbox::of(pending, spec).await?))
     }
 
     async fn close(mut self: Box<Self>) -> Result<()> {
-        match self.raw.take() {
-            Some(raw) => raw.close().await,
+        match self.pending.take() {
+            Some(pending) => pending.close().await,
             None => Ok(()),
         }
     }
 }
 
-/// Whether a machine made for `template` can still become what `spec` asks for.
-fn fits(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
+/// Returns true if a VM that was prepared for `template` can become a sandbox for `spec`.
+fn is_compatible(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
-    // The owner's words, and permissions: nothing of the machine was built from them.
+    // The client's labels and permissions do not affect the VM.
     let (_, _, _) = (tenant, labels, allow_weaker);
-    // This backend has none of its own, which a claim is refused for, and ignores those of others.
+    // This backend has no attributes: a claim with any of its own is refused, and those of other backends are ignored.
     let _ = attributes;
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
         && root == template.root()
         && directories == template.directories()
         && network == template.network()
-        && limits_fit(template.limits(), limits, counts_cpu)
+        && limits_are_compatible(template.limits(), limits, counts_cpu)
 }
 
-fn limits_fit(template: &Limits, asked: &Limits, counts_cpu: bool) -> bool {
+fn limits_are_compatible(template: &Limits, asked: &Limits, counts_cpu: bool) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // The supervisor's own clock.
+    // Enforced by the supervisor.
     let _ = wall_time;
     (cpu_time == &template.cpu_time || counts_cpu)
         && memory == &template.memory
@@ -160,10 +163,10 @@ mod tests {
         let template = Spec::default();
         let tenant = Spec::builder().tenant(TenantId::new("other").unwrap()).label("a", "b").build().unwrap();
         for spec in [template.clone(), tenant, with(|limits| limits.wall_time = Duration::from_secs(1))] {
-            assert!(fits(&template, &spec, false), "{spec:?}");
+            assert!(is_compatible(&template, &spec, false), "{spec:?}");
         }
         let late = with(|limits| limits.cpu_time = Some(Duration::from_secs(1)));
-        assert!(fits(&template, &late, true) && !fits(&template, &late, false));
+        assert!(is_compatible(&template, &late, true) && !is_compatible(&template, &late, false));
     }
 
     #[test]
@@ -178,7 +181,7 @@ mod tests {
             Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap(),
         ];
         for spec in &fixed {
-            assert!(!fits(&Spec::default(), spec, true), "{spec:?}");
+            assert!(!is_compatible(&Spec::default(), spec, true), "{spec:?}");
         }
     }
 }

@@ -1,38 +1,38 @@
-//! The end of what somebody says, however much it is.
+//! The tail of a program's output.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Bytes that are kept.
-const KEPT: usize = 16 << 10;
-const PIECE: usize = 4 << 10;
+/// Maximum number of retained bytes.
+const MAX_RETAINED: usize = 16 << 10;
+const CHUNK: usize = 4 << 10;
 
-/// The last bytes that were said. Cheap to clone.
+/// The last bytes of an output. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Words(Arc<Mutex<VecDeque<u8>>>);
+pub(crate) struct OutputTail(Arc<Mutex<VecDeque<u8>>>);
 
-impl Words {
+impl OutputTail {
     fn add(&self, data: &[u8]) {
-        let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        words.extend(&data[data.len().saturating_sub(KEPT)..]);
-        let surplus = words.len().saturating_sub(KEPT);
-        words.drain(..surplus);
+        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.extend(&data[data.len().saturating_sub(MAX_RETAINED)..]);
+        let surplus = tail.len().saturating_sub(MAX_RETAINED);
+        tail.drain(..surplus);
     }
 
-    /// Listens until there is no more to hear.
-    pub(crate) async fn listen(self, mut from: impl AsyncRead + Unpin) {
-        let mut piece = vec![0; PIECE];
-        // A stream that breaks is at its end.
-        while let Ok(length @ 1..) = from.read(&mut piece).await {
-            self.add(&piece[..length]);
+    /// Reads to the end of the stream.
+    pub(crate) async fn collect(self, mut from: impl AsyncRead + Unpin) {
+        let mut chunk = vec![0; CHUNK];
+        // A stream that fails is at its end.
+        while let Ok(length @ 1..) = from.read(&mut chunk).await {
+            self.add(&chunk[..length]);
         }
     }
 
     pub(crate) fn text(&self) -> String {
-        let words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (first, second) = words.as_slices();
+        let tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, second) = tail.as_slices();
         String::from_utf8_lossy(&[first, second].concat()).into_owned()
     }
 }
@@ -43,10 +43,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_end_is_kept() {
-        let words = Words::default();
-        let said = format!("{}the end", "x".repeat(100_000));
-        words.clone().listen(said.as_bytes()).await;
-        let text = words.text();
-        assert!(text.len() == KEPT && text.ends_with("xthe end"), "{}", text.len());
+        let tail = OutputTail::default();
+        let output = format!("{}the end", "x".repeat(100_000));
+        tail.clone().collect(output.as_bytes()).await;
+        let text = tail.text();
+        assert!(text.len() == MAX_RETAINED && text.ends_with("xthe end"), "{}", text.len());
     }
 }

@@ -1,17 +1,17 @@
-//! The agent's streams, which stay what they are while the connections behind them come and go.
+//! The streams to the agent, which outlive the connections behind them.
 //!
 //! ```text
 //! streams <--pair--> pump <--Unix socket, CONNECT--> Firecracker <--vsock--> agent
 //!
-//! begun --boots--> connecting --the agent's first byte--> joined --detach--> apart --attach--> connecting
-//! begun --waits-----------------------------------------------------------> apart
-//! joined --lost before anybody has said anything, a while at most--> connecting
+//! new --boots--> connecting --the agent's first byte--> connected --detach--> detached --attach--> connecting
+//! new --restored-----------------------------------------------------------> detached
+//! connected --lost before the first byte, within a time limit--> connecting
 //! ```
 //!
-//! No connection outlives a state that is written down: both the machine that goes on and those that come from it are
-//! told by their device that all connections are gone. So it is given up before, where nobody has anything to say, and
-//! another one is made when the machine goes on. A connection counts only when the agent itself has said so on it. One that is
-//! lost before a byte went either way is none either: the agent listens again then, and another one is made.
+//! No connection outlives a snapshot: in the VM that resumes and in those that are restored, the device reports that
+//! all connections are closed. So the channel closes its connection before, while both sides are quiet, and opens
+//! another one when the VM resumes. A connection counts only after the agent itself has confirmed it. If it is lost
+//! before a byte went either way, the agent listens again, and the channel opens another one.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Socket;
@@ -30,29 +30,29 @@ use crate::error::VmError;
 
 /// The agent's port.
 pub(super) const PORT: u32 = 1024;
-/// Time for one try.
-const TRY_LIMIT: Duration = Duration::from_secs(2);
-/// Time between two.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// Time from a first connection on in which others take the place of those that nobody had used.
-const QUIET_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for one connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between two attempts: the first and the longest.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(2);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Time after the first connection in which an unused connection that is lost is replaced.
+const QUIET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the pump is told, and where it says that it was done.
+/// An order to the pump, with the channel for its confirmation.
 #[derive(Debug)]
 enum Order {
     Detach(oneshot::Sender<()>),
-    /// By this time.
+    /// With this deadline.
     Attach(Instant, oneshot::Sender<bool>),
 }
 
-/// The connection to the agent. When it is dropped, so are the streams' other ends.
+/// The connection to the agent. Dropping it closes the other ends of the streams.
 #[derive(Debug)]
 pub(super) struct Channel {
     orders: mpsc::Sender<Order>,
 }
 
-/// The streams of a channel: the host's end, and the one that goes on to the socket.
+/// Creates the two ends of a channel: the host's, and the one that is forwarded to the socket.
 pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
     let made = || {
         let (ours, theirs) = Socket::pair()?;
@@ -62,82 +62,83 @@ pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
         };
         Ok((stream(ours)?, stream(theirs)?))
     };
-    made().map_err(|error| os("make a pair of sockets", socket, error))
+    made().map_err(|error| os("create a pair of sockets", socket, error))
 }
 
 impl Channel {
-    /// Begins, and gives the streams. `boots` says that somebody inside will soon listen; else it waits to be attached.
+    /// Starts the pump, and returns the streams. `boots` says that the agent will listen soon; otherwise the pump waits
+    /// until it is attached.
     pub(super) fn begin(
         (ours, theirs): (UnixStream, UnixStream),
         (socket, tree): (PathBuf, Tree),
         end: watch::Receiver<Option<End>>,
         boots: bool,
     ) -> (Self, UnixStream) {
-        let (orders, told) = mpsc::channel(1);
-        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, told, end }.run(boots));
+        let (orders, received) = mpsc::channel(1);
+        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, orders: received, end }.run(boots));
         (Self { orders }, ours)
     }
 
-    /// Gives the connection up. Nothing may be under way on it.
+    /// Closes the connection. Both sides must be quiet.
     pub(super) async fn detach(&self) {
-        let (done, waits) = oneshot::channel();
+        let (done, confirmed) = oneshot::channel();
         if self.orders.send(Order::Detach(done)).await.is_ok() {
-            // A pump that has ended holds none.
-            let _ = waits.await;
+            // A pump that has ended has no connection.
+            let _ = confirmed.await;
         }
     }
 
-    /// Makes another connection, within a time.
-    pub(super) async fn attach(&self, limit: Duration) -> Result<(), VmError> {
-        let (done, waits) = oneshot::channel();
+    /// Opens another connection, within a time limit.
+    pub(super) async fn attach(&self, timeout: Duration) -> Result<(), VmError> {
+        let (done, confirmed) = oneshot::channel();
         let failed = |what: &str| Err(super::broken(what));
-        if self.orders.send(Order::Attach(Instant::now() + limit, done)).await.is_err() {
-            return failed("the connection to the machine has ended");
+        if self.orders.send(Order::Attach(Instant::now() + timeout, done)).await.is_err() {
+            return failed("the connection to the VM has ended");
         }
-        match waits.await {
+        match confirmed.await {
             Ok(true) => Ok(()),
-            Ok(false) => failed("nobody inside took the connection when the machine went on"),
-            Err(_) => failed("the machine ended while it was connected to"),
+            Ok(false) => failed("the guest agent did not accept the connection after the VM was resumed"),
+            Err(_) => failed("the VM ended while the connection was opened"),
         }
     }
 }
 
 struct Pump {
     socket: PathBuf,
-    /// What the socket's path begins with, if that needs to be held.
+    /// The mount that the socket's path starts at, if it must be kept open.
     _tree: Tree,
     streams: UnixStream,
-    told: mpsc::Receiver<Order>,
+    orders: mpsc::Receiver<Order>,
     end: watch::Receiver<Option<End>>,
 }
 
 impl Pump {
-    /// Until the machine has ended, or one side of the connection has.
+    /// Runs until the VM has ended, or one side of the connection has.
     async fn run(mut self, boots: bool) {
         let mut connection = None;
-        let mut quiet_until = Instant::now() + QUIET_LIMIT;
+        let mut quiet_until = Instant::now() + QUIET_TIMEOUT;
         if boots {
-            // How long a boot may take is for those to say who wait for the agent.
+            // The callers that wait for the agent limit the time of a boot.
             tokio::select! {
                 made = connected(&self.socket, None) => connection = made,
                 _ = self.end.wait_for(Option::is_some) => return,
-                // Nobody holds a machine that boots, so it is gone.
-                _ = self.told.recv() => return,
+                // The VM was dropped while it booted.
+                _ = self.orders.recv() => return,
             }
-            quiet_until = Instant::now() + QUIET_LIMIT;
+            quiet_until = Instant::now() + QUIET_TIMEOUT;
         }
         loop {
-            let heard = match &mut connection {
-                None => Heard::Order(self.told.recv().await),
-                Some(joined) => tokio::select! {
-                    order = self.told.recv() => Heard::Order(order),
-                    carried = carry(&mut self.streams, joined) => Heard::End(carried),
+            let event = match &mut connection {
+                None => Event::Order(self.orders.recv().await),
+                Some(stream) => tokio::select! {
+                    order = self.orders.recv() => Event::Order(order),
+                    outcome = forward(&mut self.streams, stream) => Event::End(outcome),
                     _ = self.end.wait_for(Option::is_some) => return,
                 },
             };
-            let order = match heard {
-                Heard::Order(order) => order,
-                Heard::End(Carried::Lost) if Instant::now() < quiet_until => {
+            let order = match event {
+                Event::Order(order) => order,
+                Event::End(Outcome::Lost) if Instant::now() < quiet_until => {
                     tokio::select! {
                         made = connected(&self.socket, Some(quiet_until)) => {
                             connection = made;
@@ -146,11 +147,11 @@ impl Pump {
                             }
                             return;
                         }
-                        order = self.told.recv() => order,
+                        order = self.orders.recv() => order,
                         _ = self.end.wait_for(Option::is_some) => return,
                     }
                 }
-                Heard::End(_) => return,
+                Event::End(_) => return,
             };
             match order {
                 None => return,
@@ -163,7 +164,7 @@ impl Pump {
                         made = connected(&self.socket, Some(by)) => made,
                         _ = self.end.wait_for(Option::is_some) => return,
                     };
-                    quiet_until = Instant::now() + QUIET_LIMIT;
+                    quiet_until = Instant::now() + QUIET_TIMEOUT;
                     let _ = done.send(connection.is_some());
                 }
             }
@@ -171,63 +172,63 @@ impl Pump {
     }
 }
 
-/// What a pump has to do next.
+/// The next event for a pump.
 #[derive(Debug)]
-enum Heard {
+enum Event {
     Order(Option<Order>),
-    End(Carried),
+    End(Outcome),
 }
 
-/// What became of a connection.
+/// The end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Carried {
-    /// One side has ended it, or broken it off.
+enum Outcome {
+    /// One side has closed or broken it.
     Over,
-    /// It was gone before anybody had said anything.
+    /// It was lost before the first byte.
     Lost,
 }
 
-/// Carries bytes both ways.
-async fn carry(streams: &mut UnixStream, joined: &mut UnixStream) -> Carried {
-    let mut piece = [0; 1024];
-    let heard = tokio::select! {
-        heard = joined.read(&mut piece) => heard.unwrap_or(0),
-        // Somebody has something to say, to whom there may be nobody any more.
-        _ = streams.readable() => match joined.try_read(&mut piece) {
-            Ok(heard) => heard,
+/// Forwards bytes in both directions.
+async fn forward(streams: &mut UnixStream, connection: &mut UnixStream) -> Outcome {
+    let mut chunk = [0; 1024];
+    let length = tokio::select! {
+        length = connection.read(&mut chunk) => length.unwrap_or(0),
+        // The host has data to send. The agent may be gone by now.
+        _ = streams.readable() => match connection.try_read(&mut chunk) {
+            Ok(length) => length,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let _ = copy_bidirectional(streams, joined).await;
-                return Carried::Over;
+                let _ = copy_bidirectional(streams, connection).await;
+                return Outcome::Over;
             }
             Err(_) => 0,
         },
     };
-    if heard == 0 {
-        return Carried::Lost;
+    if length == 0 {
+        return Outcome::Lost;
     }
-    if streams.write_all(&piece[..heard]).await.is_ok() {
-        // Its end is all that there is to know.
-        let _ = copy_bidirectional(streams, joined).await;
+    if streams.write_all(&chunk[..length]).await.is_ok() {
+        // Only the end matters, not its reason.
+        let _ = copy_bidirectional(streams, connection).await;
     }
-    Carried::Over
+    Outcome::Over
 }
 
-/// A connection that the agent took.
+/// Connects until the agent confirms it, or the deadline is reached.
 async fn connected(socket: &std::path::Path, by: Option<Instant>) -> Option<UnixStream> {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_RETRY_INTERVAL;
     loop {
-        if let Ok(Some(stream)) = timeout(TRY_LIMIT, taken(socket)).await {
+        if let Ok(Some(stream)) = timeout(CONNECT_TIMEOUT, try_connect(socket)).await {
             return Some(stream);
         }
         if by.is_some_and(|by| Instant::now() >= by) {
             return None;
         }
         sleep(pause).await;
-        pause = (pause * 2).min(MAX_PAUSE);
+        pause = (pause * 2).min(MAX_RETRY_INTERVAL);
     }
 }
 
-async fn taken(socket: &std::path::Path) -> Option<UnixStream> {
-    let mut stream = vsock::connect(socket, PORT, TRY_LIMIT).await.ok()?;
+async fn try_connect(socket: &std::path::Path) -> Option<UnixStream> {
+    let mut stream = vsock::connect(socket, PORT, CONNECT_TIMEOUT).await.ok()?;
     (stream.read_u8().await.ok()? == cofferdam_guest::TAKEN).then_some(stream)
 }

@@ -1,12 +1,12 @@
-//! The client: one connection that is kept, each call with a deadline, each answer with a length.
+//! The HTTP client: one persistent connection, a deadline for each call, a maximum length for each answer.
 //!
 //! ```text
-//! none --connect--> kept --request, whole answer--> kept
+//! none --connect--> idle --request, complete answer--> idle
 //!                     '--error, deadline, call dropped--> none
 //! ```
 //!
-//! A connection on which anything went wrong is not used again: an answer that comes too late must not be taken for the
-//! next one's.
+//! A connection on which an error occurred is not used again: a late answer must not be taken for that of the next
+//! request.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,20 +29,20 @@ use super::process::Tree;
 use super::request::{Method, Pace, Request};
 use super::socket;
 
-/// The longest body of an answer.
+/// Maximum length of an answer's body.
 const MAX_ANSWER: usize = 64 * 1024;
-/// The longest head of an answer.
+/// Maximum length of an answer's head.
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 32;
 
-/// How long is waited.
+/// Deadlines of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// For a connection.
+    /// Time to connect.
     pub connect: Duration,
-    /// For an answer.
+    /// Time for an answer.
     pub call: Duration,
-    /// For an answer where memory is read or written.
+    /// Time for an answer that reads or writes memory.
     pub slow: Duration,
 }
 
@@ -54,30 +54,30 @@ impl Default for Deadlines {
 
 type Message = hyper::Request<Full<Bytes>>;
 
-/// A client of one Firecracker. One call is made at a time; others wait for it.
+/// A client of one Firecracker. It makes one call at a time; others wait for it.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
     deadlines: Deadlines,
-    kept: Mutex<Option<Connection>>,
-    /// What the socket's path begins with, if that needs to be held.
+    idle: Mutex<Option<Connection>>,
+    /// The mount that the socket's path starts at, if it must be kept open.
     _tree: Tree,
 }
 
-/// A connection and the task that moves its bytes, which ends with it.
+/// A connection and the task that forwards its bytes, which ends with it.
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    mover: JoinHandle<()>,
+    driver: JoinHandle<()>,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.mover.abort();
+        self.driver.abort();
     }
 }
 
-/// What is said with a status that is no success.
+/// The body of an error response.
 #[derive(Deserialize)]
 struct Fault {
     #[serde(default)]
@@ -85,53 +85,53 @@ struct Fault {
 }
 
 impl Client {
-    /// A client of the Firecracker that listens at `socket`. Nothing is contacted before the first call.
+    /// Creates a client of the Firecracker that listens at `socket`. Connects with the first call.
     pub fn new(socket: impl Into<PathBuf>, deadlines: Deadlines) -> Self {
-        Self { socket: socket.into(), deadlines, kept: Mutex::new(None), _tree: None }
+        Self { socket: socket.into(), deadlines, idle: Mutex::new(None), _tree: None }
     }
 
-    /// The same, with what the socket's path begins with.
+    /// Keeps the mount open that the socket's path starts at.
     pub(super) fn holding(self, tree: Tree) -> Self {
         Self { _tree: tree, ..self }
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What the process is and what its machine does.
+    /// Requests the description of the process and the state of its VM.
     pub async fn describe(&self, operation: &'static str) -> Result<InstanceInfo> {
-        self.ask(operation, &Request::DescribeInstance).await
+        self.query(operation, &Request::DescribeInstance).await
     }
 
-    /// The version of the process.
+    /// Requests the version of the process.
     pub async fn version(&self, operation: &'static str) -> Result<FirecrackerVersion> {
-        self.ask(operation, &Request::Version).await
+        self.query(operation, &Request::Version).await
     }
 
-    /// Processors and memory as they are set.
+    /// Requests the configured processors and memory.
     pub async fn machine(&self, operation: &'static str) -> Result<MachineConfig> {
-        self.ask(operation, &Request::DescribeMachine).await
+        self.query(operation, &Request::DescribeMachine).await
     }
 
-    /// What the guest says of its memory.
+    /// Requests the guest's memory statistics.
     pub async fn balloon_stats(&self, operation: &'static str) -> Result<BalloonStats> {
-        self.ask(operation, &Request::BalloonStats).await
+        self.query(operation, &Request::BalloonStats).await
     }
 
-    /// Has something set or done. What is answered to a question is checked to be JSON and forgotten.
+    /// Sends a request. The answer to a GET must be JSON, and is discarded.
     pub async fn send(&self, operation: &'static str, request: &Request) -> Result<()> {
         if request.method() == Method::Get {
-            return self.ask::<serde_json::Value>(operation, request).await.map(drop);
+            return self.query::<serde_json::Value>(operation, request).await.map(drop);
         }
         self.call(operation, request).await.map(drop)
     }
 
-    async fn ask<T: DeserializeOwned>(&self, operation: &'static str, request: &Request) -> Result<T> {
+    async fn query<T: DeserializeOwned>(&self, operation: &'static str, request: &Request) -> Result<T> {
         let answer = self.call(operation, request).await?;
         serde_json::from_slice(&answer)
-            .map_err(|error| Failed::Senseless(error.to_string()).into_error(operation, request.doing(), &self.socket))
+            .map_err(|error| Failed::Malformed(error.to_string()).into_error(operation, request.doing(), &self.socket))
     }
 
     async fn call(&self, operation: &'static str, request: &Request) -> Result<Bytes> {
@@ -140,28 +140,28 @@ impl Client {
 
     async fn exchange(&self, request: &Request) -> Result<Bytes, Failed> {
         let message = message(request)?;
-        let mut kept = self.kept.lock().await;
-        // Taken out for as long as the call lasts: if it fails or is dropped, so is the connection.
-        let mut connection = self.ready(kept.take()).await?;
-        let limit = match request.pace() {
+        let mut idle = self.idle.lock().await;
+        // Taken out during the call: if the call fails or is dropped, so is the connection.
+        let mut connection = self.connection(idle.take()).await?;
+        let timeout = match request.pace() {
             Pace::Quick => self.deadlines.call,
             Pace::Slow => self.deadlines.slow,
         };
-        let mut answered = timed(limit, answer(&mut connection, message)).await;
+        let mut answered = timed(timeout, answer(&mut connection, message)).await;
         if let Err(Refusal::Unsent(message)) = answered {
-            // It had been closed by the other side: nobody has seen the request.
-            connection = self.ready(None).await?;
-            answered = timed(limit, answer(&mut connection, *message)).await;
+            // The server had closed it: it has not received the request.
+            connection = self.connection(None).await?;
+            answered = timed(timeout, answer(&mut connection, *message)).await;
         }
         let (status, body) = answered.map_err(Failed::from)?;
-        *kept = Some(connection);
-        drop(kept);
-        judged(request, status, body)
+        *idle = Some(connection);
+        drop(idle);
+        check_status(request, status, body)
     }
 
-    /// The kept connection if it still stands, else a new one.
-    async fn ready(&self, kept: Option<Connection>) -> Result<Connection, Failed> {
-        if let Some(mut connection) = kept
+    /// Returns the idle connection if it is still open, else a new one.
+    async fn connection(&self, idle: Option<Connection>) -> Result<Connection, Failed> {
+        if let Some(mut connection) = idle
             && let Ok(Ok(())) = timeout(self.deadlines.connect, connection.sender.ready()).await
         {
             return Ok(connection);
@@ -179,14 +179,14 @@ async fn connect(path: &Path) -> Result<Connection, Failed> {
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failed::Broken(chain(&error)))?;
-    // Its errors are told to whoever waits for an answer.
-    let mover = tokio::spawn(async move { drop(connection.await) });
-    Ok(Connection { sender, mover })
+    // The caller that waits for an answer gets its errors.
+    let driver = tokio::spawn(async move { drop(connection.await) });
+    Ok(Connection { sender, driver })
 }
 
-/// Why there is no answer.
+/// The reason for a missing answer.
 enum Refusal {
-    /// The request never left.
+    /// The request was not sent.
     Unsent(Box<Message>),
     Failed(Failed),
 }
@@ -194,7 +194,7 @@ enum Refusal {
 impl From<Refusal> for Failed {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Unsent(_) => Self::Broken("it is closed again at once".to_owned()),
+            Refusal::Unsent(_) => Self::Broken("it was closed immediately".to_owned()),
             Refusal::Failed(failed) => failed,
         }
     }
@@ -205,7 +205,7 @@ async fn timed<T>(limit: Duration, answer: impl Future<Output = Result<T, Refusa
 }
 
 fn message(request: &Request) -> Result<Message, Failed> {
-    let body = request.body().map_err(Failed::Unsayable)?.map(|body| body.to_string());
+    let body = request.body().map_err(Failed::Unencodable)?.map(|body| body.to_string());
     let method = match request.method() {
         Method::Get => hyper::Method::GET,
         Method::Put => hyper::Method::PUT,
@@ -237,8 +237,8 @@ async fn answer(connection: &mut Connection, message: Message) -> Result<(u16, B
     }
 }
 
-/// The body, if the status is the one that says it was done.
-fn judged(request: &Request, status: u16, body: Bytes) -> Result<Bytes, Failed> {
+/// Returns the body if the status is the expected one.
+fn check_status(request: &Request, status: u16, body: Bytes) -> Result<Bytes, Failed> {
     if status == request.success() {
         return Ok(body);
     }

@@ -1,5 +1,4 @@
-//! What Firecracker and, unless it is told otherwise, its guest's console write: read to the end, and only the last of
-//! it kept.
+//! The output of Firecracker and, by default, of its guest's console: read to the end, with only the tail retained.
 
 use std::io::PipeWriter;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +7,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::watch;
 
-/// Bytes that are kept.
-const KEPT: usize = 64 * 1024;
+/// Maximum number of retained bytes.
+const MAX_RETAINED: usize = 64 * 1024;
 
-/// The end of what was written.
+/// The tail of the output.
 #[derive(Debug, Clone)]
 pub(super) struct Console {
     last: Arc<Mutex<Vec<u8>>>,
@@ -19,7 +18,7 @@ pub(super) struct Console {
 }
 
 impl Console {
-    /// A console and the end to write to. It is over when nobody holds that end any more.
+    /// Creates a console and its writing end. It is over when all copies of that end are closed.
     pub(super) fn new() -> std::io::Result<(Self, PipeWriter)> {
         let (reader, writer) = std::io::pipe()?;
         let reader = Receiver::from_owned_fd(reader.into())?;
@@ -29,16 +28,16 @@ impl Console {
         Ok((Self { last, over }, writer))
     }
 
-    /// What was written last, in a form that can be printed.
+    /// Returns the tail in a printable form.
     pub(super) fn text(&self) -> String {
         let bytes = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
         text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
     }
 
-    /// Waits until nobody can write any more.
+    /// Waits until all writing ends are closed.
     pub(super) async fn over(&self) {
-        // The reader is gone only after it has said so.
+        // The reader ends only after it has reported the end.
         let _ = self.over.clone().wait_for(|over| *over).await;
     }
 }
@@ -48,7 +47,7 @@ async fn read(mut reader: Receiver, last: Arc<Mutex<Vec<u8>>>, over: watch::Send
     while let Ok(count @ 1..) = reader.read(&mut piece).await {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         last.extend_from_slice(&piece[..count]);
-        let excess = last.len().saturating_sub(KEPT);
+        let excess = last.len().saturating_sub(MAX_RETAINED);
         last.drain(..excess);
     }
     over.send_replace(true);
@@ -72,6 +71,6 @@ mod tests {
         written.await.unwrap();
         console.over().await;
         let text = console.text();
-        assert!(text.len() <= KEPT && text.ends_with(" [2Jthe end\n"), "{} bytes", text.len());
+        assert!(text.len() <= MAX_RETAINED && text.ends_with(" [2Jthe end\n"), "{} bytes", text.len());
     }
 }

@@ -1,4 +1,4 @@
-//! What Firecracker answers, or fails to, as errors of the contract.
+//! Firecracker's errors, as errors of the contract.
 
 use std::io;
 use std::path::Path;
@@ -6,44 +6,44 @@ use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 
-/// The longest text of Firecracker's that is passed on.
+/// Maximum length of Firecracker's text in a message.
 const MAX_TEXT: usize = 1000;
-const READ_THE_LOG: &str = "Firecracker's log says why; make a new machine";
-const ANOTHER_PROGRAM: &str = "is this Firecracker, of a version that is supported? `firecracker --version` says";
+const READ_THE_LOG: &str = "read Firecracker's log, and create a new VM";
+const ANOTHER_PROGRAM: &str = "check that this is a supported version of Firecracker: `firecracker --version`";
 
-/// A call that did not do what it should.
+/// A failed call.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// What is asked for cannot be said in JSON.
-    Unsayable(serde_json::Error),
-    /// Nobody could be reached.
+    /// The request cannot be encoded as JSON.
+    Unencodable(serde_json::Error),
+    /// The socket could not be connected.
     Unreachable(io::Error),
     /// No answer within this time.
     Silent(Duration),
-    /// The connection ended, or what came was not HTTP.
+    /// The connection ended, or the answer was not HTTP.
     Broken(String),
     /// The answer is longer than this many bytes.
     TooLong(usize),
-    /// An answer that makes no sense, because of this.
-    Senseless(String),
-    /// Another status than the one that says it was done, and what was said with it.
+    /// A malformed answer, for this reason.
+    Malformed(String),
+    /// An unexpected status, and the message with it.
     Refused { status: u16, message: String },
 }
 
 impl Failed {
-    /// As an error of the contract. `doing` completes "cannot …".
+    /// Converts it to an error of the contract. `doing` completes "cannot …".
     pub(super) fn into_error(self, operation: &'static str, doing: &str, socket: &Path) -> Error {
         let failed = |kind, why: &str| Error::new(kind, operation, format!("cannot {doing}: {why}"));
         let away = |why: &str| failed(ErrorKind::Unavailable, why).with_retry(Retry::Never);
         let error = match self {
-            Self::Unsayable(error) => {
+            Self::Unencodable(error) => {
                 failed(ErrorKind::InvalidInput, &error.to_string()).with_remedy("use paths that are UTF-8")
             }
             Self::Unreachable(error) => unreachable(doing, operation, error),
             Self::Silent(limit) => {
                 let why = format!("Firecracker gave no answer within {} s", limit.as_secs_f64());
                 failed(ErrorKind::Unavailable, &why)
-                    .with_remedy("it hangs, or the host is overloaded: look at its log, or make fewer machines at once")
+                    .with_remedy("it hangs, or the host is overloaded: read its log, or start fewer VMs at once")
             }
             Self::Broken(why) => {
                 away(&format!("the connection to Firecracker broke ({})", shown(&why))).with_remedy(READ_THE_LOG)
@@ -51,8 +51,8 @@ impl Failed {
             Self::TooLong(limit) => {
                 away(&format!("Firecracker's answer is longer than {limit} bytes")).with_remedy(ANOTHER_PROGRAM)
             }
-            Self::Senseless(why) => {
-                away(&format!("Firecracker's answer makes no sense ({})", shown(&why))).with_remedy(ANOTHER_PROGRAM)
+            Self::Malformed(why) => {
+                away(&format!("Firecracker's answer is malformed ({})", shown(&why))).with_remedy(ANOTHER_PROGRAM)
             }
             Self::Refused { status, message } => refused(status, &shown(&message), &failed),
         };
@@ -62,16 +62,14 @@ impl Failed {
 
 fn unreachable(doing: &str, operation: &'static str, error: io::Error) -> Error {
     let (why, retry, remedy) = match error.kind() {
-        io::ErrorKind::NotFound => ("there is no socket yet, or no longer", Retry::MayHelp, READ_THE_LOG),
+        io::ErrorKind::NotFound => ("the socket does not exist", Retry::MayHelp, READ_THE_LOG),
         io::ErrorKind::ConnectionRefused => ("Firecracker has ended", Retry::Never, READ_THE_LOG),
         io::ErrorKind::PermissionDenied => {
-            ("this user may not open the socket", Retry::Never, "be the user that Firecracker runs as, or root")
+            ("this user may not open the socket", Retry::Never, "run as the user that Firecracker runs as, or as root")
         }
-        io::ErrorKind::InvalidInput => (
-            "something else stands in its socket's place",
-            Retry::Never,
-            "make a new machine, and keep others out of its directory",
-        ),
+        io::ErrorKind::InvalidInput => {
+            ("the path is not a socket", Retry::Never, "create a new VM, and deny other users access to its directory")
+        }
         _ => ("Firecracker cannot be reached", Retry::MayHelp, READ_THE_LOG),
     };
     Error::new(ErrorKind::Unavailable, operation, format!("cannot {doing}: {why}"))
@@ -80,54 +78,51 @@ fn unreachable(doing: &str, operation: &'static str, error: io::Error) -> Error 
         .with_source(error)
 }
 
-fn refused(status: u16, words: &str, failed: &dyn Fn(ErrorKind, &str) -> Error) -> Error {
-    let said = if words.is_empty() { format!("status {status}") } else { format!("status {status}: {words}") };
+fn refused(status: u16, message: &str, failed: &dyn Fn(ErrorKind, &str) -> Error) -> Error {
+    let why = if message.is_empty() { format!("status {status}") } else { format!("status {status}: {message}") };
     match status {
         400 => {
-            let (kind, remedy) = judge(words);
-            failed(kind, &said).with_fault(Fault::Host).with_remedy(remedy)
+            let (kind, remedy) = classify(message);
+            failed(kind, &why).with_fault(Fault::Host).with_remedy(remedy)
         }
-        404 | 405 => failed(ErrorKind::Unsupported, &said)
+        404 | 405 => failed(ErrorKind::Unsupported, &why)
             .with_fault(Fault::Host)
-            .with_remedy("this Firecracker is too old: `firecracker --version` says which it is"),
-        500..=599 => failed(ErrorKind::Unavailable, &said).with_remedy(READ_THE_LOG),
-        _ => failed(ErrorKind::Unavailable, &said).with_retry(Retry::Never).with_remedy(ANOTHER_PROGRAM),
+            .with_remedy("install a newer Firecracker; `firecracker --version` shows the version"),
+        500..=599 => failed(ErrorKind::Unavailable, &why).with_remedy(READ_THE_LOG),
+        _ => failed(ErrorKind::Unavailable, &why).with_retry(Retry::Never).with_remedy(ANOTHER_PROGRAM),
     }
 }
 
-/// What a refusal amounts to, and what to do about it. Firecracker has one status for everything, so that the words
-/// decide; where they say nothing known, it is the setting that was bad.
-fn judge(words: &str) -> (ErrorKind, &'static str) {
-    let lower = words.to_ascii_lowercase();
+/// Returns the kind of a refusal, and its remedy. Firecracker uses one status for everything, so the message decides;
+/// an unknown message counts as an invalid setting.
+fn classify(message: &str) -> (ErrorKind, &'static str) {
+    let lower = message.to_ascii_lowercase();
     let has = |text: &str| lower.contains(text);
     if has("no space left") || has("quota exceeded") || has("file too large") {
-        return (ErrorKind::ResourceExhausted, "free some space where the machine's files are, or raise its limit");
+        return (ErrorKind::ResourceExhausted, "free space where the VM's files are, or raise its limit");
     }
     if has("cannot allocate memory") || has("out of memory") || has("too many open files") {
-        return (
-            ErrorKind::ResourceExhausted,
-            "the host is short of memory or descriptors: make fewer machines at once",
-        );
+        return (ErrorKind::ResourceExhausted, "the host is short of memory or descriptors: start fewer VMs at once");
     }
     if has("unknown field") || has("unknown variant") {
         return (ErrorKind::Unsupported, "this Firecracker does not know the setting: use a newer version");
     }
     if has("/dev/kvm") || has("kvm") {
-        return (ErrorKind::Unavailable, "`cofferdam doctor` says whether this host can run virtual machines");
+        return (ErrorKind::Unavailable, "`cofferdam doctor` shows whether this host can run VMs");
     }
     if has("after starting the microvm") || has("before starting the microvm") || has("already") {
-        return (ErrorKind::Conflict, "the machine has started already, or has not yet");
+        return (ErrorKind::Conflict, "the request is not valid before or after the VM's start");
     }
     if has("permission denied") || has("operation not permitted") {
         return (ErrorKind::Denied, "let the user that Firecracker runs as open the file");
     }
     if has("no such file") {
-        return (ErrorKind::NotFound, "name files that are there; in a jail, paths begin at its root");
+        return (ErrorKind::NotFound, "name existing files; in a jail, paths start at its root");
     }
     (ErrorKind::InvalidInput, "Firecracker refuses the setting: change it")
 }
 
-/// Text from outside, in a form that can be printed.
+/// Returns untrusted text in a printable form.
 pub(super) fn shown(text: &str) -> String {
     let text = text.trim();
     let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);

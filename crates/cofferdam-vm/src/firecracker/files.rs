@@ -1,7 +1,7 @@
-//! Files in a machine's directory, which is all that a jailed Firecracker sees.
+//! Files in a VM's directory, which is all that a jailed Firecracker sees.
 //!
-//! It owns that directory, and so does whoever broke out into it: links there are never followed, and a file is made only
-//! where there is none.
+//! The directory belongs to Firecracker, and so to a guest that took it over: links in it are never followed, and a
+//! file is only created under an unused name.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,23 +15,24 @@ use super::ids::FileName;
 use super::process::{Firecracker, os};
 
 impl Firecracker {
-    /// Shows it a file of the host's under another name, without copying it, and gives the path for requests. Both must
-    /// be on one file system. Firecracker's user must be able to read the file; whether it can write is up to the file.
+    /// Makes a host file visible under another name, without copying it, and returns the path for requests. Both must
+    /// be on one file system. Firecracker's user must be able to read the file; its mode determines whether it can
+    /// write.
     pub fn link(&self, source: &Path, name: &FileName) -> Result<PathBuf> {
-        let about = fs::symlink_metadata(source).map_err(|error| os("find a file for the machine", source, error))?;
+        let about = fs::symlink_metadata(source).map_err(|error| os("find a file for the VM", source, error))?;
         if !about.is_file() {
-            return Err(Error::invalid("create", "only plain files can be given to a machine")
+            return Err(Error::invalid("create", "only regular files can be given to a VM")
                 .with_context("path", source.display().to_string()));
         }
         if !self.can_read(&about) {
-            let message = "Firecracker's user cannot read a file for the machine";
+            let message = "Firecracker's user cannot read a file for the VM";
             return Err(Error::new(ErrorKind::Denied, "create", message)
                 .with_context("path", source.display().to_string())
-                .with_remedy("let others read it: `chmod o+r FILE`"));
+                .with_remedy("make it readable for that user: `chmod o+r FILE`"));
         }
         let target = self.view.outside.join(name);
         rustix::fs::linkat(CWD, source, CWD, &target, AtFlags::empty()).map_err(|error| {
-            let failed = os("link a file into the machine's directory", source, error.into());
+            let failed = os("link a file into the VM's directory", source, error.into());
             match error {
                 rustix::io::Errno::XDEV => failed.with_remedy("keep images and jails on one file system"),
                 _ => failed,
@@ -40,29 +41,29 @@ impl Firecracker {
         Ok(self.view.inside.join(name))
     }
 
-    /// Makes an empty file that Firecracker can read and write and nobody else, and gives it with the path for requests.
+    /// Creates an empty file that only Firecracker's user can read and write. Returns it with the path for requests.
     pub fn create(&self, name: &FileName) -> Result<(File, PathBuf)> {
         let path = self.view.outside.join(name);
-        let made = make(&path, self.view.owner);
-        let file = made.map_err(|error| os("make a file in the machine's directory", &path, error))?;
+        let made = create(&path, self.view.owner);
+        let file = made.map_err(|error| os("create a file in the VM's directory", &path, error))?;
         Ok((file, self.view.inside.join(name)))
     }
 
-    /// Opens a file that Firecracker wrote, for reading. Its content is as trustworthy as the guest.
+    /// Opens a file that Firecracker wrote, for reading. Its content is as untrusted as the guest.
     pub fn open(&self, name: &FileName) -> Result<File> {
         let path = self.view.outside.join(name);
-        let failed = |error| os("open a file of the machine's", &path, error);
+        let failed = |error| os("open a file of the VM", &path, error);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         let file = File::from(file);
         if file.metadata().map_err(failed)?.is_file() {
             Ok(file)
         } else {
-            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file")))
+            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")))
         }
     }
 
-    /// Whether the user that Firecracker runs as may read a file, by the file's mode.
+    /// Returns true if the file's mode lets Firecracker's user read it.
     fn can_read(&self, about: &fs::Metadata) -> bool {
         let Some((user, group)) = self.view.owner else { return true };
         let readable = if about.uid() == user {
@@ -76,7 +77,7 @@ impl Firecracker {
     }
 }
 
-fn make(path: &Path, owner: Option<(u32, u32)>) -> io::Result<File> {
+fn create(path: &Path, owner: Option<(u32, u32)>) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
     if let Some((user, group)) = owner {

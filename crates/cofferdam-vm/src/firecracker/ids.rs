@@ -1,4 +1,4 @@
-//! Names that become part of a path or of a command line, checked once.
+//! Validated names that become part of a path or of a command line.
 
 use std::fmt;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use cofferdam_contract::{Error, Result};
 use serde::Serialize;
 
-/// The longest name of a drive, machine or file.
-const LONGEST: usize = 64;
+/// Maximum length of a name.
+const MAX_LENGTH: usize = 64;
 
 /// The name of a drive: 1 to 64 ASCII letters, digits and underscores.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
@@ -15,12 +15,12 @@ const LONGEST: usize = 64;
 pub struct DriveId(String);
 
 impl DriveId {
-    /// Checks a name.
+    /// Validates a name.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         checked(name.into(), "_", "a drive's name is 1 to 64 ASCII letters, digits and underscores").map(Self)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -32,18 +32,18 @@ impl fmt::Display for DriveId {
     }
 }
 
-/// The name of a machine: 1 to 64 ASCII letters, digits and hyphens, no hyphen first.
+/// The name of a VM: 1 to 64 ASCII letters, digits and hyphens, no hyphen first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InstanceId(String);
 
 impl InstanceId {
-    /// Checks a name.
+    /// Validates a name.
     pub fn new(name: impl Into<String>) -> Result<Self> {
-        checked(name.into(), "-", "a machine's name is 1 to 64 ASCII letters, digits and hyphens, with no hyphen first")
+        checked(name.into(), "-", "a VM's name is 1 to 64 ASCII letters, digits and hyphens, with no hyphen first")
             .map(Self)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -55,13 +55,13 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// The name of a file in a machine's directory: 1 to 64 ASCII letters, digits, underscores, hyphens and points, no hyphen
-/// or point first.
+/// The name of a file in a VM's directory: 1 to 64 ASCII letters, digits, underscores, hyphens and points, no hyphen or
+/// point first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FileName(String);
 
 impl FileName {
-    /// Checks a name.
+    /// Validates a name.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let rule = "a file's name is 1 to 64 ASCII letters, digits, '_', '-' and '.', with no '-' or '.' first";
         checked(name.into(), "_-.", rule).map(Self)
@@ -76,7 +76,7 @@ impl AsRef<Path> for FileName {
 
 fn checked(name: String, further: &str, rule: &'static str) -> Result<String> {
     let right = |c: char| c.is_ascii_alphanumeric() || further.contains(c);
-    if (1..=LONGEST).contains(&name.len()) && name.chars().all(right) && !name.starts_with(['-', '.']) {
+    if (1..=MAX_LENGTH).contains(&name.len()) && name.chars().all(right) && !name.starts_with(['-', '.']) {
         Ok(name)
     } else {
         Err(Error::invalid("create", rule).with_context("name", name.escape_debug().to_string()))

@@ -1,13 +1,13 @@
-//! Firecracker in a jail: started by its own jailer, as a user of no rights, with a root directory of its own.
+//! Firecracker in a jail: started by its own jailer, as an unprivileged user, with a root directory of its own.
 //!
 //! ```text
-//! BASE/PROGRAM/ID/root/          the root that Firecracker sees, owned by its user
+//! BASE/PROGRAM/ID/root/          the root directory of Firecracker, owned by its user
 //!                     api.sock   its API
 //!                     PROGRAM    a copy of it
 //! GROUPS/PARENT/ID               its control groups
 //! ```
 //!
-//! The name of a jail says who made it, so that what a killed supervisor left behind can be told from what is in use.
+//! The name of a jail identifies its owner, so that jails of killed supervisors can be distinguished from those in use.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,46 +24,46 @@ use super::owner::Owner;
 use super::process::{API_SOCKET, Firecracker, Launch, Remains, Running, Tie, View, os};
 use super::version;
 
-/// Which interface of control groups the jailer uses.
+/// The version of the control group interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupVersion {
-    /// A tree for each controller.
+    /// One hierarchy for each controller.
     V1,
-    /// One tree.
+    /// One unified hierarchy.
     V2,
 }
 
-/// The control groups that a jailed Firecracker is put into.
+/// The control groups of a jailed Firecracker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Groups {
-    /// Which interface.
+    /// Version of the interface.
     pub version: GroupVersion,
-    /// The group above, relative to the tree's root.
+    /// Parent group, relative to the root of the hierarchy.
     pub parent: PathBuf,
-    /// What is written, as file and value: `memory.max` and `536870912`. At least one.
+    /// Settings, as file and value: `memory.max` and `536870912`. At least one.
     pub settings: Vec<(String, String)>,
 }
 
-/// How Firecracker is jailed. Needs root.
+/// A configuration of the jailer. Needs root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Jail {
-    /// The jailer, of Firecracker's own version.
+    /// The jailer, of the same version as Firecracker.
     pub jailer: PathBuf,
-    /// The user that Firecracker becomes; not 0.
+    /// User of Firecracker; not 0.
     pub user: u32,
-    /// The group that it becomes; not 0.
+    /// Group of Firecracker; not 0.
     pub group: u32,
-    /// Where jails are, by its whole path. Nobody but root may write there.
+    /// Absolute path of the directory of jails. Only root may write there.
     pub base: PathBuf,
-    /// Its control groups, if the jailer is to make some.
+    /// Its control groups, if the jailer is to create some.
     pub groups: Option<Groups>,
-    /// The longest file that it may write, in bytes.
+    /// Maximum size of a file that it writes, in bytes.
     pub file_size: Option<u64>,
-    /// Descriptors that it may have open.
+    /// Maximum number of open descriptors.
     pub open_files: u64,
 }
 
-/// A jail's paths.
+/// Paths of a jail.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
     top: PathBuf,
@@ -79,12 +79,13 @@ impl Jail {
         let jailers = version::of_program("create", &self.jailer, launch.ready).await?;
         if ours != jailers {
             let message = format!("the jailer has version {jailers} and Firecracker {ours}");
-            return Err(Error::new(ErrorKind::Unavailable, "create", message)
-                .with_remedy("install both from one release: each jailer is for Firecracker of its own version"));
+            return Err(
+                Error::new(ErrorKind::Unavailable, "create", message).with_remedy("install both from the same release")
+            );
         }
         let id = Owner::this().map_err(|error| os("name a jail", &self.base, error))?.name()?;
         let layout = self.layout(&program, &id)?;
-        let groups = self.group_places(&program, &id)?;
+        let groups = self.group_paths(&program, &id)?;
         let remains = Remains { directory: Some(layout.top), groups, enclosure: None };
         let mut command = Command::new(&self.jailer);
         command.args(self.arguments(&program, &id)).current_dir("/");
@@ -92,24 +93,24 @@ impl Jail {
         launch.begin((command, Start::default()), Tie::Namespace, view, Running::new(remains), &id).await
     }
 
-    /// Removes the jails of owners that are gone, and says how many there were. What they ran died with them.
+    /// Removes the jails of owners that are gone, and returns their number. Their processes died with them.
     pub fn sweep(&self, program: &Path) -> Result<usize> {
         let program = canonical(program)?;
         let jails = self.base.join(file_name(&program)?);
         let entries = match fs::read_dir(&jails) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-            other => other.map_err(|error| os("look for jails", &jails, error))?,
+            other => other.map_err(|error| os("list jails", &jails, error))?,
         };
-        let here = Owner::this().map_err(|error| os("look for jails", &jails, error))?;
+        let here = Owner::this().map_err(|error| os("list jails", &jails, error))?;
         let mut swept = 0;
         for entry in entries {
-            let name = entry.map_err(|error| os("look for jails", &jails, error))?.file_name();
+            let name = entry.map_err(|error| os("list jails", &jails, error))?.file_name();
             let Some(name) = name.to_str().filter(|name| Owner::of(name).is_some_and(|owner| owner.is_dead(&here)))
             else {
                 continue;
             };
             let id = InstanceId::new(name)?;
-            let groups = self.group_places(&program, &id)?;
+            let groups = self.group_paths(&program, &id)?;
             let remains = Remains { directory: Some(jails.join(name)), groups, enclosure: None };
             remains.remove(Duration::from_secs(1)).map_err(|error| os("remove a jail", &jails.join(name), error))?;
             swept += 1;
@@ -120,18 +121,18 @@ impl Jail {
     fn check(&self) -> Result<()> {
         let invalid = |message: &str| Err(Error::invalid("create", message));
         if self.user == 0 || self.group == 0 {
-            return invalid("a jailed Firecracker is never root: name another user and group");
+            return invalid("a jailed Firecracker cannot run as root: name another user and group");
         }
         if !self.base.is_absolute() || !self.jailer.is_absolute() {
-            return invalid("the jailer and the directory of jails are named by their whole paths");
+            return invalid("the paths of the jailer and of the directory of jails must be absolute");
         }
         let Some(groups) = &self.groups else { return Ok(()) };
         let plain = |part| matches!(part, Component::Normal(_));
         if groups.parent.as_os_str().is_empty() || !groups.parent.components().all(plain) {
-            return invalid("the parent of control groups is a relative path without '..'");
+            return invalid("the parent of control groups must be a relative path without '..'");
         }
         if groups.settings.is_empty() || !groups.settings.iter().all(|(file, value)| is_setting(file, value)) {
-            return invalid("a setting of a control group is a file such as 'memory.max' and a value on one line");
+            return invalid("a setting of a control group must be a file such as 'memory.max' and a value on one line");
         }
         Ok(())
     }
@@ -169,33 +170,33 @@ impl Jail {
         arguments
     }
 
-    /// Where the jailer makes control groups.
-    fn group_places(&self, program: &Path, id: &InstanceId) -> Result<Vec<PathBuf>> {
+    /// Returns the control groups that the jailer creates.
+    fn group_paths(&self, program: &Path, id: &InstanceId) -> Result<Vec<PathBuf>> {
         let Some(groups) = &self.groups else { return Ok(Vec::new()) };
         let mounts = fs::read_to_string("/proc/self/mounts");
-        let mounts = mounts.map_err(|error| os("look for control groups", program, error))?;
-        Ok(trees(&mounts, groups).into_iter().map(|tree| tree.join(&groups.parent).join(id.as_str())).collect())
+        let mounts = mounts.map_err(|error| os("list control groups", program, error))?;
+        Ok(hierarchies(&mounts, groups).into_iter().map(|tree| tree.join(&groups.parent).join(id.as_str())).collect())
     }
 }
 
-/// The trees of control groups that settings are written in.
-fn trees(mounts: &str, groups: &Groups) -> Vec<PathBuf> {
+/// Returns the mount points of the hierarchies that settings are written in.
+fn hierarchies(mounts: &str, groups: &Groups) -> Vec<PathBuf> {
     let controllers: Vec<&str> = groups.settings.iter().filter_map(|(file, _)| file.split('.').next()).collect();
-    let mut trees: Vec<PathBuf> = mounts
+    let mut found: Vec<PathBuf> = mounts
         .lines()
         .filter_map(|line| {
-            let mut words = line.split(' ');
-            let (_, place, kind, options) = (words.next()?, words.next()?, words.next()?, words.next()?);
+            let mut fields = line.split(' ');
+            let (_, mount, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
             let wanted = match groups.version {
                 GroupVersion::V1 => kind == "cgroup" && options.split(',').any(|option| controllers.contains(&option)),
                 GroupVersion::V2 => kind == "cgroup2",
             };
-            wanted.then(|| place.into())
+            wanted.then(|| mount.into())
         })
         .collect();
-    trees.sort_unstable();
-    trees.dedup();
-    trees
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 fn is_setting(file: &str, value: &str) -> bool {
@@ -207,13 +208,13 @@ fn is_setting(file: &str, value: &str) -> bool {
         && !value.contains(|c: char| c.is_control() || c == '=')
 }
 
-/// The path that the jailer takes the name from.
+/// Returns the canonical path, from which the jailer takes the program's name.
 fn canonical(program: &Path) -> Result<PathBuf> {
     fs::canonicalize(program).map_err(|error| os("find Firecracker", program, error))
 }
 
 fn file_name(program: &Path) -> Result<&std::ffi::OsStr> {
-    program.file_name().ok_or_else(|| Error::invalid("create", "Firecracker's path names no file"))
+    program.file_name().ok_or_else(|| Error::invalid("create", "Firecracker's path has no file name"))
 }
 
 #[cfg(test)]
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn jails_that_would_not_hold_are_refused() {
-        jail().check().expect("this one would");
+        jail().check().expect("a valid jail");
         let changes: [fn(&mut Jail); 7] = [
             |jail| jail.user = 0,
             |jail| jail.group = 0,
@@ -281,10 +282,10 @@ mod tests {
                       cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
                       cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\n";
         let mut groups = jail().groups.unwrap();
-        assert_eq!(trees(mounts, &groups), [Path::new("/sys/fs/cgroup/unified")]);
+        assert_eq!(hierarchies(mounts, &groups), [Path::new("/sys/fs/cgroup/unified")]);
         groups.version = GroupVersion::V1;
         groups.settings.push(("cpu.shares".to_owned(), "1".to_owned()));
         groups.settings.push(("cpuacct.usage".to_owned(), "0".to_owned()));
-        assert_eq!(trees(mounts, &groups), [Path::new("/sys/fs/cgroup/cpu"), Path::new("/sys/fs/cgroup/memory")]);
+        assert_eq!(hierarchies(mounts, &groups), [Path::new("/sys/fs/cgroup/cpu"), Path::new("/sys/fs/cgroup/memory")]);
     }
 }

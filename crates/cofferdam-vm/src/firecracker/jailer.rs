@@ -1,18 +1,19 @@
-//! A machine's Firecracker started by its own jailer, in place of our walls.
+//! A VM's Firecracker that is started by its own jailer, instead of by Cofferdam's own isolation.
 //!
 //! ```text
-//! in a mount namespace that ends with the machine, and has no name outside:
-//! PLACE/                        a file system in memory, with a bound on its size and on its files
-//!       keeper                  executed by the first process of the jail's namespace, which has the machine's files open
-//!       PROGRAM/ID/root/        the root that Firecracker sees
+//! in a mount namespace that ends with the VM, and has no path on the host:
+//! PLACE/                        a file system in memory, with a limited size and number of files
+//!       keeper                  executed by the first process of the jail's namespace, which has the VM's files open
+//!       PROGRAM/ID/root/        the root directory of Firecracker
 //!                       kernel, disk0, ...   links to
-//!                       files/NUMBER         what the keeper has open, as the kernel shows it
-//!                       PROGRAM, dev, run    of the jailer's making, with the sockets beside them
+//!                       files/NUMBER         the keeper's open files, in procfs
+//!                       PROGRAM, dev, run    created by the jailer, with the sockets beside them
 //! ```
 //!
-//! The jailer closes descriptors and shows Firecracker nothing but that root. A machine's files have no names, many of them are
-//! shared by machines, and are to stay one file each: so they are not brought into the root, but opened through the keeper,
-//! who has the jailed user's rights and nothing of ours. Nothing of a jail stands in a directory of the host's.
+//! The jailer closes descriptors and gives Firecracker access to nothing but that root. A VM's files have no names, VMs
+//! share many of them, and each must stay one file. So they are not copied into the root, but opened through the
+//! keeper, which has the jailed user's rights and none of the supervisor's. Nothing of a jail is in a directory of the
+//! host.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -30,75 +31,76 @@ use cofferdam_linux::process::{self, Resource};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
 
 use super::ids::InstanceId;
-use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
-use super::walls::{Shown, give};
+use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
+use super::walls::{VmFile, grant};
 use super::{PROGRAM, broken};
-use crate::bounds::{Allowance, Enclosure};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
 
 /// The jailer's program.
 pub(crate) const JAILER: &str = "jailer";
-/// What the first process of a jail's namespace executes.
+/// The program that the first process of a jail's namespace executes.
 static KEEPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-vm-keeper"));
-/// Where it lies, beside the jail's directories.
+/// Its name, beside the jail's directories.
 const KEEPER_NAME: &str = "keeper";
 /// The directory of descriptors in a jail's root.
 const FILES: &str = "files";
-/// Bytes in a jail besides Firecracker's program: pages of directories, of the keeper, of what the jailer writes.
+/// Bytes in a jail besides Firecracker's program: pages of directories, the keeper, files of the jailer.
 const FURTHER: u64 = 1 << 20;
-/// Files and directories in a jail: some thirty are the jailer's and ours, two are Firecracker's sockets.
+/// Maximum number of files and directories in a jail: some thirty are the jailer's and Cofferdam's, two are
+/// Firecracker's sockets.
 const MAX_FILES: u32 = 64;
 
-/// Whether machines are started by Firecracker's own jailer. It needs root.
+/// The use of Firecracker's own jailer. It needs root.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Jailer {
-    /// They are started behind our own walls.
+    /// VMs are started by Cofferdam's own isolation.
     #[default]
     Off,
-    /// By the program `jailer` in the directory of Firecracker's.
+    /// VMs are started by the program `jailer` in the directory of Firecracker.
     Beside,
-    /// By this program; its whole path.
+    /// VMs are started by the program at this absolute path.
     At(PathBuf),
 }
 
 impl Jailer {
-    /// The jailer for this Firecracker, if there is to be one, by its whole path.
+    /// Returns the absolute path of the jailer for this Firecracker, if it is enabled.
     pub(super) fn program(&self, firecracker: &Path) -> Result<Option<PathBuf>> {
         let program = match self {
             Self::Off => return Ok(None),
             Self::At(path) if path.is_absolute() => path.clone(),
             Self::At(path) => {
-                let why = format!("{} is not a whole path", path.display());
-                return Err(VmError::NoJailer { why, remedy: "name it from the root on: /usr/local/bin/jailer" });
+                let why = format!("{} is not an absolute path", path.display());
+                return Err(VmError::NoJailer { why, remedy: "use an absolute path such as /usr/local/bin/jailer" });
             }
             Self::Beside => firecracker.with_file_name(JAILER),
         };
-        super::walls::whole(JAILER, &program).map(Some)
+        super::walls::trusted_path(JAILER, &program).map(Some)
     }
 }
 
-/// Refuses what cannot be jailed here, before anything is started.
+/// Refuses a configuration that cannot be jailed here, before anything is started.
 pub(super) fn check(firecracker: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        let remedy =
-            "run as root, or switch it off: `jailer` in [machines], or COFFERDAM_VM_JAILER; our own walls need no root";
-        return Err(VmError::NoJailer { why: "it needs root, and this user is none".to_owned(), remedy });
+        let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default \
+                      isolation needs no root";
+        return Err(VmError::NoJailer { why: "it needs root, and this user is not root".to_owned(), remedy });
     }
     if name(firecracker)?.to_str().is_some_and(|name| name.contains(PROGRAM)) {
         return Ok(());
     }
     let why = format!("it starts only programs with `{PROGRAM}` in their names, not {}", firecracker.display());
-    Err(VmError::NoJailer { why, remedy: "give the program its name back, or switch the jailer off" })
+    Err(VmError::NoJailer { why, remedy: "rename the program, or disable the jailer" })
 }
 
 fn name(program: &Path) -> Result<&OsStr> {
-    program.file_name().ok_or_else(|| broken("its path names no file"))
+    program.file_name().ok_or_else(|| broken("its path has no file name"))
 }
 
-/// A jail's paths: in its own file system, and as its processes see them before the jailer has walled them in.
+/// Paths of a jail: in its own file system, and for its processes before the jailer has isolated them.
 struct Layout {
-    /// From the tree's root.
+    /// Relative to the root of the file system.
     below: PathBuf,
     root: PathBuf,
 }
@@ -110,19 +112,19 @@ impl Layout {
     }
 }
 
-/// Makes the file system of a machine's jail with what Firecracker is shown, and says how it is started by the jailer. Blocks
-/// its thread for some milliseconds.
-pub(super) fn raise(
+/// Creates the file system of a VM's jail with the VM's files, and returns the jailer's command. Blocks its thread for
+/// some milliseconds.
+pub(super) fn confine(
     jailer: &Path,
     (base, id): (&Path, &InstanceId),
     program: &Path,
-    all: Vec<Shown>,
-    may: &Allowance,
-) -> Result<Raised> {
+    all: Vec<VmFile>,
+    vmm_limits: &VmmLimits,
+) -> Result<Confined> {
     let user = user();
-    let enclosure = Enclosure::make(may, true);
+    let enclosure = Enclosure::make(vmm_limits, true);
     let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
-    // Removed when anything fails, or nobody waits for it any more.
+    // Removed when anything fails, or when the caller stops waiting.
     let running = Running::new(Remains { enclosure: Some(enclosure), ..Remains::default() });
     let failed = || io("set up a jail for", program);
     let layout = Layout::new(base, program, id)?;
@@ -131,8 +133,8 @@ pub(super) fn raise(
         mkdirat(&tree, directory, Mode::RWXU).map_err(|error| failed()(error.into()))?;
     }
     mkdirat(&tree, layout.below.join(FILES), Mode::RWXU).map_err(|error| failed()(error.into()))?;
-    for Shown { name, file, access } in &all {
-        give(file, *access, user).map_err(io("give to the machine's monitor", PathBuf::from(name)))?;
+    for VmFile { name, file, access } in &all {
+        grant(file, *access, user).map_err(io("make accessible to the VMM", PathBuf::from(name)))?;
         let target = format!("{FILES}/{}", file.as_raw_fd());
         symlinkat(target, &tree, layout.below.join(name)).map_err(|error| failed()(error.into()))?;
     }
@@ -153,64 +155,65 @@ pub(super) fn raise(
         groups: groups.map_err(failed())?,
         limits,
         pages: Pages::Small,
-        // The jailer's are more than a machine's, and Firecracker has filters of its own.
+        // The jailer needs more calls than a VMM, and Firecracker has filters of its own.
         calls: Calls::Any,
         stock: Some(stock),
     };
-    // Between the tree's root and the jail's root nobody but root can put anything.
+    // Only root can create files between the tree's root and the jail's root.
     let outside = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd())).join(&layout.below);
     let view = View { outside, inside: PathBuf::from("/"), owner: Some(user), tree: Some(Arc::new(tree)) };
-    Ok(Raised { command, tie: Tie::Namespace, view, start, running })
+    Ok(Confined { command, tie: Tie::Namespace, view, start, running })
 }
 
-/// A user and a group that no host has, of this machine alone. The device for machines is the jailer's own, and this user's.
+/// Returns a user and a group that no host uses, for this VM alone. The jailer creates its own device node of KVM for
+/// this user.
 fn user() -> (u32, u32) {
-    let user = qemu::nobodys();
+    let user = qemu::unused_id();
     (user, user)
 }
 
-/// The file system that a jail is in. Devices can be made there, and programs executed.
+/// Creates the file system of a jail. It allows device nodes and executing programs.
 fn tree(program: &Path) -> Result<OwnedFd> {
-    let bytes = program.metadata().map_err(io("look at", program))?.len().saturating_add(FURTHER);
+    let bytes = program.metadata().map_err(io("inspect", program))?.len().saturating_add(FURTHER);
     let (size, files) = (bytes.next_multiple_of(4096).to_string(), MAX_FILES.to_string());
     let options = [("size", &*size), ("nr_inodes", &*files), ("mode", "0700")];
-    let words = options.map(|(key, value)| Ok::<_, VmError>((text(key.as_ref())?, text(value.as_ref())?)));
-    let words = words.into_iter().collect::<Result<Vec<_>>>()?;
-    let words: Vec<_> = words.iter().map(|(key, value)| (&**key, &**value)).collect();
-    mount::new_filesystem(c"tmpfs", &words, attr::NOSUID).map_err(|error| match error.kind() {
+    let options = options.map(|(key, value)| Ok::<_, VmError>((text(key.as_ref())?, text(value.as_ref())?)));
+    let options = options.into_iter().collect::<Result<Vec<_>>>()?;
+    let options: Vec<_> = options.iter().map(|(key, value)| (&**key, &**value)).collect();
+    mount::new_filesystem(c"tmpfs", &options, attr::NOSUID).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => VmError::NoJailer {
-            why: format!("this root may make no file system for a jail: {error}"),
-            remedy: "run as root with all its rights, or switch the jailer off",
+            why: format!("this root user may not create a file system for a jail: {error}"),
+            remedy: "run as root with all capabilities, or disable the jailer",
         },
-        _ => io("make a file system for", program)(error),
+        _ => io("create a file system for", program)(error),
     })
 }
 
-/// The keeper, to be executed.
+/// Creates the keeper's program, and opens it for execution.
 fn keeper(tree: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let mut file = File::from(openat(tree, KEEPER_NAME, flags, Mode::RWXU)?);
     file.write_all(KEEPER)?;
-    // Who executes what he may read can be looked into by his own user, as its descriptors are to be.
+    // A process whose program its user can read can be inspected by that user, which the keeper's descriptors require.
     file.set_permissions(Permissions::from_mode(0o555))?;
     Ok(openat(tree, KEEPER_NAME, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 fn text(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| broken("a path has a byte that is none"))
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| broken("a path contains a zero byte"))
 }
 
-/// What the jailer is to limit: what holds for it already. It would set limits of its own otherwise, which may be more than
-/// it can have.
+/// Returns the limits that the jailer is to set: those that already apply to it. By default it would set limits of its
+/// own, which may exceed the maximum.
 fn allowed(limits: &[(Resource, u64)]) -> io::Result<Vec<String>> {
     let named = [("fsize", Resource::FILE_SIZE), ("no-file", Resource::OPEN_FILES)];
-    let mut words = Vec::new();
+    let mut options = Vec::new();
     for (name, resource) in named {
-        if let Some((_, most)) = limits.iter().find(|(found, _)| *found == resource) {
-            words.push(format!("{name}={}", most.min(&process::most_of(resource)?)));
+        if let Some((_, max)) = limits.iter().find(|(found, _)| *found == resource) {
+            options.push(format!("{name}={}", max.min(&process::most_of(resource)?)));
         }
     }
-    Ok(words)
+    Ok(options)
 }
 
 fn arguments(id: &InstanceId, program: &Path, base: &Path, (uid, gid): (u32, u32), limits: &[String]) -> Vec<OsString> {
@@ -224,7 +227,8 @@ fn arguments(id: &InstanceId, program: &Path, base: &Path, (uid, gid): (u32, u32
     for limit in limits {
         option("--resource-limit", limit.into());
     }
-    // Its control group is ours, and it is in it already. Nothing is said of its network: it has none.
+    // Cofferdam creates the control group, and the jailer is already in it. No network namespace is named: it has no
+    // network.
     arguments.extend(["--new-pid-ns", "--", "--api-sock"].map(Into::into));
     arguments.push(format!("/{API_SOCKET}").into());
     arguments
@@ -238,9 +242,9 @@ mod tests {
     fn the_jailer_is_told_everything() {
         let id = InstanceId::new("vm-1").unwrap();
         let (program, base) = (Path::new("/opt/firecracker"), Path::new("/srv/monitors"));
-        let said = arguments(&id, program, base, (7, 8), &["fsize=9".to_owned(), "no-file=128".to_owned()]);
+        let arguments = arguments(&id, program, base, (7, 8), &["fsize=9".to_owned(), "no-file=128".to_owned()]);
         assert_eq!(
-            said.join(" ".as_ref()).to_str().unwrap(),
+            arguments.join(" ".as_ref()).to_str().unwrap(),
             "--id vm-1 --exec-file /opt/firecracker --uid 7 --gid 8 --chroot-base-dir /srv/monitors \
              --resource-limit fsize=9 --resource-limit no-file=128 --new-pid-ns -- --api-sock /api.sock"
         );
@@ -261,8 +265,8 @@ mod tests {
         let beside = place.path().canonicalize().unwrap().join(JAILER);
         std::fs::write(&beside, "").unwrap();
         assert_eq!(Jailer::Beside.program(&firecracker).unwrap(), Some(beside));
-        // One of the directory in which somebody happens to be is not executed.
-        assert!(Jailer::At(JAILER.into()).program(&firecracker).unwrap_err().to_string().contains("whole path"));
+        // A relative path is not executed, since it depends on the current directory.
+        assert!(Jailer::At(JAILER.into()).program(&firecracker).unwrap_err().to_string().contains("absolute path"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Firecracker: a driver that makes machines with it, by a client of its published API.
+//! Firecracker: a VMM driver, and a client of its published API.
 //!
 //! ```text
 //! FirecrackerVmm --fork, exec--> Firecracker (its own directory, else descriptors only; no network)
@@ -6,12 +6,12 @@
 //!    Channel --vsock::connect: CONNECT port, OK port--------------^
 //! ```
 //!
-//! What a machine is made of, and where its states go, are descriptors. The machine's directory has a link for each, under
-//! names that are the same for all machines: a state names its disks by them. The walls around it are ours (`walls`) or,
-//! where that is asked for, those of Firecracker's own jailer ([`Jailer`]).
+//! The files of a VM, and of its snapshots, are passed as descriptors. The VM's directory has a link for each, under
+//! names that are the same for all VMs, because a state contains the names of its disks. The isolation is Cofferdam's
+//! own (`walls`) or, if configured, that of Firecracker's jailer ([`Jailer`]).
 //!
-//! Every answer is taken for hostile: a guest that broke out of its machine speaks with Firecracker's voice. So each has
-//! a length, a deadline and a status that it must have. No path of the API is made from what a guest says.
+//! Every answer is untrusted: a guest that broke out of its VM controls Firecracker. So each answer has a maximum
+//! length, a deadline and an expected status. No path of the API contains text from a guest.
 
 mod channel;
 mod client;
@@ -44,10 +44,10 @@ pub use version::{NEWEST_DESCRIBED, OLDEST, Standing, Version};
 
 use crate::error::VmError;
 
-/// The monitor's program.
+/// Name of the program.
 pub(crate) const PROGRAM: &str = "firecracker";
 
-/// Firecracker does not do what it should.
+/// Returns an error for misbehaviour of Firecracker.
 fn broken(what: impl Into<String>) -> VmError {
     VmError::Monitor { monitor: PROGRAM, what: what.into() }
 }

@@ -1,6 +1,6 @@
-//! What is said to Firecracker and what it answers, by its published description of version 1.17.
+//! Requests to Firecracker and its answers, following its published description of version 1.17.
 //!
-//! Only what sandboxes use. Properties that version 1.16, the oldest that is accepted, does not know are left out.
+//! Contains only what sandboxes use. Properties that version 1.16, the oldest supported one, does not know are omitted.
 
 use std::path::PathBuf;
 
@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use super::ids::DriveId;
 
 const MEBIBYTE: u64 = 1 << 20;
-/// Processors that Firecracker gives to one machine at most.
+/// Firecracker's maximum number of processors of a VM.
 const MAX_VCPUS: u32 = 32;
-/// Addresses of a vsock below this one have a meaning of their own.
+/// Lowest guest CID; smaller ones are reserved.
 const FIRST_GUEST_CID: u32 = 3;
 
-/// What a Firecracker process says of itself.
+/// A description of a Firecracker process.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct InstanceInfo {
     /// Name of the program.
     pub app_name: String,
-    /// Name of the machine, as given at the start.
+    /// Name of the VM, as given at the start.
     pub id: String,
-    /// What the machine does.
+    /// State of the VM.
     pub state: InstanceState,
     /// Version of the program.
     pub vmm_version: String,
 }
 
-/// What a machine does.
+/// The state of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum InstanceState {
     /// It was not started or restored yet.
@@ -36,7 +36,7 @@ pub enum InstanceState {
     NotStarted,
     /// Its processors run.
     Running,
-    /// Its processors stand still.
+    /// Its processors are stopped.
     Paused,
 }
 
@@ -47,9 +47,9 @@ pub struct FirecrackerVersion {
     pub firecracker_version: String,
 }
 
-/// Processors and memory of a machine.
+/// Processors and memory of a VM.
 ///
-/// Two machines never share a core's threads by this: simultaneous multithreading is always off inside.
+/// Simultaneous multithreading is always off inside, so VMs do not share a core's threads by this.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineConfig {
     vcpu_count: u32,
@@ -65,15 +65,15 @@ pub struct MachineConfig {
 }
 
 impl MachineConfig {
-    /// A machine with 1 to 32 processors and whole mebibytes of memory.
+    /// Creates a configuration with 1 to 32 processors and whole mebibytes of memory.
     pub fn new(vcpus: u32, memory: ByteSize) -> Result<Self> {
         if !(1..=MAX_VCPUS).contains(&vcpus) {
-            let message = format!("a machine under Firecracker has 1 to {MAX_VCPUS} processors, not {vcpus}");
+            let message = format!("a VM of Firecracker has 1 to {MAX_VCPUS} processors, not {vcpus}");
             return Err(Error::invalid("create", message));
         }
         let bytes = memory.as_bytes();
         if bytes == 0 || !bytes.is_multiple_of(MEBIBYTE) {
-            return Err(Error::invalid("create", format!("a machine's memory is whole mebibytes, not {memory}")));
+            return Err(Error::invalid("create", format!("a VM's memory must be whole mebibytes, not {memory}")));
         }
         Ok(Self {
             vcpu_count: vcpus,
@@ -85,47 +85,47 @@ impl MachineConfig {
         })
     }
 
-    /// Has written pages counted, so that snapshots can hold only those.
+    /// Tracks written pages, so that snapshots can contain only those.
     #[must_use]
     pub fn tracking_dirty_pages(mut self) -> Self {
         self.track_dirty_pages = true;
         self
     }
 
-    /// Shows the guest the processor features of a template.
+    /// Limits the guest's processor features to those of a template.
     #[must_use]
     pub fn with_cpu_template(mut self, template: CpuTemplate) -> Self {
         self.cpu_template = Some(template);
         self
     }
 
-    /// Takes the memory from pages of 2 MiB that the host keeps for this.
+    /// Takes the memory from the host's reserved pages of 2 MiB.
     pub fn with_huge_pages(mut self) -> Result<Self> {
         if !self.mem_size_mib.is_multiple_of(2) {
-            let message = format!("memory in huge pages is a multiple of 2 MiB, not {} MiB", self.mem_size_mib);
+            let message = format!("memory in huge pages must be a multiple of 2 MiB, not {} MiB", self.mem_size_mib);
             return Err(Error::invalid("create", message));
         }
         self.huge_pages = Some(HugePages::TwoMebibytes);
         Ok(self)
     }
 
-    /// Processors.
+    /// Returns the number of processors.
     pub fn vcpus(&self) -> u32 {
         self.vcpu_count
     }
 
-    /// Memory, as far as a number of bytes can say it.
+    /// Returns the memory size.
     pub fn memory(&self) -> ByteSize {
         ByteSize::from_bytes(self.mem_size_mib.saturating_mul(MEBIBYTE))
     }
 
-    /// Whether threads of one core are shown inside. Read back from Firecracker; never asked for.
+    /// Returns true if the guest sees threads of one core. Read back from Firecracker; never requested.
     pub fn smt(&self) -> bool {
         self.smt
     }
 }
 
-/// A set of processor features, named after the machines that have them.
+/// A set of processor features, named after the hosts that have them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "names that Firecracker chose")]
 pub enum CpuTemplate {
@@ -138,24 +138,24 @@ pub enum CpuTemplate {
     None,
 }
 
-/// The pages that a machine's memory is made of.
+/// The page size of a VM's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HugePages {
-    /// The host's usual ones.
+    /// The host's default pages.
     None,
-    /// Those of 2 MiB from the host's reserve.
+    /// Pages of 2 MiB from the host's reserve.
     #[serde(rename = "2M")]
     TwoMebibytes,
-    /// The usual ones, joined by the host where it can. Known from version 1.17 on, and never asked for.
+    /// Default pages, which the host merges into huge ones where it can. Known since version 1.17, and never requested.
     Transparent,
 }
 
-/// What a machine starts from.
+/// The boot files of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootSource {
     /// An uncompressed kernel.
     pub kernel_image_path: PathBuf,
-    /// The first file system.
+    /// The initial file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initrd_path: Option<PathBuf>,
     /// The kernel's command line.
@@ -163,7 +163,7 @@ pub struct BootSource {
     pub boot_args: Option<String>,
 }
 
-/// A block device over a file of the host's.
+/// A block device backed by a file of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Drive {
     drive_id: DriveId,
@@ -177,7 +177,7 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// A device that cannot be written to.
+    /// Creates a read-only device.
     pub fn read_only(id: DriveId, path: impl Into<PathBuf>) -> Self {
         Self {
             drive_id: id,
@@ -190,50 +190,50 @@ impl Drive {
         }
     }
 
-    /// A device that can be written to. With a `Writeback` cache, what the guest flushes is on the host's disk.
+    /// Creates a writable device. With a `Writeback` cache, the guest's flush reaches the host's disk.
     pub fn writable(id: DriveId, path: impl Into<PathBuf>, cache: CacheType) -> Self {
         Self { is_read_only: false, cache_type: cache, ..Self::read_only(id, path) }
     }
 
-    /// Makes it the device that the kernel takes its root from.
+    /// Makes it the kernel's root device.
     #[must_use]
     pub fn as_root(mut self) -> Self {
         self.is_root_device = true;
         self
     }
 
-    /// Bounds its traffic.
+    /// Limits its traffic.
     #[must_use]
     pub fn with_rate_limiter(mut self, limiter: RateLimiter) -> Self {
         self.rate_limiter = Some(limiter);
         self
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn id(&self) -> &DriveId {
         &self.drive_id
     }
 }
 
-/// What a guest's flush does.
+/// The effect of a guest's flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum CacheType {
-    /// Nothing.
+    /// None.
     Unsafe,
-    /// It waits until the host's disk has the data.
+    /// Waits until the data is on the host's disk.
     Writeback,
 }
 
-/// How the file is read and written.
+/// The I/O engine of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum IoEngine {
-    /// One call after the other.
+    /// One system call after the other.
     Sync,
-    /// By io_uring.
+    /// io_uring.
     Async,
 }
 
-/// Bounds of a device's traffic.
+/// Traffic limits of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct RateLimiter {
     /// Bytes.
@@ -244,14 +244,14 @@ pub struct RateLimiter {
     pub ops: Option<TokenBucket>,
 }
 
-/// So many tokens, filled up again within so many milliseconds.
+/// A token bucket that is refilled within a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct TokenBucket {
-    /// Tokens that it holds.
+    /// Capacity.
     pub size: u64,
-    /// Milliseconds until an empty one is full.
+    /// Milliseconds to refill an empty bucket.
     pub refill_time: u64,
-    /// Tokens at the very beginning, besides.
+    /// Additional tokens at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub one_time_burst: Option<u64>,
 }
@@ -264,80 +264,80 @@ pub struct Vsock {
 }
 
 impl Vsock {
-    /// The guest's address, at least 3, and the socket that Firecracker makes.
+    /// Creates a device with the guest's address, at least 3, and the socket that Firecracker creates.
     pub fn new(guest_cid: u32, socket: impl Into<PathBuf>) -> Result<Self> {
         if guest_cid < FIRST_GUEST_CID {
-            let message = format!("a guest's vsock address is at least {FIRST_GUEST_CID}, not {guest_cid}");
+            let message = format!("a guest's vsock address must be at least {FIRST_GUEST_CID}, not {guest_cid}");
             return Err(Error::invalid("create", message));
         }
         Ok(Self { guest_cid, uds_path: socket.into() })
     }
 }
 
-/// A device by which the host asks for memory back.
+/// A balloon device, with which the host reclaims memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Balloon {
-    /// Mebibytes that the host asks for.
+    /// Mebibytes that the host reclaims.
     pub amount_mib: u64,
-    /// Whether the guest may take them back before it kills a process for want of memory.
+    /// True if the guest may deflate the balloon before it kills a process for lack of memory.
     pub deflate_on_oom: bool,
     /// Seconds between two reports of the guest's memory; 0 for none.
     pub stats_polling_interval_s: u32,
 }
 
-/// Another size of the balloon.
+/// A new size of the balloon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BalloonUpdate {
-    /// Mebibytes that the host asks for.
+    /// Mebibytes that the host reclaims.
     pub amount_mib: u64,
 }
 
-/// Another time between two reports.
+/// A new interval between two reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BalloonStatsUpdate {
     /// Seconds.
     pub stats_polling_interval_s: u32,
 }
 
-/// A report of the guest's memory. All but the first four numbers are the guest's own words, and so may be anything.
+/// A report of the guest's memory. All but the first four numbers come from the guest, and are untrusted.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct BalloonStats {
-    /// Pages that the host asks for.
+    /// Pages that the host reclaims.
     pub target_pages: u64,
     /// Pages that the balloon holds.
     pub actual_pages: u64,
-    /// The same in mebibytes.
+    /// `target_pages` in mebibytes.
     pub target_mib: u64,
-    /// The same in mebibytes.
+    /// `actual_pages` in mebibytes.
     pub actual_mib: u64,
-    /// Bytes that nothing uses.
+    /// Unused bytes.
     pub free_memory: Option<u64>,
-    /// Bytes in all.
+    /// Bytes in total.
     pub total_memory: Option<u64>,
-    /// Bytes that could be had without swapping.
+    /// Bytes that are available without swapping.
     pub available_memory: Option<u64>,
     /// Bytes of cached files.
     pub disk_caches: Option<u64>,
     /// Page faults that needed the disk.
     pub major_faults: Option<u64>,
-    /// Processes that were killed for want of memory.
+    /// Processes that were killed for lack of memory.
     pub oom_kill: Option<u64>,
 }
 
-/// Where Firecracker writes its log.
+/// The configuration of Firecracker's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Logger {
     /// A file or pipe that exists.
     pub log_path: PathBuf,
-    /// How much is written.
+    /// The log level.
     pub level: LogLevel,
-    /// Whether each line says its level.
+    /// True if each line contains its level.
     pub show_level: bool,
-    /// Whether each line says where in the program it comes from.
+    /// True if each line contains its origin in the program.
     pub show_log_origin: bool,
 }
 
-/// How much is written to a log.
+/// A log level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the usual names")]
 pub enum LogLevel {
@@ -349,59 +349,59 @@ pub enum LogLevel {
     Trace,
 }
 
-/// Where Firecracker writes its figures.
+/// The destination of Firecracker's metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metrics {
     /// A file or pipe that exists.
     pub metrics_path: PathBuf,
 }
 
-/// Where the guest's console goes. What comes is without end if the guest wants: name a pipe, and read it with a bound.
+/// The destination of the guest's console. The output is unbounded: use a pipe, and read it with a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Serial {
     /// A file or pipe that exists.
     pub serial_out_path: PathBuf,
 }
 
-/// A device with random numbers of the host's.
+/// A device with random numbers of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Entropy {
-    /// Bounds what is taken.
+    /// Limit of its traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter: Option<RateLimiter>,
 }
 
-/// Something to do at once.
+/// An action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Action {
-    /// The machine starts.
+    /// Start the VM.
     InstanceStart,
-    /// The figures are written now.
+    /// Write the metrics now.
     FlushMetrics,
 }
 
-/// What a machine is to do.
+/// A requested state of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum VmState {
-    /// Stand still.
+    /// Stop the processors.
     Paused,
-    /// Go on.
+    /// Continue the processors.
     Resumed,
 }
 
-/// What a snapshot holds of the memory.
+/// The memory that a snapshot contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum SnapshotType {
     /// All of it.
     Full,
-    /// What was written since the last one.
+    /// The pages that were written since the last one.
     Diff,
 }
 
-/// Writes a paused machine to two files.
+/// A request to write a paused VM to two files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotCreate {
-    /// How much of the memory.
+    /// The memory that it contains.
     pub snapshot_type: SnapshotType,
     /// The file for devices and processors.
     pub snapshot_path: PathBuf,
@@ -409,7 +409,7 @@ pub struct SnapshotCreate {
     pub mem_file_path: PathBuf,
 }
 
-/// Makes the machine of a snapshot in a Firecracker that has none yet.
+/// A request to restore a VM from a snapshot, in a Firecracker that has none yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotLoad {
     snapshot_path: PathBuf,
@@ -425,8 +425,8 @@ pub struct SnapshotLoad {
 }
 
 impl SnapshotLoad {
-    /// From two files. The memory is mapped privately: the file is shared by all machines made from it, and none of them
-    /// writes to it. The machine stands still afterwards.
+    /// Restores from two files. The memory is mapped privately: all VMs that are restored from it share the file, and
+    /// none of them writes to it. The VM is paused afterwards.
     pub fn new(snapshot: impl Into<PathBuf>, memory: impl Into<PathBuf>) -> Self {
         Self {
             snapshot_path: snapshot.into(),
@@ -439,35 +439,35 @@ impl SnapshotLoad {
         }
     }
 
-    /// Lets it go on at once.
+    /// Resumes the VM at once.
     #[must_use]
     pub fn resumed(mut self) -> Self {
         self.resume_vm = true;
         self
     }
 
-    /// Has written pages counted, for snapshots of type `Diff`.
+    /// Tracks written pages, for snapshots of type `Diff`.
     #[must_use]
     pub fn tracking_dirty_pages(mut self) -> Self {
         self.track_dirty_pages = true;
         self
     }
 
-    /// Gives the vsock another socket than it had.
+    /// Replaces the path of the vsock's socket.
     #[must_use]
     pub fn with_vsock(mut self, socket: impl Into<PathBuf>) -> Self {
         self.vsock_override = Some(VsockOverride { uds_path: socket.into() });
         self
     }
 
-    /// Gives a network device of the machine another one of the host's.
+    /// Replaces the host device of one of the VM's network devices.
     #[must_use]
     pub fn with_network(mut self, interface: impl Into<String>, host_device: impl Into<String>) -> Self {
         self.network_overrides.push(NetworkOverride { iface_id: interface.into(), host_dev_name: host_device.into() });
         self
     }
 
-    /// Sets the guest's clock forward by the time since the snapshot. On x86_64, with kvm-clock inside.
+    /// Advances the guest's clock by the time since the snapshot. On x86_64, with kvm-clock inside.
     #[must_use]
     pub fn with_clock_of_now(mut self) -> Self {
         self.clock_realtime = true;
@@ -475,7 +475,7 @@ impl SnapshotLoad {
     }
 }
 
-/// Where the memory of a snapshot comes from.
+/// The source of a snapshot's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct MemoryBackend {
     backend_type: MemoryBackendType,

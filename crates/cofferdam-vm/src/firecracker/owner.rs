@@ -1,4 +1,4 @@
-//! Who made a machine's directory: written into its name, read when such directories are swept.
+//! The owner of a VM's directory: encoded in its name, and parsed when such directories are swept.
 
 use std::fs;
 use std::io;
@@ -13,20 +13,20 @@ use crate::firecracker::InstanceId;
 const PREFIX: &str = "cofferdam";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A process, unlike any other before or after.
+/// A unique identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The beginning of the boot's name.
+    /// Beginning of the boot ID.
     boot: u32,
-    /// The namespace in which the process has its number.
+    /// PID namespace of the process ID.
     namespace: u64,
     process: u32,
-    /// When it began, in the kernel's ticks since the boot.
+    /// Start time, in the kernel's ticks since the boot.
     start: u64,
 }
 
 impl Owner {
-    /// This process.
+    /// Returns the identity of this process.
     pub(super) fn this() -> io::Result<Self> {
         let boot = fs::read_to_string(BOOT_ID)?;
         let boot = boot.get(..8).and_then(|first| u32::from_str_radix(first, 16).ok());
@@ -39,13 +39,13 @@ impl Owner {
         })
     }
 
-    /// A new name for a directory of this owner's.
+    /// Returns a new name for a directory of this owner.
     pub(super) fn name(&self) -> Result<InstanceId> {
         let Self { boot, namespace, process, start } = self;
         InstanceId::new(format!("{PREFIX}-{boot:08x}-{namespace}-{process}-{start}-{:08x}", fastrand::u32(..)))
     }
 
-    /// Who made a directory of this name, if it is one of ours.
+    /// Parses the owner of a directory from its name, if it is one of Cofferdam's.
     pub(super) fn of(name: &str) -> Option<Self> {
         let mut parts = name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-');
         let owner = Self {
@@ -58,7 +58,7 @@ impl Owner {
         parts.next().is_none().then_some(owner)
     }
 
-    /// Whether it is certain that the process is gone, as `here` can tell. One of another namespace may be alive.
+    /// Returns true if the process is certainly gone. A process of another namespace may be alive.
     pub(super) fn is_dead(&self, here: &Self) -> bool {
         if self.boot != here.boot {
             return true;
@@ -67,8 +67,8 @@ impl Owner {
         let (true, Some(number)) = (self.namespace == here.namespace, number) else { return false };
         match test_kill_process(number) {
             Err(rustix::io::Errno::SRCH) => true,
-            // There is somebody with this number, or what is left of somebody until its parent asks how it ended. Where its
-            // life is hidden, it must be taken for the owner's.
+            // A process with this ID exists, or is a zombie until its parent waits for it. If its start time is hidden,
+            // it must be assumed to be the owner.
             _ => Life::of(self.process).is_some_and(|life| life.over || life.start != self.start),
         }
     }
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(Owner::of(name.as_str()), Some(owner.clone()));
         assert_ne!(name, owner.name().unwrap());
         let longest = Owner { boot: u32::MAX, namespace: u32::MAX.into(), process: 4_194_304, start: 10_u64.pow(11) };
-        longest.name().expect("it fits, for thirty years since the boot");
+        longest.name().expect("a valid name, for thirty years since the boot");
         for foreign in ["", "cofferdam", "cofferdam-x", "vm-1", &format!("{name}-1"), &format!("x{name}")] {
             assert_eq!(Owner::of(foreign), None, "{foreign}");
         }
@@ -100,13 +100,13 @@ mod tests {
         let here = Owner::this().unwrap();
         assert!(!here.is_dead(&here));
         assert!(Owner { boot: here.boot ^ 1, ..here.clone() }.is_dead(&here), "an earlier boot");
-        assert!(Owner { start: here.start + 1, ..here.clone() }.is_dead(&here), "another with its number");
+        assert!(Owner { start: here.start + 1, ..here.clone() }.is_dead(&here), "another process with its ID");
         assert!(!Owner { namespace: here.namespace + 1, process: 1, ..here.clone() }.is_dead(&here));
         let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
         let gone = Owner { process: child.id(), start: start_of(child.id()).unwrap(), ..here.clone() };
         let begun = std::time::Instant::now();
         while !gone.is_dead(&here) {
-            assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+            assert!(begun.elapsed().as_secs() < 60, "a zombie counts as alive");
             std::thread::yield_now();
         }
         child.wait().unwrap();

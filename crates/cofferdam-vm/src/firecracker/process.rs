@@ -1,12 +1,12 @@
-//! A Firecracker process: started, waited for, ended, and nothing of it left.
+//! A Firecracker process: start, readiness, end, and removal of its files.
 //!
 //! ```text
-//! started --socket answers, version and name are right--> ready --end--> killed, waited for, files removed
-//!    '--ends, is silent, is another version--> killed        '--drop, this process dies--> killed
+//! started --socket answers, version and name match--> ready --end--> killed, reaped, files removed
+//!    '--exits, no answer, other version-----> killed        '--drop, this process dies--> killed
 //! ```
 //!
-//! It dies with this process in any case. Its files are then swept by [`super::Jail::sweep`], or lie in a directory that
-//! is the caller's to remove.
+//! It dies with this process in any case. [`super::Jail::sweep`] removes its files later, unless they are in a
+//! directory of the caller.
 
 use std::fs;
 use std::io;
@@ -36,54 +36,54 @@ use super::{socket, version};
 
 /// The socket of the API in the process's directory.
 pub(super) const API_SOCKET: &str = "api.sock";
-/// Time that a killed process has to be gone.
-const END_LIMIT: Duration = Duration::from_secs(10);
-/// Time for what an ended process had said.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// What to do where a root is none.
-const JAILERS_RIGHTS: &str = "run as root with the rights that the jailer needs (to mount, to make namespaces and device nodes), or switch it off: `jailer` \
-     in [machines], or COFFERDAM_VM_JAILER";
-/// Between two looks.
-const PAUSE: Duration = Duration::from_millis(2);
-/// A socket's path as the kernel takes it, without the byte that ends it.
+/// Time for a killed process to end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time to read the remaining output of an ended process.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Remedy for a root user without the necessary capabilities.
+const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer needs (to mount, to create \
+     namespaces and device nodes), or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER";
+/// Interval between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Maximum length of a socket's path, without the terminating byte.
 const MAX_SOCKET: usize = 107;
 
-/// How Firecracker is started.
+/// The parameters for starting Firecracker.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The program, by its whole path.
+    /// Absolute path of the program.
     pub program: PathBuf,
     /// Time until it answers.
     pub ready: Duration,
-    /// Times of its client.
+    /// Deadlines of its client.
     pub deadlines: Deadlines,
 }
 
 impl Launch {
-    /// A program with the usual times.
+    /// Creates the parameters for a program, with the default deadlines.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), ready: Duration::from_secs(10), deadlines: Deadlines::default() }
     }
 
-    /// Which version the program has, and whether it is one that is supported.
+    /// Queries the version of the program, and whether it is supported.
     pub async fn version(&self) -> Result<(Version, Standing)> {
         let version = version::of_program("create", &self.program, self.ready).await?;
         Ok((version, version.standing("create")?))
     }
 
-    /// Starts it as this user, in a new directory of that name in `parent`. For hosts without the right to jail it: what
-    /// breaks out of the machine is then held by Firecracker's own system-call filter alone.
+    /// Starts it as this user, in a new directory of that name in `parent`. For hosts without the privileges for a
+    /// jail: only Firecracker's own system-call filter then confines a guest that breaks out of the VM.
     pub async fn start(&self, parent: &Path, id: &InstanceId) -> Result<Firecracker> {
         let directory = parent.join(id.as_str());
         let socket = directory.join(API_SOCKET);
         if socket.as_os_str().len() > MAX_SOCKET {
-            let message = format!("a socket's path has {MAX_SOCKET} bytes at most");
+            let message = format!("a socket's path may have at most {MAX_SOCKET} bytes");
             return Err(Error::invalid("create", message)
                 .with_context("path", socket.display().to_string())
                 .with_remedy("use a directory with a shorter path"));
         }
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        made.map_err(|error| os("make the machine's directory", &directory, error))?;
+        made.map_err(|error| os("create the VM's directory", &directory, error))?;
         let remains = Remains { directory: Some(directory.clone()), ..Remains::default() };
         let mut command = Command::new(&self.program);
         command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
@@ -91,10 +91,10 @@ impl Launch {
         self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
     }
 
-    /// Starts it in a directory that is there, which becomes its own, and behind walls that stand. Names in requests begin
-    /// in that directory.
-    pub(super) async fn start_behind(&self, raised: Raised, id: &InstanceId) -> Result<Firecracker> {
-        let Raised { command, tie, view, start, running } = raised;
+    /// Starts it in an existing directory, which becomes its own, with the prepared isolation. Relative paths in
+    /// requests start in that directory.
+    pub(super) async fn start_confined(&self, confined: Confined, id: &InstanceId) -> Result<Firecracker> {
+        let Confined { command, tie, view, start, running } = confined;
         self.begin((command, start), tie, view, running, id).await
     }
 
@@ -106,8 +106,8 @@ impl Launch {
         running: Running,
         id: &InstanceId,
     ) -> Result<Firecracker> {
-        let (console, writer) = Console::new().map_err(|error| os("make a pipe", &view.outside, error))?;
-        let second = writer.try_clone().map_err(|error| os("make a pipe", &view.outside, error))?;
+        let (console, writer) = Console::new().map_err(|error| os("create a pipe", &view.outside, error))?;
+        let second = writer.try_clone().map_err(|error| os("create a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
         let program = self.program.clone();
         let running = tokio::task::spawn_blocking(move || running.start(command, tie, start));
@@ -121,7 +121,7 @@ impl Launch {
                 Ok(process)
             }
             Err(error) => {
-                // What cannot be removed now is said to whoever sweeps.
+                // The sweep removes what cannot be removed now.
                 let _ = process.end().await;
                 Err(error)
             }
@@ -129,10 +129,10 @@ impl Launch {
     }
 }
 
-/// Why a program of the host's was not started.
+/// Returns the error for a program that could not be started.
 fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
     if child::lacks_namespaces(&error) {
-        let wall = "namespaces of its own, which keep it from the network";
+        let wall = "namespaces of its own, which isolate it from the network";
         return VmError::NoWall { wall }.into_error("create");
     }
     match (error.kind(), tie) {
@@ -140,60 +140,60 @@ fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
             VmError::Forbidden { program: program.to_owned(), source: error }.into_error("create")
         }
         (io::ErrorKind::PermissionDenied, Tie::Namespace) => {
-            let why = format!("this user may not do what it takes: {error}");
-            VmError::NoJailer { why, remedy: JAILERS_RIGHTS }.into_error("create")
+            let why = format!("this user lacks the necessary capabilities: {error}");
+            VmError::NoJailer { why, remedy: JAILER_REMEDY }.into_error("create")
         }
         _ => os("start Firecracker", program, error),
     }
 }
 
-/// How its life is tied to this process.
+/// The mechanism that ties its life to this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tie {
-    /// By itself.
+    /// The process itself.
     Own,
-    /// By a process namespace around it: the jailer changes its user.
+    /// A PID namespace around it, because the jailer changes its user.
     Namespace,
 }
 
-/// A directory, as this process and as Firecracker sees it.
+/// A directory, from the view of this process and of Firecracker.
 #[derive(Debug)]
 pub(super) struct View {
     pub outside: PathBuf,
     pub inside: PathBuf,
-    /// User and group that Firecracker runs as, if others than this process's.
+    /// User and group of Firecracker, if they differ from this process's.
     pub owner: Option<(u32, u32)>,
-    /// What `outside` begins with, where it has no name of the host's.
+    /// The mount that `outside` starts at, if that has no path on the host.
     pub tree: Tree,
 }
 
-/// A mount that is attached nowhere in this process's view. It is there as long as somebody has it open.
+/// A detached mount, which exists as long as a process has it open.
 pub(super) type Tree = Option<Arc<OwnedFd>>;
 
-/// What is to be removed when the process is gone.
+/// The resources to remove when the process is gone.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     pub directory: Option<PathBuf>,
     pub groups: Vec<PathBuf>,
-    /// What bounds the process, if it is ours to remove.
+    /// The resource bounds of the process.
     pub enclosure: Option<Enclosure>,
 }
 
 impl Remains {
-    /// Removes all, within a time: a control group can be removed only when the last process has left it.
-    pub(super) fn remove(&self, limit: Duration) -> io::Result<()> {
+    /// Removes everything, within a time limit: a control group can be removed only after its last process has left it.
+    pub(super) fn remove(&self, timeout: Duration) -> io::Result<()> {
         let begun = Instant::now();
         for group in &self.groups {
             loop {
                 match fs::remove_dir(group) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                    Err(_) if begun.elapsed() < limit => std::thread::sleep(PAUSE),
+                    Err(_) if begun.elapsed() < timeout => std::thread::sleep(POLL_INTERVAL),
                     other => break other?,
                 }
             }
         }
         let Some(directory) = &self.directory else { return Ok(()) };
-        // One that was closed to its own user. What stands there is a directory of ours in one of ours.
+        // The directory may be closed to its own user. It is in a directory of Cofferdam.
         let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
         match fs::remove_dir_all(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -202,7 +202,7 @@ impl Remains {
     }
 }
 
-/// A process that is killed when it is dropped, and its files removed.
+/// A process that is killed when it is dropped, and whose files are removed.
 #[derive(Debug)]
 pub(super) struct Running {
     child: Option<Child>,
@@ -211,7 +211,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Not started yet. From here on, what is dropped kills the process and removes what it leaves.
+    /// Creates it without a process yet. From here on, dropping it kills the process and removes its files.
     pub(super) fn new(remains: Remains) -> Self {
         Self { child: None, tie: Tie::Own, remains: Some(remains) }
     }
@@ -226,8 +226,8 @@ impl Running {
         Ok(self)
     }
 
-    /// What is killed to end it: with the init of a namespace, all in it end before the child is seen to have ended.
-    fn to_be_killed(&self) -> io::Result<OwnedFd> {
+    /// Returns the process to kill: if it is the init of a namespace, all processes in it end before the child.
+    fn kill_target(&self) -> io::Result<OwnedFd> {
         let number = self.child.as_ref().map_or(0, Child::id);
         let init = || child::init_of(number).filter(|_| self.tie == Tie::Namespace);
         init().map_or_else(|| self.child_itself(), Ok)
@@ -242,19 +242,20 @@ impl Running {
         if self.has_ended() {
             return Ok(());
         }
-        // Nobody has waited for it, so the number is still its own.
-        self.to_be_killed().and_then(|process| process::kill_by_pidfd(process.as_fd()))
+        // It was not reaped yet, so the process ID is still its own.
+        self.kill_target().and_then(|process| process::kill_by_pidfd(process.as_fd()))
     }
 
-    /// Waits for a process that has ended, and removes what it left. Says how it ended, and what could not be removed.
+    /// Reaps a process that has ended, and removes its files. Returns its status, and the files that could not be
+    /// removed.
     fn reap(mut self) -> End {
         let (child, remains) = (self.child.take(), self.remains.take());
         let status = child.and_then(|mut child| child.wait().ok());
-        let removed = remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT));
+        let removed = remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT));
         End { status, left: removed.err().map(|error| error.to_string()) }
     }
 
-    /// Kills, waits and removes.
+    /// Kills, reaps and removes.
     fn finish(mut self) -> io::Result<()> {
         let killed = self.kill();
         let (child, remains) = (self.child.take(), self.remains.take());
@@ -262,7 +263,7 @@ impl Running {
         if let Some(mut child) = child {
             child.wait()?;
         }
-        remains.map_or(Ok(()), |remains| remains.remove(END_LIMIT))
+        remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT))
     }
 
     fn has_ended(&mut self) -> bool {
@@ -275,38 +276,38 @@ impl Drop for Running {
         if self.child.is_some() || self.remains.is_some() {
             let (child, remains) = (self.child.take(), self.remains.take());
             let running = std::mem::ManuallyDrop::new(Self { child, tie: self.tie, remains });
-            // Whoever drops may not be kept waiting, and cannot be told: a jail is found again by its name.
+            // A drop may not block, and cannot report errors: the sweep finds a jail again by its name.
             let finish = move || drop(std::mem::ManuallyDrop::into_inner(running).finish());
-            // Without a thread the process dies with this one.
+            // Without a thread, the process dies with this one.
             drop(std::thread::Builder::new().name("firecracker-end".to_owned()).spawn(finish));
         }
     }
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug, Clone)]
 pub(super) struct End {
     pub status: Option<ExitStatus>,
-    /// Why something of it could not be removed.
+    /// The error if its files could not be removed.
     pub left: Option<String>,
 }
 
-/// A process whose end is waited for by a task.
+/// A process that a task waits for.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub client: Client,
     pub console: Console,
     pub directory: PathBuf,
     pub tree: Tree,
-    /// What bounds it from outside, for people.
+    /// Its host resource limits, for display.
     pub kept: String,
     pub process: OwnedFd,
     pub end: watch::Receiver<Option<End>>,
 }
 
-/// A directory and walls that were made for a process, and how it is started behind them.
+/// A directory and isolation that were prepared for a process, and its command.
 #[derive(Debug)]
-pub(super) struct Raised {
+pub(super) struct Confined {
     pub command: Command,
     pub tie: Tie,
     pub view: View,
@@ -325,54 +326,56 @@ pub struct Firecracker {
 }
 
 impl Firecracker {
-    /// Its API.
+    /// Returns its API client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Its version.
+    /// Returns its version.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Its directory, as this process sees it.
+    /// Returns its directory, as this process sees it.
     pub fn directory(&self) -> &Path {
         &self.view.outside
     }
 
-    /// Its directory, as it sees it: paths in requests begin here.
+    /// Returns its directory, as Firecracker sees it: paths in requests start here.
     pub fn directory_inside(&self) -> &Path {
         &self.view.inside
     }
 
-    /// The last of what it and its guest have written. Anything may stand there.
+    /// Returns the end of its own and its guest's output, which is untrusted.
     pub fn console(&self) -> String {
         self.console.text()
     }
 
-    /// Waits until the process has ended, for whatever reason: until nobody holds its output any more. One that closes
-    /// its output and goes on does what Firecracker does not, and is to be ended like one that is gone.
+    /// Waits until the process has ended: until all copies of its output's writing end are closed. Firecracker never
+    /// closes its output while it runs; a process that does is to be killed as well.
     pub async fn ended(&self) {
         self.console.over().await;
     }
 
-    /// Kills it, and gives back when the process and its files are gone.
+    /// Kills it, and returns when the process and its files are gone.
     pub async fn end(mut self) -> Result<()> {
         self.running.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
-        // In a jail, the process is behind the one that was killed: its output shows when it is gone.
-        let gone = timeout(END_LIMIT, self.ended()).await;
-        gone.map_err(|_| internal(&format!("a killed Firecracker is still there after {} s", END_LIMIT.as_secs())))?;
+        // In a jail, the killed process is the parent of Firecracker: its output ends when Firecracker is gone.
+        let gone = timeout(EXIT_TIMEOUT, self.ended()).await;
+        gone.map_err(|_| {
+            internal(&format!("Firecracker still runs {} s after it was killed", EXIT_TIMEOUT.as_secs()))
+        })?;
         let running = std::mem::replace(&mut self.running, Running { child: None, tie: Tie::Own, remains: None });
         let finished = tokio::task::spawn_blocking(move || running.finish());
         let finished = finished.await.map_err(|error| internal(&error.to_string()))?;
         finished.map_err(|error| os("remove what Firecracker left", &self.view.outside, error))
     }
 
-    /// Hands it over to a task that waits for its end, and removes what it leaves then.
+    /// Hands it to a task that waits for its end, and removes its files then.
     pub(super) fn watch(self) -> Result<Watched> {
         let Self { client, view, running, console, .. } = self;
         let failed = |error| os("watch Firecracker", &view.outside, error);
-        let (process, killer) = (running.child_itself().map_err(failed)?, running.to_be_killed().map_err(failed)?);
+        let (process, killer) = (running.child_itself().map_err(failed)?, running.kill_target().map_err(failed)?);
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -381,56 +384,56 @@ impl Firecracker {
         let enclosure = running.remains.as_ref().and_then(|remains| remains.enclosure.as_ref());
         let kept = enclosure.map_or_else(String::new, |enclosure| enclosure.shown.clone());
         let (sender, end) = watch::channel(None);
-        let last_words = console.clone();
+        let output = console.clone();
         tokio::spawn(async move {
-            // A descriptor that cannot be waited for is no reason to forget the process.
+            // If waiting for the descriptor fails, the process is still reaped.
             let _ = process.readable().await;
-            // What it had to say may still be on its way.
-            let _ = timeout(LAST_WORDS, last_words.over()).await;
+            // Output may still be in the pipe.
+            let _ = timeout(OUTPUT_TIMEOUT, output.over()).await;
             let reaped = tokio::task::spawn_blocking(move || running.reap()).await;
-            let lost = |_| End { status: None, left: Some("the end was not waited for".to_owned()) };
+            let lost = |_| End { status: None, left: Some("the task that reaps it was cancelled".to_owned()) };
             sender.send_replace(Some(reaped.unwrap_or_else(lost)));
         });
         Ok(Watched { client, console, directory: view.outside, tree: view.tree, kept, process: killer, end })
     }
 
-    async fn become_ready(&mut self, id: &InstanceId, limit: Duration) -> Result<Version> {
+    async fn become_ready(&mut self, id: &InstanceId, timeout: Duration) -> Result<Version> {
         let begun = Instant::now();
         while let Err(error) = socket::connect(self.client.socket()).await {
             if self.running.has_ended() {
-                return Err(self.ended_at_once().await);
+                return Err(self.exited_early().await);
             }
-            if begun.elapsed() > limit {
-                let message = format!("Firecracker opened no socket within {} s", limit.as_secs_f64());
+            if begun.elapsed() > timeout {
+                let message = format!("Firecracker opened no socket within {} s", timeout.as_secs_f64());
                 return Err(self.not_ready(message).with_retry(Retry::MayHelp).with_source(error));
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
-        let said = self.client.version("create").await?.firecracker_version;
-        let Some(version) = Version::parse(&said) else {
-            return Err(self.not_ready(format!("Firecracker says that it has version '{}'", shown(&said))));
+        let text = self.client.version("create").await?.firecracker_version;
+        let Some(version) = Version::parse(&text) else {
+            return Err(self.not_ready(format!("Firecracker reports the invalid version '{}'", shown(&text))));
         };
         version.standing("create")?;
         let instance = self.client.describe("create").await?;
         if instance.id != id.as_str() {
-            return Err(self.not_ready(format!("another machine answers: '{}'", shown(&instance.id))));
+            return Err(self.not_ready(format!("another VM answers: '{}'", shown(&instance.id))));
         }
         Ok(version)
     }
 
-    async fn ended_at_once(&self) -> Error {
-        // What it had to say may still be on its way.
-        let _ = timeout(LAST_WORDS, self.console.over()).await;
+    async fn exited_early(&self) -> Error {
+        // Output may still be in the pipe.
+        let _ = timeout(OUTPUT_TIMEOUT, self.console.over()).await;
         let text = self.console.text();
-        // Its last words say why.
+        // The end of the output has the reason.
         let end = text.char_indices().rev().nth(500).map_or(0, |(at, _)| at);
-        self.not_ready(format!("Firecracker ended at once: {}", shown(&text[end..])))
+        self.not_ready(format!("Firecracker exited immediately: {}", shown(&text[end..])))
     }
 
     fn not_ready(&self, message: String) -> Error {
         Error::new(ErrorKind::Unavailable, "create", message)
             .with_retry(Retry::Never)
-            .with_remedy("start the program by hand with the same user: it says what it lacks")
+            .with_remedy("run the program by hand as the same user, and read its output")
             .with_context("directory", self.view.outside.display().to_string())
     }
 }
@@ -439,7 +442,7 @@ fn internal(message: &str) -> Error {
     Error::new(ErrorKind::Internal, "create", message)
 }
 
-/// An operating-system error. `doing` completes "cannot …".
+/// Converts an error of the operating system. `doing` completes "cannot …".
 pub(super) fn os(doing: &str, path: &Path, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::NotFound => ErrorKind::NotFound,

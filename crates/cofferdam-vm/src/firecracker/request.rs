@@ -1,4 +1,4 @@
-//! Each request of the API that is made here: its method, path, body, and the status that it must be answered with.
+//! The requests of the API that are used: method, path, body, and expected status.
 
 use std::borrow::Cow;
 
@@ -10,10 +10,10 @@ use super::model::{
     Serial, SnapshotCreate, SnapshotLoad, VmState, Vsock,
 };
 
-/// A method of HTTP.
+/// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Asks.
+    /// Queries.
     Get,
     /// Sets.
     Put,
@@ -21,60 +21,60 @@ pub enum Method {
     Patch,
 }
 
-/// How long the answer may take.
+/// The time class of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// It is known.
+    /// Immediate.
     Quick,
-    /// Memory is read or written, or processors are made.
+    /// Memory is read or written, or processors are created.
     Slow,
 }
 
 /// A request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
-    /// What is this process, and what does its machine do?
+    /// Describes the process and the state of its VM.
     DescribeInstance,
-    /// Which version is it?
+    /// Queries the version.
     Version,
-    /// Which processors and memory has the machine?
+    /// Queries processors and memory of the VM.
     DescribeMachine,
-    /// What does the guest say of its memory?
+    /// Queries the guest's memory statistics.
     BalloonStats,
-    /// Processors and memory.
+    /// Sets processors and memory.
     Machine(MachineConfig),
-    /// Kernel and command line.
+    /// Sets kernel and command line.
     BootSource(BootSource),
-    /// A block device.
+    /// Adds a block device.
     Drive(Drive),
-    /// Streams.
+    /// Adds a vsock.
     Vsock(Vsock),
-    /// A device by which memory is asked back.
+    /// Adds a balloon.
     Balloon(Balloon),
-    /// Another size of the balloon.
+    /// Resizes the balloon.
     ResizeBalloon(BalloonUpdate),
-    /// Another time between reports.
+    /// Changes the interval between reports.
     BalloonStatsInterval(BalloonStatsUpdate),
-    /// Random numbers.
+    /// Adds a device for random numbers.
     Entropy(Entropy),
-    /// Where the console goes.
+    /// Sets the destination of the console.
     Serial(Serial),
-    /// Where the log goes.
+    /// Sets the destination of the log.
     Logger(Logger),
-    /// Where figures go.
+    /// Sets the destination of metrics.
     Metrics(Metrics),
-    /// Something to do at once.
+    /// Performs an action.
     Act(Action),
-    /// Standing still, or going on.
+    /// Pauses or resumes.
     Change(VmState),
-    /// A snapshot is written.
+    /// Writes a snapshot.
     CreateSnapshot(SnapshotCreate),
-    /// A machine is made from one.
+    /// Restores a VM from a snapshot.
     LoadSnapshot(SnapshotLoad),
 }
 
 impl Request {
-    /// Its method.
+    /// Returns its method.
     pub fn method(&self) -> Method {
         match self {
             Self::DescribeInstance | Self::Version | Self::DescribeMachine | Self::BalloonStats => Method::Get,
@@ -94,7 +94,7 @@ impl Request {
         }
     }
 
-    /// Its path, which holds nothing but fixed words and a checked [`super::DriveId`].
+    /// Returns its path, which contains only fixed text and a validated [`super::DriveId`].
     pub fn path(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::DescribeInstance => "/",
@@ -116,7 +116,7 @@ impl Request {
         })
     }
 
-    /// Its body, where it has one. A path that is not UTF-8 cannot be said in JSON.
+    /// Returns its body, if it has one. Fails for a path that is not UTF-8, which JSON cannot represent.
     pub fn body(&self) -> serde_json::Result<Option<Value>> {
         match self {
             Self::DescribeInstance | Self::Version | Self::DescribeMachine | Self::BalloonStats => Ok(None),
@@ -138,7 +138,7 @@ impl Request {
         }
     }
 
-    /// The one status that says it was done.
+    /// Returns the expected status.
     pub fn success(&self) -> u16 {
         if self.method() == Method::Get { 200 } else { 204 }
     }
@@ -150,30 +150,30 @@ impl Request {
         }
     }
 
-    /// Completes "cannot …".
+    /// Returns text that completes "cannot …".
     pub(super) fn doing(&self) -> &'static str {
         match self {
-            Self::DescribeInstance => "ask what the machine does",
-            Self::Version => "ask for the version",
-            Self::DescribeMachine => "ask for the machine's processors and memory",
-            Self::BalloonStats => "ask for the guest's memory",
-            Self::Machine(_) => "set the machine's processors and memory",
-            Self::BootSource(_) => "set the machine's kernel",
-            Self::Drive(_) => "give the machine a drive",
-            Self::Vsock(_) => "give the machine a vsock",
-            Self::Balloon(_) => "give the machine a balloon",
-            Self::ResizeBalloon(_) => "resize the machine's balloon",
-            Self::BalloonStatsInterval(_) => "change how often the guest's memory is reported",
-            Self::Entropy(_) => "give the machine random numbers",
-            Self::Serial(_) => "say where the machine's console goes",
-            Self::Logger(_) => "say where the log goes",
-            Self::Metrics(_) => "say where the figures go",
-            Self::Act(Action::InstanceStart) => "start the machine",
-            Self::Act(Action::FlushMetrics) => "have the figures written",
-            Self::Change(VmState::Paused) => "pause the machine",
-            Self::Change(VmState::Resumed) => "resume the machine",
-            Self::CreateSnapshot(_) => "write a snapshot of the machine",
-            Self::LoadSnapshot(_) => "make the machine from a snapshot",
+            Self::DescribeInstance => "query the state of the VM",
+            Self::Version => "query the version",
+            Self::DescribeMachine => "query the VM's processors and memory",
+            Self::BalloonStats => "query the guest's memory",
+            Self::Machine(_) => "set the VM's processors and memory",
+            Self::BootSource(_) => "set the VM's kernel",
+            Self::Drive(_) => "add a drive to the VM",
+            Self::Vsock(_) => "add a vsock to the VM",
+            Self::Balloon(_) => "add a balloon to the VM",
+            Self::ResizeBalloon(_) => "resize the VM's balloon",
+            Self::BalloonStatsInterval(_) => "change the interval of the guest's memory reports",
+            Self::Entropy(_) => "add a random number device to the VM",
+            Self::Serial(_) => "set the destination of the VM's console",
+            Self::Logger(_) => "set the destination of the log",
+            Self::Metrics(_) => "set the destination of the metrics",
+            Self::Act(Action::InstanceStart) => "start the VM",
+            Self::Act(Action::FlushMetrics) => "write the metrics",
+            Self::Change(VmState::Paused) => "pause the VM",
+            Self::Change(VmState::Resumed) => "resume the VM",
+            Self::CreateSnapshot(_) => "write a snapshot of the VM",
+            Self::LoadSnapshot(_) => "restore the VM from a snapshot",
         }
     }
 }

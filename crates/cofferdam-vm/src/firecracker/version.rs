@@ -1,4 +1,4 @@
-//! Versions of Firecracker, and which are accepted.
+//! Versions of Firecracker, and the supported range.
 
 use std::fmt;
 use std::path::Path;
@@ -12,37 +12,38 @@ use tokio::time::timeout;
 
 use super::error::shown;
 
-/// The first with all that is asked for here: another vsock socket and another clock for restored machines.
+/// The oldest supported version: the first with a vsock override and a clock update for restored VMs.
 pub const OLDEST: Version = Version { major: 1, minor: 16, patch: 0 };
-/// The one whose description of the API the requests are held against.
+/// The newest version whose API description the requests were checked against.
 pub const NEWEST_DESCRIBED: Version = Version { major: 1, minor: 17, patch: 0 };
-/// The first whose guests hear new connections of the host's after they stood still. Before, each of them hangs.
+/// The first version whose guests accept new connections from the host after a resume. In older versions, each of them
+/// hangs.
 const HEARS_AFTER_RESUME: Version = Version { major: 1, minor: 16, patch: 2 };
-/// No program says more about its version.
+/// Maximum length of a program's version output.
 const MAX_OUTPUT: u64 = 4096;
 
 /// A version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Changes with what breaks.
+    /// Incremented for breaking changes.
     pub major: u32,
-    /// Changes with what is new.
+    /// Incremented for features.
     pub minor: u32,
-    /// Changes with what is repaired.
+    /// Incremented for fixes.
     pub patch: u32,
 }
 
-/// How a version stands to those that are known.
+/// The relation of a version to the supported range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Its API is the one that requests are held against.
+    /// Requests were checked against the description of its API.
     Described,
-    /// Newer. Nothing was removed within a major version so far; nobody has looked at this one.
+    /// A newer version, which was not checked. So far, Firecracker removed nothing within a major version.
     Newer,
 }
 
 impl Version {
-    /// Reads `1.16.1`, with or without a `v` before and a suffix such as `-dev` behind.
+    /// Parses `1.16.1`, with an optional prefix `v` and an optional suffix such as `-dev`.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix('v').unwrap_or(text);
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -54,16 +55,17 @@ impl Version {
         numbers.next().is_none().then_some(version)
     }
 
-    /// Whether new streams into a machine can be had by its vsock after it was paused and resumed. Where not, a machine
-    /// with a vsock is not to be paused, except for a snapshot after which it ends.
+    /// Returns true if the vsock accepts new streams after the VM was paused and resumed. Otherwise a VM with a vsock
+    /// must not be paused, except for a snapshot after which it ends.
     pub fn hears_after_resume(self) -> bool {
         self >= HEARS_AFTER_RESUME
     }
 
-    /// Fails where the version is too old, or of a major version that nobody knows.
+    /// Fails if the version is too old, or has an unknown major version.
     pub fn standing(self, operation: &'static str) -> Result<Standing> {
         let unsupported = |remedy| {
-            let message = format!("Firecracker {self} is not supported: {OLDEST} to {NEWEST_DESCRIBED} are");
+            let message =
+                format!("Firecracker {self} is not supported; supported versions are {OLDEST} to {NEWEST_DESCRIBED}");
             Err(Error::new(ErrorKind::Unavailable, operation, message).with_retry(Retry::Never).with_remedy(remedy))
         };
         if self < OLDEST {
@@ -84,12 +86,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Asks a program, `firecracker` or `jailer`, for its version.
-pub async fn of_program(operation: &'static str, program: &Path, limit: Duration) -> Result<Version> {
+/// Queries the version of a program, `firecracker` or `jailer`.
+pub async fn of_program(operation: &'static str, program: &Path, deadline: Duration) -> Result<Version> {
     let failed = |why: String| {
-        Error::new(ErrorKind::Unavailable, operation, format!("cannot ask Firecracker for its version: {why}"))
+        Error::new(ErrorKind::Unavailable, operation, format!("cannot query Firecracker's version: {why}"))
             .with_retry(Retry::Never)
-            .with_remedy("install Firecracker from its releases, or name the program that you have")
+            .with_remedy("install Firecracker from its releases, or configure the path of the program")
             .with_context("program", program.display().to_string())
     };
     let mut child = Command::new(program)
@@ -103,15 +105,17 @@ pub async fn of_program(operation: &'static str, program: &Path, limit: Duration
         .map_err(|error| failed(error.to_string()))?;
     let Some(stdout) = child.stdout.take() else { return Err(failed("it has no output".to_owned())) };
     let mut text = Vec::new();
-    let asked = async {
+    let reading = async {
         stdout.take(MAX_OUTPUT).read_to_end(&mut text).await?;
         child.wait().await
     };
-    let ended = timeout(limit, asked).await;
+    let ended = timeout(deadline, reading).await;
     match ended {
-        Err(_) => return Err(failed(format!("no answer within {} s", limit.as_secs_f64())).with_retry(Retry::MayHelp)),
+        Err(_) => {
+            return Err(failed(format!("no answer within {} s", deadline.as_secs_f64())).with_retry(Retry::MayHelp));
+        }
         Ok(Err(error)) => return Err(failed(error.to_string())),
-        Ok(Ok(status)) if !status.success() => return Err(failed(format!("it ended with {status}"))),
+        Ok(Ok(status)) if !status.success() => return Err(failed(format!("it exited with {status}"))),
         Ok(Ok(_)) => {}
     }
     let text = String::from_utf8_lossy(&text);
@@ -120,7 +124,7 @@ pub async fn of_program(operation: &'static str, program: &Path, limit: Duration
         .split_whitespace()
         .next_back()
         .and_then(Version::parse)
-        .ok_or_else(|| failed(format!("it says '{}', which is no version", shown(first))))
+        .ok_or_else(|| failed(format!("it prints '{}', which is no version", shown(first))))
 }
 
 #[cfg(test)]
@@ -158,7 +162,7 @@ mod tests {
         for (text, remedy) in [("1.15.9", "a newer Firecracker"), ("0.25.0", "a newer Firecracker"), ("2.0.0", "older")]
         {
             let error = standing(text).unwrap_err();
-            assert!(error.remedy().is_some_and(|words| words.contains(remedy)), "{error}");
+            assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! One machine of Firecracker's: its process, its API, and the connection to its agent.
+//! A VM of Firecracker: its process, its API, and the connection to its agent.
 //!
 //! ```text
-//! runs --pause--> still --resume--> runs
-//!                   '--snapshot--> still, its connection given up --resume--> connected again, runs
+//! running --pause--> paused --resume--> running
+//!                   '--snapshot--> paused and disconnected --resume--> reconnected, running
 //! ```
 
 use std::fs::File;
@@ -31,31 +31,31 @@ use crate::qemu::MAX_DEVICES;
 use crate::sparse;
 use crate::vmm::{Ended, MachineState, Vm};
 
-/// What states are written to, by their names in the machine's directory.
+/// Names of the files that states are written to, in the VM's directory.
 pub(super) const STATE_OUT: &str = "state.out";
 pub(super) const MEMORY_OUT: &str = "memory.out";
-/// Time that the kernel has to end a process that was killed, and its files to be removed.
-const KILL_LIMIT: Duration = Duration::from_secs(30);
-const WHAT: &str = "the state of a machine";
+/// Time for a killed process to end, and for its files to be removed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+const STATE: &str = "the state of a VM";
 
-/// Files that Firecracker writes a state to: of the host's memory, without names.
+/// Unnamed files in the host's memory that Firecracker writes a state to.
 #[derive(Debug)]
 pub(super) struct Dumps {
     pub devices: File,
     pub memory: File,
 }
 
-/// Whether its processors run.
+/// The state of its processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stand {
-    Runs,
-    /// They do not; `connected` says whether the agent's connection is there.
-    Still {
+pub(super) enum RunState {
+    Running,
+    /// Stopped; `connected` says whether the connection to the agent is open.
+    Paused {
         connected: bool,
     },
 }
 
-/// A machine of Firecracker's. Dropping it kills it.
+/// A VM of Firecracker. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct FirecrackerVm {
     client: Client,
@@ -63,13 +63,13 @@ pub(super) struct FirecrackerVm {
     end: watch::Receiver<Option<End>>,
     console: Console,
     kept: String,
-    /// Where it has its sockets, if that is a directory of the host's.
+    /// The directory of its sockets, if it is one of the host.
     directory: Option<PathBuf>,
     channel: Channel,
     dumps: Arc<Dumps>,
     memory: u64,
-    stand: Mutex<Stand>,
-    patience: Duration,
+    state: Mutex<RunState>,
+    attach_timeout: Duration,
 }
 
 impl FirecrackerVm {
@@ -77,8 +77,8 @@ impl FirecrackerVm {
         watched: Watched,
         channel: Channel,
         (dumps, memory): (Dumps, u64),
-        stand: Stand,
-        patience: Duration,
+        state: RunState,
+        attach_timeout: Duration,
     ) -> Self {
         let Watched { client, console, kept, process, end, directory, tree } = watched;
         Self {
@@ -91,8 +91,8 @@ impl FirecrackerVm {
             channel,
             dumps: Arc::new(dumps),
             memory,
-            stand: Mutex::new(stand),
-            patience,
+            state: Mutex::new(state),
+            attach_timeout,
         }
     }
 
@@ -100,118 +100,119 @@ impl FirecrackerVm {
         Ok(self.client.send(operation, request).await?)
     }
 
-    /// From here on it makes nothing in its directory. A jail is in a file system of its own, which has room for a few files.
+    /// Prevents Firecracker from creating files in its directory from here on. A jail has a file system of its own,
+    /// with a limited number of files.
     pub(super) async fn close_directory(&self) -> Result<()> {
         let Some(directory) = self.directory.clone() else { return Ok(()) };
-        blocking(move || walls::close(&directory).map_err(io("close", &directory))).await
+        blocking(move || walls::close(&directory).map_err(io("restrict", &directory))).await
     }
 
-    /// Ends it because of this error, which is told with what the process said last.
-    pub(super) async fn give_up(self, error: VmError) -> VmError {
+    /// Kills it because of this error, and adds the end of the console output to the error.
+    pub(super) async fn kill_for(self, error: VmError) -> VmError {
         match self.kill().await {
-            Ok(()) => told(error, &self.console.text()),
+            Ok(()) => with_console(error, &self.console.text()),
             Err(error) => error,
         }
     }
 
-    /// Has Firecracker do what it was told by the machine before: its devices are served between the API's calls.
-    async fn drained(&self, operation: &'static str) -> Result<InstanceState> {
-        // The first may be answered in the turn in which the devices' last orders wait; the second comes after it.
+    /// Waits until Firecracker has processed the VM's pending requests: it serves devices between the API's calls.
+    async fn drain_devices(&self, operation: &'static str) -> Result<InstanceState> {
+        // The first answer may come before the last device events are processed; the second one comes after them.
         self.client.describe(operation).await?;
         Ok(self.client.describe(operation).await?.state)
     }
 }
 
 impl Dumps {
-    /// Empty ones.
+    /// Creates empty files.
     pub(super) fn new() -> Result<Self> {
-        let blank = || sparse::blank(0).map_err(io("make", WHAT));
+        let blank = || sparse::blank(0).map_err(io("create", STATE));
         Ok(Self { devices: blank()?, memory: blank()? })
     }
 
-    /// Copies what Firecracker wrote, which may be anything: memory of so many bytes, of which at most `most` are in use,
+    /// Copies the untrusted files that Firecracker wrote: memory of so many bytes, of which at most `most` are in use,
     /// and devices.
-    fn copied(&self, length: u64, most: u64) -> Result<(File, File)> {
-        let length_of = |file: &File| file.metadata().map(|found| found.len()).map_err(io("look at", WHAT));
+    fn copy(&self, length: u64, most: u64) -> Result<(File, File)> {
+        let length_of = |file: &File| file.metadata().map(|found| found.len()).map_err(io("inspect", STATE));
         let found = length_of(&self.devices)?;
         if !(1..=MAX_DEVICES).contains(&found) {
-            return Err(broken(format!("the state of its devices has {found} bytes")));
+            return Err(broken(format!("the state of its devices has an invalid size of {found} bytes")));
         }
         let found = length_of(&self.memory)?;
         if found != length {
-            return Err(broken(format!("it wrote {found} bytes of memory for a machine with {length}")));
+            return Err(broken(format!("it wrote {found} bytes of memory for a VM with {length}")));
         }
-        let devices = sparse::copy_memory(&self.devices, MAX_DEVICES).map_err(io("copy", WHAT))?;
+        let devices = sparse::copy_memory(&self.devices, MAX_DEVICES).map_err(io("copy", STATE))?;
         let memory = sparse::copy_memory(&self.memory, most).map_err(|error| match error.kind() {
             std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
-            _ => io("copy", WHAT)(error),
+            _ => io("copy", STATE)(error),
         })?;
         Ok((memory, devices))
     }
 
-    /// Gives the host's memory back that they take.
+    /// Frees the host's memory that they take.
     fn empty(&self) -> Result<()> {
-        [&self.devices, &self.memory].into_iter().try_for_each(|file| file.set_len(0)).map_err(io("empty", WHAT))
+        [&self.devices, &self.memory].into_iter().try_for_each(|file| file.set_len(0)).map_err(io("empty", STATE))
     }
 }
 
-/// An error, with the end of what a process said before it ended.
-pub(super) fn told(error: VmError, said: &str) -> VmError {
+/// Adds the end of a process's output to an error.
+pub(super) fn with_console(error: VmError, output: &str) -> VmError {
     match error {
-        VmError::Api(error) if !said.trim().is_empty() => {
-            VmError::Api(Box::new(error.with_context("console", shown_end(said))))
+        VmError::Api(error) if !output.trim().is_empty() => {
+            VmError::Api(Box::new(error.with_context("console", shown_end(output))))
         }
         error => error,
     }
 }
 
-/// How a machine ended, from how its monitor did.
-fn ended_as(status: Option<ExitStatus>, said: &str) -> Ended {
+/// Returns the end of a VM, given the exit status of its VMM.
+fn end_of(status: Option<ExitStatus>, output: &str) -> Ended {
     let ended = |why: String, by_itself| Ended { why, by_itself };
     match status {
-        // A panic restarts it as well.
+        // A kernel panic restarts it as well.
         Some(status) if status.success() => ended("its kernel restarted".to_owned(), true),
-        Some(status) if said.trim().is_empty() => ended(format!("its monitor ended ({status})"), false),
-        Some(status) => ended(format!("its monitor ended ({status}): {}", shown_end(said)), false),
-        None => ended("its monitor ended".to_owned(), false),
+        Some(status) if output.trim().is_empty() => ended(format!("its VMM ended ({status})"), false),
+        Some(status) => ended(format!("its VMM ended ({status}): {}", shown_end(output)), false),
+        None => ended("its VMM ended".to_owned(), false),
     }
 }
 
 #[async_trait]
 impl Vm for FirecrackerVm {
     async fn pause(&self) -> Result<()> {
-        let mut stand = self.stand.lock().await;
-        if *stand != Stand::Runs {
+        let mut state = self.state.lock().await;
+        if *state != RunState::Running {
             return Ok(());
         }
         self.send("pause", &Request::Change(VmState::Paused)).await?;
-        *stand = Stand::Still { connected: true };
-        match self.drained("pause").await? {
+        *state = RunState::Paused { connected: true };
+        match self.drain_devices("pause").await? {
             InstanceState::Paused => Ok(()),
-            other => Err(broken(format!("it was paused, and says that it is {other:?}"))),
+            other => Err(broken(format!("it was paused, and reports the state {other:?}"))),
         }
     }
 
     async fn resume(&self) -> Result<()> {
-        let mut stand = self.stand.lock().await;
-        let Stand::Still { connected } = *stand else { return Ok(()) };
+        let mut state = self.state.lock().await;
+        let RunState::Paused { connected } = *state else { return Ok(()) };
         self.send("resume", &Request::Change(VmState::Resumed)).await?;
         if !connected {
-            self.channel.attach(self.patience).await?;
+            self.channel.attach(self.attach_timeout).await?;
         }
-        *stand = Stand::Runs;
+        *state = RunState::Running;
         Ok(())
     }
 
     async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
-        let mut stand = self.stand.lock().await;
-        if *stand == Stand::Runs {
-            return Err(broken("a machine that runs cannot be written down"));
+        let mut state = self.state.lock().await;
+        if *state == RunState::Running {
+            return Err(broken("a running VM cannot be saved"));
         }
         self.channel.detach().await;
-        *stand = Stand::Still { connected: false };
-        if self.drained("snapshot").await? != InstanceState::Paused {
-            return Err(broken("a machine that runs cannot be written down"));
+        *state = RunState::Paused { connected: false };
+        if self.drain_devices("snapshot").await? != InstanceState::Paused {
+            return Err(broken("a running VM cannot be saved"));
         }
         self.dumps.empty()?;
         let create = SnapshotCreate {
@@ -222,11 +223,11 @@ impl Vm for FirecrackerVm {
         let written = self.send("snapshot", &Request::CreateSnapshot(create)).await;
         let (dumps, length, most) = (Arc::clone(&self.dumps), self.memory, most.as_bytes());
         let copying = tokio::task::spawn_blocking(move || {
-            let copied = written.and_then(|()| dumps.copied(length, most));
-            // Whatever came of it, nothing is held twice for longer.
+            let copied = written.and_then(|()| dumps.copy(length, most));
+            // The files are emptied in any case, so that the state is not stored twice.
             dumps.empty().and(copied)
         });
-        let copied = copying.await.map_err(|_| broken("the copying of its state was interrupted"))?;
+        let copied = copying.await.map_err(|_| broken("the copy of its state was interrupted"))?;
         let (memory, devices) = copied?;
         MachineState::new(memory, devices)
     }
@@ -235,15 +236,15 @@ impl Vm for FirecrackerVm {
         let mut end = self.end.clone();
         let status = match end.wait_for(Option::is_some).await {
             Ok(found) => found.as_ref().and_then(|end| end.status),
-            // The task that waits went away with its runtime.
+            // The task that waits was cancelled with its runtime.
             Err(_) => None,
         };
-        ended_as(status, &self.console.text())
+        end_of(status, &self.console.text())
     }
 
     fn is_ended(&self) -> Option<Ended> {
         let end = self.end.borrow();
-        end.as_ref().map(|end| ended_as(end.status, &self.console.text()))
+        end.as_ref().map(|end| end_of(end.status, &self.console.text()))
     }
 
     fn console(&self) -> String {
@@ -261,21 +262,21 @@ impl Vm for FirecrackerVm {
     async fn kill(&self) -> Result<()> {
         process::kill_by_pidfd(self.process.as_fd()).map_err(io("kill", super::PROGRAM))?;
         let mut end = self.end.clone();
-        let ended = tokio::time::timeout(KILL_LIMIT, end.wait_for(Option::is_some)).await;
+        let ended = tokio::time::timeout(KILL_TIMEOUT, end.wait_for(Option::is_some)).await;
         match ended {
             Ok(Ok(end)) => match end.as_ref().and_then(|end| end.left.as_ref()) {
                 None => Ok(()),
-                Some(why) => Err(broken(format!("what it left could not be removed: {}", crate::error::shown(why)))),
+                Some(why) => Err(broken(format!("cannot remove its files: {}", crate::error::shown(why)))),
             },
             Ok(Err(_)) => Ok(()),
-            Err(_) => Err(broken(format!("its process was killed, and did not end within {KILL_LIMIT:?}"))),
+            Err(_) => Err(broken(format!("its process did not end within {KILL_TIMEOUT:?} after it was killed"))),
         }
     }
 }
 
 impl Drop for FirecrackerVm {
     fn drop(&mut self) {
-        // One that has ended already needs nothing; the task that waits reaps it.
+        // If it has ended already, this fails without harm; the task that waits reaps it.
         let _ = process::kill_by_pidfd(self.process.as_fd());
     }
 }
@@ -289,9 +290,12 @@ mod tests {
     #[test]
     fn an_end_is_told_with_its_reason() {
         let status = |raw| Some(ExitStatus::from_raw(raw));
-        assert!(ended_as(status(0), "").by_itself);
-        let said = ended_as(status(148 << 8), "bad system call\u{1b}[2J");
-        assert!(!said.by_itself && said.why.contains("bad system call") && !said.why.contains('\u{1b}'), "{said:?}");
-        assert!(!ended_as(status(9), "").by_itself);
+        assert!(end_of(status(0), "").by_itself);
+        let ended = end_of(status(148 << 8), "bad system call\u{1b}[2J");
+        assert!(
+            !ended.by_itself && ended.why.contains("bad system call") && !ended.why.contains('\u{1b}'),
+            "{ended:?}"
+        );
+        assert!(!end_of(status(9), "").by_itself);
     }
 }

@@ -1,11 +1,11 @@
-//! Streams into a machine: Firecracker offers the guest's vsock as one Unix socket on the host.
+//! Streams into a VM: Firecracker offers the guest's vsock as one Unix socket on the host.
 //!
 //! ```text
 //! connect --"CONNECT port\n"--> Firecracker --> guest --"OK host-port\n"--> stream
 //! ```
 //!
-//! Firecracker hangs up where nobody inside listens. What comes after the line belongs to the guest: the line is read to
-//! its end and not a byte further.
+//! Firecracker closes the connection if no process inside listens. The bytes after the line belong to the guest:
+//! exactly one line is read.
 
 use std::io;
 use std::path::Path;
@@ -19,47 +19,47 @@ use tokio::time::timeout;
 use super::error::shown;
 use super::socket;
 
-/// `OK `, the longest number of 32 bits, and the end of the line.
+/// Length of `OK `, the longest number of 32 bits, and the end of the line.
 const MAX_LINE: usize = 14;
 
-/// Why there is no stream.
+/// The reason for a missing stream.
 #[derive(Debug)]
 enum Failed {
     /// The socket cannot be connected to.
     Unreachable(io::Error),
-    /// Nobody inside listens at the port, or the machine ended.
+    /// No process inside listens at the port, or the VM ended.
     HungUp,
-    /// What came is not `OK port`.
-    Nonsense(Vec<u8>),
-    /// Nothing came, or not enough.
+    /// The answer is not `OK port`.
+    Malformed(Vec<u8>),
+    /// No answer, or an incomplete one.
     Silent,
 }
 
-/// Connects to a port of a guest by the socket that its machine was given. Gives up after `limit`.
+/// Connects to a port of a guest through the socket of its VM's vsock. Fails after `limit`.
 pub async fn connect(socket: &Path, port: u32, limit: Duration) -> Result<UnixStream> {
-    let stream = timeout(limit, greeted(socket, port)).await.unwrap_or(Err(Failed::Silent));
+    let stream = timeout(limit, handshake(socket, port)).await.unwrap_or(Err(Failed::Silent));
     stream.map_err(|failed| failed.into_error(socket, port, limit))
 }
 
-async fn greeted(path: &Path, port: u32) -> std::result::Result<UnixStream, Failed> {
+async fn handshake(path: &Path, port: u32) -> std::result::Result<UnixStream, Failed> {
     let mut stream = socket::connect(path).await.map_err(Failed::Unreachable)?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.map_err(|_| Failed::HungUp)?;
     let mut line = Vec::with_capacity(MAX_LINE);
-    // Byte by byte: what follows is not ours to take.
+    // Byte by byte: the following bytes belong to the caller.
     while line.last() != Some(&b'\n') {
         if line.len() == MAX_LINE {
-            return Err(Failed::Nonsense(line));
+            return Err(Failed::Malformed(line));
         }
         match stream.read_u8().await {
             Ok(byte) => line.push(byte),
             Err(_) if line.is_empty() => return Err(Failed::HungUp),
-            Err(_) => return Err(Failed::Nonsense(line)),
+            Err(_) => return Err(Failed::Malformed(line)),
         }
     }
-    if is_greeting(&line) { Ok(stream) } else { Err(Failed::Nonsense(line)) }
+    if is_greeting(&line) { Ok(stream) } else { Err(Failed::Malformed(line)) }
 }
 
-/// Whether a line says that the stream stands. Which port the host's end has does not matter.
+/// Returns true if a line confirms the stream. The host's port number in it does not matter.
 fn is_greeting(line: &[u8]) -> bool {
     let number = line.strip_prefix(b"OK ").and_then(|rest| rest.strip_suffix(b"\n")).unwrap_or_default();
     number.iter().all(u8::is_ascii_digit) && std::str::from_utf8(number).is_ok_and(|text| text.parse::<u32>().is_ok())
@@ -71,30 +71,30 @@ impl Failed {
             Self::Unreachable(error) if error.kind() == io::ErrorKind::PermissionDenied => (
                 "this user may not open its socket".to_owned(),
                 Retry::Never,
-                "be the user that Firecracker runs as, or root",
+                "run as the user that Firecracker runs as, or as root",
             ),
             Self::Unreachable(error) => (
                 format!("its socket cannot be reached ({error})"),
                 Retry::MayHelp,
-                "the machine was not started, or has ended: Firecracker's log says why",
+                "the VM was not started, or has ended: read Firecracker's log",
             ),
             Self::HungUp => (
-                "nobody inside listens, or the machine has ended".to_owned(),
+                "no process inside listens, or the VM has ended".to_owned(),
                 Retry::MayHelp,
-                "wait until the guest has started; its console says how far it is",
+                "wait until the guest has started; its console shows the progress",
             ),
-            Self::Nonsense(line) => (
-                format!("the answer is no greeting ({})", shown(&String::from_utf8_lossy(line))),
+            Self::Malformed(line) => (
+                format!("the answer is malformed ({})", shown(&String::from_utf8_lossy(line))),
                 Retry::Never,
-                "is this the socket of a vsock of Firecracker's?",
+                "check that this is the socket of a vsock of Firecracker",
             ),
             Self::Silent => (
                 format!("no answer within {} s", limit.as_secs_f64()),
                 Retry::MayHelp,
-                "the machine hangs, or its host is overloaded: its console says how far it is",
+                "the VM hangs, or its host is overloaded: its console shows the progress",
             ),
         };
-        Error::new(ErrorKind::Unavailable, "create", format!("cannot connect to port {port} of the machine: {why}"))
+        Error::new(ErrorKind::Unavailable, "create", format!("cannot connect to port {port} of the VM: {why}"))
             .with_retry(retry)
             .with_remedy(remedy)
             .with_context("socket", socket.display().to_string())

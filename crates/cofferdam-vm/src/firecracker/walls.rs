@@ -1,4 +1,5 @@
-//! The directory of a machine, and the walls around its Firecracker: what is shown to it, and nothing else of the host's.
+//! The directory of a VM, and the isolation of its Firecracker, which has access to the VM's files and to nothing else
+//! of the host.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -15,77 +16,83 @@ use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
 use super::owner::Owner;
-use super::process::{API_SOCKET, Raised, Remains, Running, Tie, View};
-use crate::bounds::{Allowance, Enclosure};
+use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::qemu;
 use crate::rules::{self, Opened};
 use crate::vmm::Accelerator;
 
-/// Time to remove what a dead owner left, for each directory.
-const SWEEP_LIMIT: Duration = Duration::from_secs(1);
+/// Time to remove each directory of a dead owner.
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A file that Firecracker is shown under a name in its directory.
+/// A file that Firecracker gets under a name in its directory.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct VmFile {
     pub name: String,
     pub file: File,
     pub access: Access,
 }
 
-impl Shown {
+impl VmFile {
     pub(super) fn new(name: impl Into<String>, file: File, access: Access) -> Self {
         Self { name: name.into(), file, access }
     }
 }
 
-/// The directory of directories, and a new name in it. Removes those of owners that are gone.
-pub(super) fn place(base: &Path) -> Result<InstanceId> {
-    DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(io("make", base))?;
-    let found = fs::symlink_metadata(base).map_err(io("look at", base))?;
+/// Creates the base directory, removes the directories of dead owners in it, and returns a new name.
+pub(super) fn prepare_base(base: &Path) -> Result<InstanceId> {
+    DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(io("create", base))?;
+    let found = fs::symlink_metadata(base).map_err(io("inspect", base))?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
-        let reason = "others may write to the directory of machines";
+        let reason = "other users may write to the directory of VMs";
         return Err(VmError::BadCache { path: base.to_owned(), reason });
     }
     let here = Owner::this().map_err(io("name a directory in", base))?;
-    for entry in fs::read_dir(base).map_err(io("look at", base))? {
-        let name = entry.map_err(io("look at", base))?.file_name();
+    for entry in fs::read_dir(base).map_err(io("list", base))? {
+        let name = entry.map_err(io("list", base))?.file_name();
         if name.to_str().and_then(Owner::of).is_some_and(|owner| owner.is_dead(&here)) {
             let remains = Remains { directory: Some(base.join(&name)), ..Remains::default() };
-            // Somebody else may be removing it as well; what stays is found the next time.
-            let _ = remains.remove(SWEEP_LIMIT);
+            // Another process may be removing it as well; the next sweep finds the rest.
+            let _ = remains.remove(SWEEP_TIMEOUT);
         }
     }
     Ok(here.name()?)
 }
 
-/// Makes the directory of a machine with what it is shown, and the walls. Blocks its thread for some milliseconds.
-pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown>, may: &Allowance) -> Result<Raised> {
+/// Creates the directory of a VM with its files, and the isolation. Blocks its thread for some milliseconds.
+pub(super) fn confine(
+    base: &Path,
+    id: &InstanceId,
+    program: &Path,
+    all: Vec<VmFile>,
+    vmm_limits: &VmmLimits,
+) -> Result<Confined> {
     let directory = base.join(id.as_str());
-    DirBuilder::new().mode(0o700).create(&directory).map_err(io("make", &directory))?;
+    DirBuilder::new().mode(0o700).create(&directory).map_err(io("create", &directory))?;
     let user = qemu::user(Accelerator::Kvm);
-    let enclosure = Enclosure::make(may, user.is_some());
+    let enclosure = Enclosure::make(vmm_limits, user.is_some());
     let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
     let directory_left = Some(directory.clone());
     let remains = Remains { directory: directory_left, enclosure: Some(enclosure), ..Remains::default() };
-    // Removed when anything fails, or nobody waits for it any more.
+    // Removed when anything fails, or when the caller stops waiting.
     let running = Running::new(remains);
     let failed = || io("set up", &directory);
-    for Shown { name, file, access } in &all {
+    for VmFile { name, file, access } in &all {
         if let Some(user) = user {
-            give(file, *access, user).map_err(io("give to the machine's monitor", PathBuf::from(name)))?;
+            grant(file, *access, user).map_err(io("make accessible to the VMM", PathBuf::from(name)))?;
         }
         symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), directory.join(name)).map_err(failed())?;
     }
-    let place = File::open(&directory).map_err(failed())?;
+    let opened_directory = File::open(&directory).map_err(failed())?;
     if let Some((uid, gid)) = user {
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        fchown(&place, uid, gid).map_err(|error| failed()(error.into()))?;
+        fchown(&opened_directory, uid, gid).map_err(|error| failed()(error.into()))?;
     }
     let with = |wanted| all.iter().filter(move |shown| shown.access == wanted).map(|shown| &shown.file);
     let (read, written): (Vec<&File>, Vec<&File>) =
         (with(Access::ReadOnly).collect(), with(Access::ReadWrite).collect());
-    let opened = Opened { read: &read, written: &written, sockets: Some(&place) };
+    let opened = Opened { read: &read, written: &written, sockets: Some(&opened_directory) };
     let rules = rules::of(program, Accelerator::Kvm, &opened).map_err(|error| qemu::no_rules(program, error))?;
     let start = Start {
         keep: all.into_iter().map(|shown| OwnedFd::from(shown.file)).collect(),
@@ -95,46 +102,50 @@ pub(super) fn raise(base: &Path, id: &InstanceId, program: &Path, all: Vec<Shown
         groups: groups.map_err(failed())?,
         limits,
         pages: Pages::Small,
-        // It has filters of its own, one for each of its threads.
+        // Firecracker has filters of its own, one for each of its threads.
         calls: Calls::Any,
         stock: None,
     };
     let mut command = Command::new(program);
     command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
     let view = View { outside: directory, inside: PathBuf::new(), owner: user, tree: None };
-    Ok(Raised { command, tie: Tie::Own, view, start, running })
+    Ok(Confined { command, tie: Tie::Own, view, start, running })
 }
 
-/// Has a machine's directory stay as it is, once its Firecracker has made the two sockets that it needs: it could go on to make
-/// them for ever, and each takes a place in the host's file system. To be called before anything of a guest's runs.
+/// Prevents the creation of further files in a VM's directory, once its Firecracker has created the two sockets that it
+/// needs: it could otherwise use up the inodes of the host's file system. Must be called before any code of a guest
+/// runs.
 pub(super) fn close(directory: &Path) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         rustix::fs::chown(directory, Some(Uid::ROOT), Some(Gid::ROOT))?;
         return fs::set_permissions(directory, Permissions::from_mode(0o711));
     }
-    // Its owner could take that back by a call that Firecracker's own filter does not let through.
+    // The owner could undo that with a system call that Firecracker's own filter denies.
     fs::set_permissions(directory, Permissions::from_mode(0o500))
 }
 
-/// Lets a user open a file once more: what can be written to is the machine's own and becomes the user's; what others
-/// use, too, stays theirs.
-pub(super) fn give(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
+/// Lets a user reopen a file: a writable file belongs to this VM alone, and its ownership passes to the user; a shared
+/// file keeps its owner.
+pub(super) fn grant(file: &File, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
     let about = file.metadata()?;
     if access == Access::ReadWrite {
         return Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?);
     }
     if about.mode() & 0o004 == 0 {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others than its owner may not read it"));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is not readable for other users than its owner",
+        ));
     }
     Ok(())
 }
 
-/// Returns the whole path of a program that only root and this user can change.
-pub(super) fn whole(tool: &'static str, program: &Path) -> Result<PathBuf> {
-    let whole = program.canonicalize().map_err(|error| match error.kind() {
+/// Returns the absolute path of a program that only root and this user can change.
+pub(super) fn trusted_path(tool: &'static str, program: &Path) -> Result<PathBuf> {
+    let path = program.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => VmError::MissingTool { tool },
         _ => io("find", program)(error),
     })?;
     trust::check(program, Secrecy::Public)?;
-    Ok(whole)
+    Ok(path)
 }

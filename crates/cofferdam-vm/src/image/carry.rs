@@ -1,13 +1,13 @@
-//! Images that travel: one file for an image's kernel, initramfs and disk.
+//! Portable images: one archive with an image's kernel, initramfs and disk.
 //!
 //! ```text
-//! export: entries of the store, compared with their hashes --> cofferdam_archive::Writer --> stream
-//! import: stream --document: sizes, hashes--> Reader::restore --> work.XXXX/ --all hashes fit--> imported-KEY/
+//! export: entries of the store, verified by their hashes --> cofferdam_archive::Writer --> stream
+//! import: stream --document: sizes, hashes--> Reader::restore --> work.XXXX/ --all hashes match--> imported-KEY/
 //! ```
 //!
-//! A key says what an image was made from, and an importer cannot check that. So what was imported is an entry of its own kind:
-//! no build ever takes it for what it made itself, and an image that is already here keeps its contents. The file is an archive
-//! as that of a snapshot is, with other parts; nothing in it names a file or chooses the image's name.
+//! A key is derived from an image's sources, which an importer cannot verify. So an imported image is an entry of its
+//! own kind: no build ever takes it for one of its own, and an existing image keeps its contents. The file is an
+//! archive like that of a snapshot, with other parts; nothing in it names a file or chooses the image's name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -29,96 +29,96 @@ use super::{INITRAMFS, Image, Images, KERNEL, Progress, ROOT, image};
 use crate::archive::{IMAGE, MACHINE};
 use crate::error::{Result, VmError, io};
 
-/// The kind of entries that were imported.
+/// The kind of imported entries.
 pub(super) const IMPORTED: &str = "imported";
 const FORMAT: u64 = 1;
-/// The parts besides, in order, each with its file in the store.
+/// The other parts in order, each with its file in the store.
 const PARTS: [(&str, Kind, &str); 3] =
     [("kernel", Kind::State, KERNEL), ("initramfs", Kind::State, INITRAMFS), ("root", Kind::Disk, ROOT)];
 const MAX_DOCUMENT: u64 = 16 << 10;
 const MAX_INITRAMFS: u64 = 256 << 20;
-/// What disks of virtual machines are multiples of.
+/// Alignment of the size of a VM's disk.
 const SECTOR: u64 = 512;
-/// The longest text that is taken from a document.
+/// Maximum length of a text from a document.
 const MAX_TEXT: usize = 400;
-/// What descriptions of imported images begin with.
+/// Prefix of descriptions of imported images.
 const FROM_FILE: &str = "imported: ";
-/// Digits of the key in the name of an image that was imported without one.
+/// Digits of the key in the name of an image that was imported without a name.
 const NAME_DIGITS: usize = 12;
 
-/// How an image is written to a file.
+/// Options for exporting an image.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExportOptions<'a> {
-    /// The key that it is encrypted with, if it is.
+    /// Encryption key, if the file is to be encrypted.
     pub key: Option<&'a Key>,
-    /// Level of compression, from 1 (fast) to 19 (small); `None` is the archive's default.
+    /// Compression level, from 1 (fast) to 19 (small); `None` is the archive's default.
     pub level: Option<i32>,
 }
 
-/// How an image is read from a file.
+/// Options for importing an image.
 #[derive(Debug, Clone, Copy)]
 pub struct ImportOptions<'a> {
-    /// The key that it was encrypted with. With a key, only an encrypted file is taken.
+    /// Decryption key. With a key, only an encrypted file is accepted.
     pub key: Option<&'a Key>,
-    /// The largest disk that is taken.
+    /// Maximum size of the disk.
     pub most: ByteSize,
-    /// The name that the image gets. `None` keeps a name that the same image has, else makes one of its key.
+    /// Name for the image. `None` keeps a name that the same image has, or else derives one from its key.
     pub name: Option<&'a str>,
-    /// What becomes of another image of that name.
+    /// Policy for another image of that name.
     pub taken: Taken,
 }
 
-/// What becomes of another image that has the name of a new one.
+/// The policy for another image that has the name of an imported one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// It keeps the name, and the import is refused.
+    /// It keeps the name, and the import fails.
     Refuse,
     /// It loses the name.
     Replace,
 }
 
-/// An image that was written to a file.
+/// An exported image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
     /// The image.
     pub image: Image,
-    /// The length and the digest of the file.
+    /// Length and digest of the file.
     pub written: Written,
 }
 
-/// An image that was read from a file.
+/// An imported image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// The image.
     pub image: Image,
-    /// Its name here.
+    /// Its name in this store.
     pub name: String,
 }
 
-/// What a file says of its image.
+/// The description of an image in its archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct About {
     format: u64,
-    /// The key of the image, by which archives of snapshots name it.
+    /// Key of the image, by which archives of snapshots refer to it.
     key: String,
-    /// What `uname -r` prints in its machines.
+    /// Output of `uname -r` in its VMs.
     release: String,
-    /// What it was made from.
+    /// Its source.
     about: String,
-    /// The version of the protocol that its agent speaks.
+    /// Protocol version of its agent.
     protocol: u32,
     /// Sizes and hashes of its files, by their names in the store.
     files: Files,
 }
 
-/// What every version of the document has.
+/// The member that all versions of the document have.
 #[derive(Deserialize)]
 struct Format {
     format: u64,
 }
 
-/// An image of the store whose files were compared with their hashes.
+/// An image of the store whose files were verified by their hashes.
 struct Found {
     image: Image,
     named: Named,
@@ -126,13 +126,13 @@ struct Found {
 }
 
 impl Images {
-    /// Writes the image of this name, or with this key, to a stream. What was written is no image if this fails.
+    /// Writes the image with this name or key to a stream. If it fails, the output is not a valid image.
     ///
-    /// `watch` receives the progress, and ends the export by `Break`.
+    /// `watch` receives the progress, and cancels with `Break`.
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchImage`] where there is none, or it is damaged, and those of the archive.
+    /// [`VmError::NoSuchImage`] if it does not exist or is damaged, and the errors of the archive.
     pub fn export(
         &self,
         which: &str,
@@ -141,7 +141,7 @@ impl Images {
         watch: &mut dyn FnMut(Step) -> ControlFlow<()>,
     ) -> Result<Exported> {
         self.store.tidy();
-        let Found { image, named, files } = self.wanted(which)?;
+        let Found { image, named, files } = self.find_exported(which)?;
         let about = About {
             format: FORMAT,
             key: image.key.clone(),
@@ -150,13 +150,13 @@ impl Images {
             protocol: named.protocol,
             files,
         };
-        let odd = |error: serde_json::Error| VmError::BadSource { what: error.to_string() };
-        let document = serde_json::to_vec(&about).map_err(odd)?;
+        let invalid = |error: serde_json::Error| VmError::BadSource { what: error.to_string() };
+        let document = serde_json::to_vec(&about).map_err(invalid)?;
         let open = |path: &Path| File::open(path).map_err(io("open", path));
         let (kernel, initramfs, root) = (open(&image.kernel)?, open(&image.initramfs)?, open(&image.root)?);
-        let usual = WriteOptions::default();
-        let level = options.level.unwrap_or(usual.level);
-        let mut writer = Writer::new(WriteOptions { level, key: options.key, ..usual })?;
+        let default = WriteOptions::default();
+        let level = options.level.unwrap_or(default.level);
+        let mut writer = Writer::new(WriteOptions { level, key: options.key, ..default })?;
         writer.json(IMAGE, &document)?;
         let [(kernel_name, ..), (initramfs_name, ..), (root_name, ..)] = PARTS;
         writer.state(kernel_name, &kernel)?.state(initramfs_name, &initramfs)?.disk(root_name, &root, None)?;
@@ -164,18 +164,18 @@ impl Images {
         Ok(Exported { image, written })
     }
 
-    /// Reads an image from a stream, and gives it a name. An image with the same key and contents that is here is used as it is.
+    /// Reads an image from a stream, and names it. An existing image with the same key and contents is reused.
     ///
-    /// `watch` receives the progress, and ends the import by `Break`.
+    /// `watch` receives the progress, and cancels with `Break`.
     ///
     /// # Behavior
-    /// - The document is checked first, and nothing else is read where it does not fit.
-    /// - Nothing is in the store, and no name is changed, before all of it was read and every hash was compared.
+    /// - The document is checked first; if it is invalid, nothing else is read.
+    /// - The store and its names do not change before all of it was read and every hash was verified.
     ///
     /// # Errors
     ///
-    /// Those of the archive; [`VmError::BadSource`] for what is no image, [`VmError::OtherContents`] where another image has its
-    /// key, [`VmError::NameTaken`] where another image has its name.
+    /// Those of the archive; [`VmError::BadSource`] if it is not an image, [`VmError::OtherContents`] if another image
+    /// has its key, [`VmError::NameTaken`] if another image has its name.
     pub fn import(
         &self,
         input: impl Read,
@@ -184,7 +184,7 @@ impl Images {
         watch: &mut dyn FnMut(Step) -> ControlFlow<()>,
     ) -> Result<Imported> {
         if let Some(name) = options.name.filter(|name| !names::is_name(name)) {
-            return Err(VmError::BadSource { what: format!("{name:?} is no name of an image") });
+            return Err(VmError::BadSource { what: format!("{name:?} is not a valid image name") });
         }
         let reader = Reader::open(input, &ReadOptions { key: options.key, limits: limits(options.most) })?;
         let about = About::read(reader.documents())?;
@@ -213,8 +213,8 @@ impl Images {
             None => {
                 let scratch = lock.scratch()?;
                 let made = scratch.path().join("made");
-                fs::create_dir(&made).map_err(io("make", &made))?;
-                reader.restore(&[], &mut |part| place(&made, part), watch)?;
+                fs::create_dir(&made).map_err(io("create", &made))?;
+                reader.restore(&[], &mut |part| create_file(&made, part), watch)?;
                 let damaged = ArchiveError::Damaged { what: "the contents of an image's file" };
                 let check = |found: &Files| if *found == about.files { Ok(()) } else { Err(damaged.into()) };
                 let entry = lock.keep_if(IMPORTED, &about.key, &made, &text(&about.release), check)?;
@@ -228,14 +228,14 @@ impl Images {
         Ok(Imported { image, name })
     }
 
-    /// Returns the image that was imported with this key, compared with its hashes.
+    /// Returns the image that was imported with this key, verified by its hashes.
     pub(super) fn imported(&self, key: &str) -> Result<Option<Image>> {
         let entry = if is_key(key) { self.store.open(IMPORTED, key)? } else { None };
         Ok(entry.map(|entry| Image { key: entry.key.clone(), ..image(&entry, &entry) }))
     }
 
-    /// The image of a name, else the one with a key.
-    fn wanted(&self, which: &str) -> Result<Found> {
+    /// Returns the image with this name, or else the one with this key.
+    fn find_exported(&self, which: &str) -> Result<Found> {
         let none = || VmError::NoSuchImage { name: which.to_owned() };
         match names::read(&self.store, which) {
             Ok(named) => self.found(named)?.ok_or_else(none),
@@ -243,7 +243,7 @@ impl Images {
         }
     }
 
-    /// The image with this key, with the description that one of its names has.
+    /// Returns the image with this key, with the description of one of its names.
     fn with_key(&self, key: &str) -> Result<Option<Found>> {
         if !is_key(key) {
             return Ok(None);
@@ -281,7 +281,7 @@ impl Images {
     }
 }
 
-/// The most that a file with an image may come to.
+/// Returns the maximum sizes of a file with an image.
 fn limits(most: ByteSize) -> Limits {
     let disk = most.as_bytes();
     let total = disk.saturating_add(MAX_DOCUMENT + MAX_KERNEL + MAX_INITRAMFS);
@@ -289,39 +289,39 @@ fn limits(most: ByteSize) -> Limits {
 }
 
 /// Creates the file of the store that a part is restored to.
-fn place(made: &Path, part: &Part) -> std::io::Result<File> {
+fn create_file(made: &Path, part: &Part) -> std::io::Result<File> {
     let found = PARTS.into_iter().find(|(name, ..)| *name == part.name.as_str());
     let (.., file) = found.ok_or(std::io::ErrorKind::InvalidInput)?;
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(made.join(file))
 }
 
-/// Text of a document, as far as it can be shown.
+/// Returns text of a document in a printable form.
 fn text(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect()
 }
 
 impl About {
-    /// The document of an image's archive.
+    /// Parses the document of an image's archive.
     fn read(documents: &[Document]) -> Result<Self> {
         let bad = |what: &str| VmError::BadSource { what: format!("the file cannot be imported: {what}") };
         let document = match documents {
             [document] if document.part.name.as_str() == IMAGE => document,
             [document] if document.part.name.as_str() == MACHINE => {
-                return Err(bad("it holds a snapshot of a machine; `cofferdam snapshot restore` takes that"));
+                return Err(bad("it holds a VM snapshot; restore it with `cofferdam snapshot restore`"));
             }
-            _ => return Err(bad("it holds no image; give the file that `vm export-image` wrote")),
+            _ => return Err(bad("it holds no image; use a file that `vm export-image` wrote")),
         };
-        let odd = |error: serde_json::Error| bad(&format!("what it says of its image is not understood: {error}"));
-        let Format { format } = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        let invalid = |error: serde_json::Error| bad(&format!("cannot parse the description of its image: {error}"));
+        let Format { format } = serde_json::from_slice(&document.bytes).map_err(invalid)?;
         if format != FORMAT {
             return Err(bad(&format!("its image has format {format}, and this program reads {FORMAT}")));
         }
-        let about: Self = serde_json::from_slice(&document.bytes).map_err(odd)?;
+        let about: Self = serde_json::from_slice(&document.bytes).map_err(invalid)?;
         let has = |(.., file): &(&str, Kind, &str)| {
             about.files.get(*file).is_some_and(|(size, hash)| *size > 0 && is_key(hash))
         };
         if !is_key(&about.key) || about.files.len() != PARTS.len() || !PARTS.iter().all(has) {
-            return Err(bad("its key is none, or its files are not those of an image"));
+            return Err(bad("its key is invalid, or its files are not those of an image"));
         }
         Ok(about)
     }
@@ -330,20 +330,20 @@ impl About {
     fn check_parts(&self, parts: &[Part]) -> Result<()> {
         let wanted = [(IMAGE, Kind::Json, None)].into_iter();
         let wanted = wanted.chain(PARTS.map(|(name, kind, file)| (name, kind, self.files.get(file))));
-        let fits = parts.len() == PARTS.len() + 1
+        let matches = parts.len() == PARTS.len() + 1
             && parts.iter().zip(wanted).all(|(part, (name, kind, file))| {
-                let as_said = file.is_none_or(|(size, _)| *size == part.size);
-                part.name.as_str() == name && part.kind == kind && part.base.is_none() && as_said
+                let has_size = file.is_none_or(|(size, _)| *size == part.size);
+                part.name.as_str() == name && part.kind == kind && part.base.is_none() && has_size
             })
             && parts[1].size <= MAX_KERNEL
             && parts[3].size.is_multiple_of(SECTOR);
-        if fits {
+        if matches {
             return Ok(());
         }
         Err(VmError::BadSource { what: "the file cannot be imported: its parts are not those of its image".to_owned() })
     }
 
-    /// The description that the image has here.
+    /// Returns the description of the image in this store.
     fn shown(&self) -> String {
         format!("{FROM_FILE}{}", text(&self.about))
     }

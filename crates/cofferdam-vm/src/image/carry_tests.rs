@@ -1,4 +1,4 @@
-//! Images that travel between stores, and files that only look like images.
+//! Tests of images that are moved between stores, and of files that only look like images.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -18,12 +18,12 @@ fn images(place: &Path) -> Images {
     Images::new(place.join("cache"), Cache::new(place.join("packages")))
 }
 
-/// Contents of a disk with holes and with pages that come twice.
+/// Returns the contents of a disk with holes and repeated pages.
 fn disk(byte: u8) -> Vec<u8> {
     [vec![0; 1 << 20], vec![byte; 8192], vec![0; 1 << 16]].concat()
 }
 
-/// A named image as a build leaves it, with files of these contents. Nothing would start from it.
+/// Creates a named image as a build leaves it, with files of these contents. No VM could boot from it.
 fn build(images: &Images, name: &str, byte: u8) -> String {
     let keys = ["kernel", "root"].map(|kind| {
         let key = store::key(&[kind.as_bytes(), &[byte]]);
@@ -62,7 +62,7 @@ fn import(images: &Images, file: &[u8], options: ImportOptions<'_>) -> Result<Im
     images.import(file, options, &mut quiet, &mut on)
 }
 
-/// Everything in a store but its lock.
+/// Returns the names of everything in a store but its lock.
 fn contents(images: &Images) -> Vec<String> {
     let all = fs::read_dir(images.store.root()).into_iter().flatten().flatten();
     let mut names: Vec<_> = all.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -97,7 +97,7 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
     assert_eq!((listed.about.as_str(), &listed.key), ("imported: Debian packages (tiny)", &key));
     assert_eq!(listed.bytes, Some(5300 + disk(7).len() as u64));
 
-    // Once more, it is the one that is there, and gets a second name where one is given.
+    // A second import finds the existing image, and adds the name that is given.
     assert_eq!(import(&there, &file, options(None)).unwrap().name, name);
     assert_eq!(import(&there, &file, options(Some("other"))).unwrap().name, "other");
     assert_eq!(import(&here, &file, options(None)).unwrap().name, "mine");
@@ -105,7 +105,7 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
     assert_eq!(exported(&there, "other", None), file);
     assert_eq!(import(&further, &exported(&there, &key, None), options(None)).unwrap().image.key, key);
 
-    // Without a name it is found by its key until it is pruned.
+    // Without a name, it is found by its key until it is pruned.
     for name in [name.as_str(), "other"] {
         there.forget(name, &mut quiet).unwrap();
     }
@@ -133,7 +133,7 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
     import(&there, &file, ImportOptions { taken: Taken::Replace, ..options(Some("mine")) }).unwrap();
     assert_eq!(there.key_of("mine"), Some(key.clone()));
 
-    // The key of an image that is here, with other contents.
+    // The key of an existing image, with other contents.
     let mut document = document();
     document["key"] = key.clone().into();
     let forged = archive(&document, &[4; 5000], &[4; 300], &disk(4));
@@ -159,7 +159,7 @@ fn no_build_takes_an_imported_image_for_what_it_made_itself() {
         let key = store::key(&[kind.as_bytes(), &[7]]);
         assert!(here.store.open(kind, &key).unwrap().is_some() && there.store.open(kind, &key).unwrap().is_none());
     }
-    // Where both are, the one that was built here counts.
+    // If both exist, the one that was built here is used.
     let key = build(&there, "built", 7);
     assert!(
         there
@@ -171,7 +171,7 @@ fn no_build_takes_an_imported_image_for_what_it_made_itself() {
     );
 }
 
-/// A document for contents of fours.
+/// Returns a document for files of fours.
 fn document() -> Value {
     let entry = |bytes: &[u8]| json!([bytes.len(), store::hash_of(bytes).unwrap()]);
     let files = json!({ KERNEL: entry(&[4; 5000]), INITRAMFS: entry(&[4; 300]), ROOT: entry(&disk(4)) });
@@ -190,7 +190,7 @@ fn archive(document: &Value, kernel: &[u8], initramfs: &[u8], root: &[u8]) -> Ve
     archive_of(&[("image", &document.to_string())], &parts, None)
 }
 
-/// An archive of documents and of parts, of which "root" and "workspace" are disks and "memory" is a memory.
+/// Returns an archive of documents and parts, of which "root" and "workspace" are disks and "memory" is a memory.
 fn archive_of(documents: &[(&str, &str)], parts: &[(&str, &[u8])], key: Option<&Key>) -> Vec<u8> {
     let files: Vec<_> = parts.iter().map(|(name, bytes)| (*name, file(bytes))).collect();
     let mut writer = Writer::new(WriteOptions { key, ..WriteOptions::default() }).unwrap();
@@ -217,7 +217,7 @@ fn text_of_a_hostile_document_is_cut_and_cleaned() {
     let listed = images.inventory().named.remove(0);
     assert!(listed.about.len() < 500 && listed.about.chars().all(|c| !c.is_control()), "{listed:?}");
     assert_eq!((listed.release.as_str(), listed.bytes), ("xy", None), "another version's agent");
-    // Machines that run already go on with it; new ones need an agent that is understood.
+    // Running VMs keep using it; new ones need an agent with a known protocol version.
     assert!(matches!(images.named(&listed.name), Err(VmError::OldImage { .. })));
     images.named_for_restore(&listed.name).unwrap();
 }
@@ -242,7 +242,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
         |document| document["files"][KERNEL][0] = 4999.into(),
         |document| document["files"][ROOT][0] = json!(1u64 << 62),
         |document| document["files"][ROOT][1] = "x".into(),
-        // All of it is as it says, but for what is in one file.
+        // All of it is consistent, except the contents of one file.
         |document| document["files"][ROOT][1] = "00".repeat(32).into(),
     ];
     let mut bad: Vec<Vec<u8>> = Vec::new();
@@ -280,7 +280,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
         assert!(error.to_string().len() < 1000, "{at}: {error}");
         assert_eq!(contents(&images), Vec::<String>::new(), "{at}: {error}");
     }
-    // Too large for the caller, for a key that is wanted, and given up on the way.
+    // Too large for the caller, unencrypted although a key is given, and cancelled during the import.
     let small = ImportOptions { most: ByteSize::from_bytes(root.len() as u64 - 1), ..options(None) };
     assert!(import(&images, &whole, small).unwrap_err().to_string().contains("raise the limit"));
     let key = Key::new(&[1; 32]).unwrap();

@@ -1,4 +1,4 @@
-//! Writes archives of the kind that kernels unpack into their first file system: "newc", portable ASCII.
+//! A writer of archives in the "newc" format (portable ASCII), which kernels unpack into their initial file system.
 
 use std::io::{self, Write};
 
@@ -6,12 +6,12 @@ const MAGIC: &[u8] = b"070701";
 const DIRECTORY: u32 = 0o040_000;
 const CHARACTER: u32 = 0o020_000;
 const REGULAR: u32 = 0o100_000;
-/// The name that ends an archive.
+/// The name of the last entry of an archive.
 const LAST: &str = "TRAILER!!!";
-/// Everything begins at a multiple of this.
+/// Alignment of headers and data.
 const ALIGNED: usize = 4;
 
-/// Writes one archive. The same calls give the same bytes: all is root's, and of no time.
+/// A writer of one archive. The output is reproducible: all entries belong to root and have no time.
 #[derive(Debug)]
 pub(crate) struct Cpio<W> {
     out: W,
@@ -30,7 +30,7 @@ impl<W: Write> Cpio<W> {
         Self { out, inode: 0 }
     }
 
-    /// A directory; its parents come before it.
+    /// Adds a directory, after its parents.
     pub(crate) fn directory(&mut self, name: &str, mode: u32) -> io::Result<()> {
         self.entry(&Entry { name, mode: DIRECTORY | mode, device: (0, 0), data: &[] })
     }
@@ -39,12 +39,12 @@ impl<W: Write> Cpio<W> {
         self.entry(&Entry { name, mode: REGULAR | mode, device: (0, 0), data })
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub(crate) fn device(&mut self, name: &str, mode: u32, major: u32, minor: u32) -> io::Result<()> {
         self.entry(&Entry { name, mode: CHARACTER | mode, device: (major, minor), data: &[] })
     }
 
-    /// Ends the archive.
+    /// Completes the archive.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry(&Entry { name: LAST, mode: 0, device: (0, 0), data: &[] })?;
         self.out.flush()?;
@@ -55,7 +55,7 @@ impl<W: Write> Cpio<W> {
         let Entry { name, mode, device: (major, minor), data } = *entry;
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {name:?}"));
         if name.is_empty() || name.starts_with('/') || name.contains('\0') {
-            return Err(bad("no name for an archive"));
+            return Err(bad("invalid name for an archive"));
         }
         let size = u32::try_from(data.len()).map_err(|_| bad("too large for an archive"))?;
         let name_size = u32::try_from(name.len() + 1).map_err(|_| bad("too long for an archive"))?;
@@ -91,7 +91,7 @@ mod tests {
         cpio.finish().unwrap()
     }
 
-    /// Fields of the entry at `at`: mode, size, device's major and minor number, name, and where the next one begins.
+    /// Returns fields of the entry at `at`: mode, size, device numbers, name, and the offset of the next entry.
     fn entry(bytes: &[u8], at: usize) -> (u32, usize, (u32, u32), String, usize) {
         assert_eq!(&bytes[at..at + 6], MAGIC);
         let field = |number: usize| {

@@ -1,8 +1,8 @@
-//! Makes a file system of a directory, as an ordinary user, with the same bytes for the same contents.
+//! Creation of file systems from directories, as an ordinary user, reproducibly.
 //!
-//! `mkfs.ext4 -d` copies owners and times from the directory. Whoever unpacked it owns all of it, and its inodes changed
-//! just now; so both are settled afterwards: every inode in the image becomes root's, and of one time. That is why there
-//! are no checksums of metadata in these file systems.
+//! `mkfs.ext4 -d` copies owners and times from the directory. The user who unpacked it owns all of it, and its inodes
+//! were just changed. So both are normalized afterwards: every inode in the image belongs to root and has one fixed
+//! time. That is why these file systems have no metadata checksums.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -16,18 +16,18 @@ use cofferdam_linux::programs;
 use crate::error::{Result, VmError, io};
 use crate::run;
 
-/// 1 January 2020, for everything.
+/// The time of all inodes: 1 January 2020.
 const EPOCH: u32 = 1_577_836_800;
-/// Fixed, so that nothing of an image is random.
+/// A fixed UUID, so that nothing in an image is random.
 const IDENTITY: &str = "c0ffe4da-0000-4000-8000-000000000001";
 const BLOCK: u64 = 4096;
 const INODE: u64 = 256;
 /// Time for a file system of the largest size on a slow disk.
-const LIMIT: Duration = Duration::from_secs(600);
-/// Where distributions put it; an ordinary user's PATH may lack these directories.
+const MKFS_TIMEOUT: Duration = Duration::from_secs(600);
+/// Paths of distributions; an ordinary user's PATH may lack these directories.
 const TOOLS: [&str; 3] = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "mkfs.ext4"];
 
-/// What a directory takes in a file system.
+/// Space that a directory needs in a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Needs {
     /// Blocks of contents.
@@ -43,7 +43,7 @@ impl Needs {
         self.inodes += 1;
     }
 
-    /// Bytes of an image that holds it, tables and some room included.
+    /// Returns the size of an image for it, including tables and a reserve.
     fn bytes(self) -> u64 {
         let inodes = (self.inodes + 64) * INODE;
         let contents = self.blocks * BLOCK;
@@ -59,7 +59,7 @@ fn tool() -> Result<Command> {
     })
 }
 
-/// Which version makes file systems here: part of what an image is made from.
+/// Returns the version of mkfs, which is part of an image's key.
 pub(crate) fn version() -> Result<String> {
     let mut command = tool()?;
     command.arg("-V").stdin(Stdio::null());
@@ -73,19 +73,19 @@ pub(crate) fn make(directory: &Path, image: &Path, needs: Needs) -> Result<()> {
     file.set_len(needs.bytes()).map_err(io("write", image))?;
     let mut command = options(needs.inodes + 64)?;
     command.arg("-d").arg(directory).arg(image);
-    run::finish(command, "mkfs.ext4", LIMIT)?.ok()?;
-    settle(&file).map_err(io("settle", image))?;
+    run::finish(command, "mkfs.ext4", MKFS_TIMEOUT)?.ok()?;
+    normalize(&file).map_err(io("normalize", image))?;
     file.sync_all().map_err(io("write", image))
 }
 
-/// Makes an empty file system on all of a file, which needs no name.
+/// Creates an empty file system on a whole file, which needs no name.
 pub(crate) fn make_empty(file: &File, files: u64) -> Result<()> {
-    let theirs = file.try_clone().map_err(io("copy the descriptor of", "a disk"))?;
+    let passed = file.try_clone().map_err(io("copy the descriptor of", "a disk"))?;
     let mut command = options(files.max(64) + 16)?;
-    // The file is empty, so that tables without contents are zero already.
+    // The file is empty, so tables without contents are zero already.
     command.args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"]);
-    command.arg(format!("/proc/self/fd/{}", theirs.as_raw_fd()));
-    run::finish_with(command, "mkfs.ext4", LIMIT, vec![theirs.into()])?.ok()
+    command.arg(format!("/proc/self/fd/{}", passed.as_raw_fd()));
+    run::finish_with(command, "mkfs.ext4", MKFS_TIMEOUT, vec![passed.into()])?.ok()
 }
 
 fn options(inodes: u64) -> Result<Command> {
@@ -98,7 +98,7 @@ fn options(inodes: u64) -> Result<Command> {
     Ok(command)
 }
 
-/// The part of a superblock that says where inodes are.
+/// The part of a superblock that locates inodes.
 struct Layout {
     inodes: u32,
     inodes_per_group: u32,
@@ -115,12 +115,12 @@ impl Layout {
         let half = |at: usize| u16::from_le_bytes([superblock[at], superblock[at + 1]]);
         let bad = |what| Err(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
         if half(0x38) != 0xef53 || word(0x18) > 6 {
-            return bad("this is no ext4 file system");
+            return bad("not an ext4 file system");
         }
         const CHECKSUMS: u32 = 0x400 | 0x10;
         const WIDE: u32 = 0x80;
         if word(0x64) & CHECKSUMS != 0 || word(0x60) & WIDE != 0 || word(0x28) == 0 || half(0x58) < 160 {
-            return bad("this file system has features that were not asked for");
+            return bad("the file system has unexpected features");
         }
         Ok(Self {
             inodes: word(0),
@@ -131,7 +131,7 @@ impl Layout {
         })
     }
 
-    /// Where the table of a group's inodes begins.
+    /// Returns the offset of a group's inode table.
     fn table(&self, image: &File, group: u32) -> std::io::Result<u64> {
         const DESCRIPTOR: u64 = 32;
         let mut descriptor = [0; DESCRIPTOR as usize];
@@ -141,21 +141,21 @@ impl Layout {
     }
 }
 
-/// Makes every inode root's, and of one time.
-fn settle(image: &File) -> std::io::Result<()> {
+/// Sets owner and time of every inode.
+fn normalize(image: &File) -> std::io::Result<()> {
     let layout = Layout::read(image)?;
     let size = usize::try_from(layout.inode_size).unwrap_or(usize::MAX);
     for group in 0..layout.inodes.div_ceil(layout.inodes_per_group) {
         let at = layout.table(image, group)?;
         let mut table = vec![0; size * layout.inodes_per_group as usize];
         image.read_exact_at(&mut table, at)?;
-        table.chunks_exact_mut(size).filter(|inode| inode[..2] != [0, 0]).for_each(settle_inode);
+        table.chunks_exact_mut(size).filter(|inode| inode[..2] != [0, 0]).for_each(normalize_inode);
         image.write_all_at(&table, at)?;
     }
     Ok(())
 }
 
-fn settle_inode(inode: &mut [u8]) {
+fn normalize_inode(inode: &mut [u8]) {
     // User and group, low and high halves.
     for at in [0x02, 0x18, 0x78, 0x7a] {
         inode[at..at + 2].fill(0);
@@ -164,13 +164,13 @@ fn settle_inode(inode: &mut [u8]) {
     for at in [0x08, 0x0c, 0x10, 0x90] {
         inode[at..at + 4].copy_from_slice(&EPOCH.to_le_bytes());
     }
-    // Their fractions, and the number that tells two files with one inode number apart.
+    // Fractions of the times, and the generation number, which distinguishes files with the same inode number.
     for at in [0x84, 0x88, 0x8c, 0x94, 0x64] {
         inode[at..at + 4].fill(0);
     }
 }
 
-/// Refuses an image that would be larger than allowed.
+/// Refuses an image that would be too large.
 pub(crate) fn check_size(needs: Needs, most: u64) -> Result<()> {
     let bytes = needs.bytes();
     if bytes > most { Err(VmError::TooLarge { bytes, most }) } else { Ok(()) }
@@ -213,6 +213,6 @@ mod tests {
     fn what_is_no_file_system_is_not_touched() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[0x55; 8192], 0).unwrap();
-        assert!(settle(&file).is_err());
+        assert!(normalize(&file).is_err());
     }
 }

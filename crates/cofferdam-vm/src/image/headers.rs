@@ -1,8 +1,8 @@
-//! Reads the members of a tar whose headers are of a bounded size.
+//! A reader of tar members with bounded headers.
 //!
-//! Long names and extended headers stand before a member as contents of their own, and the library reads them whole into
-//! memory, as long as the archive says that they are. So while it looks for the next member, it gets no more than what is
-//! left of the one before and [`MAX_HEADERS`]: whatever the bytes are, or are taken for, none of them come further.
+//! Long names and extended headers precede a member as contents of their own, and the library reads them completely
+//! into memory, however long they are. So while it looks for the next member, the reader provides only the rest of the
+//! previous member and [`MAX_HEADERS`] bytes. Whatever the bytes contain, no more of them are read.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,18 +10,19 @@ use std::rc::Rc;
 
 use tar::Entry;
 
-/// What stands before one member: long names, extended attributes. Linux takes names of 4 KiB, and attributes of 64 KiB.
+/// Maximum size of the headers of one member: long names, extended attributes. Linux accepts names of 4 KiB, and
+/// attributes of 64 KiB.
 const MAX_HEADERS: u64 = 1 << 20;
 const BLOCK: u64 = 512;
 
-/// How far an archive is read, and how far it may be.
+/// The position in an archive, and the limit up to which it may be read.
 #[derive(Debug, Default)]
 struct Gate {
     at: Cell<u64>,
     until: Cell<u64>,
 }
 
-/// An archive's bytes up to the gate.
+/// An archive's bytes up to the limit.
 #[derive(Debug)]
 pub(crate) struct Gated<R> {
     from: R,
@@ -34,8 +35,8 @@ impl<R: Read> Read for Gated<R> {
         if left == 0 && !buffer.is_empty() {
             return Err(io::Error::other(format!("the headers of a member are larger than {MAX_HEADERS} bytes")));
         }
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let length = self.from.read(&mut buffer[..most])?;
+        let max = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let length = self.from.read(&mut buffer[..max])?;
         self.gate.at.set(self.gate.at.get().saturating_add(length as u64));
         Ok(length)
     }
@@ -49,25 +50,25 @@ impl<R: Seek> Seek for Gated<R> {
     }
 }
 
-/// A tar of anybody's.
+/// An untrusted tar.
 pub(crate) struct Archive<R: Read> {
     tar: tar::Archive<Gated<R>>,
     gate: Rc<Gate>,
 }
 
 impl<R: Read> Archive<R> {
-    /// Of what is read from its present place on; what can be sought in is to be at its beginning.
+    /// Creates a reader at the stream's current position. A stream that is used with seeking must be at its beginning.
     pub(crate) fn new(from: R) -> Self {
         let gate = Rc::new(Gate::default());
         Self { tar: tar::Archive::new(Gated { from, gate: gate.clone() }), gate }
     }
 
-    /// Its members, each to be read before the next is asked for.
+    /// Returns its members, each of which must be read before the next.
     pub(crate) fn members(&mut self) -> io::Result<Members<'_, R>> {
         Ok(Members { entries: self.tar.entries()?, gate: &self.gate, end: 0 })
     }
 
-    /// Its members, whose contents are not read through.
+    /// Returns its members, and seeks over contents that are not read.
     pub(crate) fn members_with_seek(&mut self) -> io::Result<Members<'_, R>>
     where
         R: Seek,
@@ -80,7 +81,7 @@ impl<R: Read> Archive<R> {
 pub(crate) struct Members<'a, R: Read> {
     entries: tar::Entries<'a, Gated<R>>,
     gate: &'a Gate,
-    /// Where the last one ends, with what fills its last block.
+    /// End of the last member, including the padding of its last block.
     end: u64,
 }
 
@@ -93,12 +94,12 @@ impl<'a, R: Read> Iterator for Members<'a, R> {
             Ok(entry) => entry,
             Err(error) => return Some(Err(error)),
         };
-        // Its size is that of the file with its holes, which says nothing about where it ends.
+        // The size of a sparse file includes its holes, so it does not determine the end of its contents.
         if entry.header().entry_type().is_gnu_sparse() {
             self.end = 0;
             return Some(Err(io::Error::other("it has a sparse file; pack it without --sparse")));
         }
-        // As the library itself finds the next header.
+        // The library finds the next header in the same way.
         self.end = entry.raw_file_position().saturating_add(entry.size()).saturating_add(BLOCK - 1) / BLOCK * BLOCK;
         self.gate.until.set(u64::MAX);
         Some(Ok(entry))
@@ -123,13 +124,13 @@ mod tests {
         header
     }
 
-    /// A member whose contents are zeros.
+    /// Returns a member whose contents are zeros.
     fn zeros(kind: EntryType, name: &str, size: u64) -> impl Read {
         let padded = size.next_multiple_of(BLOCK);
         io::Cursor::new(header(kind, name, size).as_bytes().to_vec()).chain(io::repeat(0).take(padded))
     }
 
-    /// Names with sizes of what is read, or the error.
+    /// Returns names and sizes of the members, or the error.
     fn all<R: Read>(from: R) -> io::Result<Vec<(String, u64)>> {
         let mut archive = Archive::new(from);
         let members = archive.members()?;
@@ -144,13 +145,13 @@ mod tests {
 
     #[test]
     fn headers_that_are_larger_than_anybody_needs_are_refused_and_not_read() {
-        // As much as nobody has memory for.
+        // More than any host has memory for.
         let huge = 1 << 50;
         for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
             let begun = Instant::now();
             let error = all(zeros(kind, "x", huge).chain(zeros(EntryType::Regular, "f", 1))).unwrap_err();
             assert!(error.to_string().contains("headers of a member"), "{kind:?} {error}");
-            // Behind one that was read, and one that was not.
+            // After a member that was read, and after one that was not.
             for size in [0, 1, BLOCK, 3_000_000] {
                 let from = || zeros(EntryType::Regular, "f", size).chain(zeros(kind, "x", huge));
                 assert!(all(from()).unwrap_err().to_string().contains("headers of a member"), "{kind:?} {size}");
@@ -164,7 +165,7 @@ mod tests {
 
     #[test]
     fn headers_without_end_are_refused() {
-        // Each extended header of a sparse file says that one more follows.
+        // Each extended header of a sparse file claims that another one follows.
         let mut sparse = header(EntryType::GNUSparse, "s", 0);
         sparse.as_gnu_mut().unwrap().set_is_extended(true);
         sparse.set_cksum();
@@ -173,7 +174,7 @@ mod tests {
         let endless = more.repeat(8192);
         let error = all(io::Cursor::new(sparse.as_bytes().to_vec()).chain(&*endless)).unwrap_err();
         assert!(error.to_string().contains("headers of a member"), "{error}");
-        // A sparse file would be left out without a word.
+        // Without the check, a sparse file would be skipped silently.
         let mut sparse = header(EntryType::GNUSparse, "s", 0);
         sparse.as_gnu_mut().unwrap().realsize = *b"00000000000\0";
         sparse.set_cksum();
@@ -188,7 +189,7 @@ mod tests {
         tar.append_data(&mut header(EntryType::Regular, "", large.len() as u64), "first", &*large).unwrap();
         tar.append_data(&mut header(EntryType::Regular, "", 5), &long, &b"hello"[..]).unwrap();
         let attribute = vec![b'a'; 64 << 10];
-        // The size in the extended header is the one that counts.
+        // The size in the extended header takes precedence.
         tar.append_pax_extensions([("SCHILY.xattr.user.x", &*attribute), ("size", &b"1000"[..])]).unwrap();
         tar.append(&header(EntryType::Regular, "attributed", 0), io::empty()).unwrap();
         let mut bytes = tar.into_inner().unwrap();

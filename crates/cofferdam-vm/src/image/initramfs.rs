@@ -1,27 +1,27 @@
-//! What a kernel finds before it has a disk: the init, the agent, the modules that it needs to find its disks.
+//! The initial file system of a VM's kernel: the init, the agent, and the modules that are needed to find its disks.
 
 use std::io;
 
 use super::cpio::Cpio;
 
-/// The first program of a machine.
+/// The first program of a VM.
 pub(crate) static INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-vm-init"));
 
-/// A module of the kernel's.
+/// A kernel module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// Its file's name, without directories.
+    /// File name without directories.
     pub name: String,
     pub contents: Vec<u8>,
 }
 
-/// Packs it. Modules are loaded in this order.
+/// Packs the initial file system. Modules are loaded in this order.
 pub(crate) fn pack(modules: &[Module]) -> io::Result<Vec<u8>> {
     let mut cpio = Cpio::new(Vec::new());
     for name in ["dev", "proc", "sys", "root"] {
         cpio.directory(name, 0o755)?;
     }
-    // Before it mounts anything, an init has what the kernel unpacked.
+    // Until it mounts something, the init has only the files that the kernel unpacked.
     cpio.device("dev/console", 0o600, 5, 1)?;
     cpio.device("dev/null", 0o666, 1, 3)?;
     cpio.directory("modules", 0o700)?;

@@ -1,57 +1,57 @@
-//! What is in a cache: images with names, and what no name stands for.
+//! The inventory of a cache: named images, and entries without a name.
 
 use super::carry::IMPORTED;
 use super::names::{self, Named};
 use super::{Image, Images, image, joint};
 use crate::error::Result;
 
-/// The most kernels with root file systems that are looked through for an image without a name.
+/// Maximum number of pairs of kernel and root file system that are searched for an image without a name.
 const MAX_PAIRS: usize = 10_000;
 
-/// An image that has a name, as far as its manifest tells.
+/// A named image, as its manifest describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// What it was made from.
+    /// Description of its source.
     pub about: String,
-    /// The key of its content.
+    /// Key of its content.
     pub key: String,
-    /// What `uname -r` says in such a machine; empty where nobody knows.
+    /// Output of `uname -r` in its VMs; empty if unknown.
     pub release: String,
-    /// Bytes of kernel, initramfs and disk; `None` where some of it is missing, or its agent speaks another version's protocol.
+    /// Bytes of kernel, initramfs and disk; `None` if a file is missing, or its agent speaks another protocol version.
     pub bytes: Option<u64>,
 }
 
-/// A kernel and a root file system that are kept and that no name stands for together: what an archive of a snapshot may
-/// need all the same.
+/// A pair of kernel and root file system in the cache that no name refers to. An archive of a snapshot may still need
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unnamed {
-    /// The key of both, as archives name it.
+    /// Key of the pair, by which archives refer to it.
     pub key: String,
-    /// The kernel's own key; for an image that was imported, the image's.
+    /// Key of the kernel; for an imported image, that of the image.
     pub kernel: String,
-    /// The root file system's own key; for an image that was imported, the image's.
+    /// Key of the root file system; for an imported image, that of the image.
     pub root: String,
-    /// What `uname -r` says in such a machine; empty where nobody knows.
+    /// Output of `uname -r` in its VMs; empty if unknown.
     pub release: String,
     /// Bytes of both.
     pub bytes: u64,
 }
 
-/// What is in a cache.
+/// The contents of a cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Inventory {
-    /// Images with names.
+    /// Named images.
     pub named: Vec<Listed>,
-    /// Images that can be put together of what is there, of which some part has no name.
+    /// Possible images of which at least one part has no name.
     pub unnamed: Vec<Unnamed>,
-    /// Kinds, keys and bytes of what no name stands for: kernels, and disks with root file systems.
+    /// Kind, key and size of entries without a name: kernels, and disks with root file systems.
     pub nameless: Vec<(String, String, u64)>,
 }
 
 impl Images {
-    /// The image with this key, whether it has a name or not: of what is kept, any kernel with any root file system.
+    /// Returns the image with this key, named or not: any kernel in the cache with any root file system.
     ///
     /// # Errors
     ///
@@ -69,17 +69,17 @@ impl Images {
         self.imported(key)
     }
 
-    /// Returns what the image of this name was made from, as it was described; `None` where there is none.
+    /// Returns the description of the source of the image with this name; `None` if it does not exist.
     pub fn about(&self, name: &str) -> Option<String> {
         names::read(&self.store, name).ok().map(|named| named.about)
     }
 
-    /// The key of what has this name now: nothing but the name is read.
+    /// Returns the key of the image with this name. Reads nothing but the name.
     pub fn key_of(&self, name: &str) -> Option<String> {
         names::read(&self.store, name).ok().map(|named| named.key())
     }
 
-    /// Keys of all kernels that are kept, each with those of all root file systems; at most [`MAX_PAIRS`].
+    /// Returns the keys of all kernels in the cache, each with those of all root file systems; at most [`MAX_PAIRS`].
     pub(super) fn pairs(&self) -> Vec<(String, String)> {
         let (kernels, roots): (Vec<_>, Vec<_>) =
             self.store.entries().into_iter().partition(|(kind, _)| kind == "kernel");
@@ -88,7 +88,7 @@ impl Images {
         kernels.into_iter().flat_map(with_all).take(MAX_PAIRS).collect()
     }
 
-    /// What is there, by manifests alone: nothing is read or compared.
+    /// Returns the contents, by manifests alone: no file is read or verified.
     pub fn inventory(&self) -> Inventory {
         let named: Vec<_> = names::all(&self.store);
         let used: Vec<&String> = named.iter().flat_map(|(_, named)| [&named.kernel, &named.root]).collect();
@@ -117,7 +117,7 @@ impl Images {
     }
 
     fn listed(&self, name: String, named: Named) -> Listed {
-        let (understood, key) = (named.is_understood(), named.key());
+        let (compatible, key) = (named.is_compatible(), named.key());
         let glance = |kind: &str, key: &str| self.store.glance(kind, key);
         let (bytes, release) = if named.imported {
             glance(IMPORTED, &named.kernel).map_or((None, None), |(bytes, note)| (Some(bytes), Some(note)))
@@ -131,7 +131,7 @@ impl Images {
             about: named.about,
             key,
             release: release.unwrap_or_default(),
-            bytes: bytes.filter(|_| understood),
+            bytes: bytes.filter(|_| compatible),
         }
     }
 }

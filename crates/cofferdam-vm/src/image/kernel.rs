@@ -9,12 +9,13 @@ use super::headers::Archive;
 use super::initramfs::Module;
 use crate::error::{Result, VmError, io};
 
-/// The largest kernel, and the largest module, that is taken.
+/// Maximum size of a kernel, and of a module.
 pub(super) const MAX_KERNEL: u64 = 128 << 20;
 const MAX_MODULE: u64 = 16 << 20;
 
-/// What a machine needs, in the order in which it is loaded: the bus, the console with the agent's port, disks, random
-/// numbers, the file system, a vsock where the agent is reached by that. A kernel may have any of it built in; what is optional, it may lack.
+/// The modules that a VM needs, in loading order: the bus, the console with the agent's port, disks, random numbers,
+/// the file system, and a vsock if the agent is reached by one. Each may be built into the kernel; those marked `false`
+/// are optional.
 const WANTED: &[(&str, bool)] = &[
     ("virtio", true),
     ("virtio_ring", true),
@@ -32,19 +33,19 @@ const WANTED: &[(&str, bool)] = &[
     ("vmw_vsock_virtio_transport_common", false),
     ("vmw_vsock_virtio_transport", false),
 ];
-/// Virtio's own order is another one in some kernels: what fails for want of the other is loaded after it.
+/// The module that is loaded first: in some kernels, virtio depends on it.
 const FIRST: &str = "virtio_ring";
 
 /// A kernel with its modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// What `uname -r` will say; empty where nobody knows.
+    /// Output of `uname -r`; empty if unknown.
     pub release: String,
     pub image: Vec<u8>,
     pub modules: Vec<Module>,
 }
 
-/// From the root file system that a kernel's package makes.
+/// Reads a kernel from the root file system of a kernel package.
 pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
     let mut found = Found::default();
     let mut archive = Archive::new(tar);
@@ -55,22 +56,22 @@ pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
         }
         let path = entry.path().map_err(bad_tar)?.into_owned();
         let Some(place) = Place::of(&path) else { continue };
-        let most = if matches!(place, Place::Kernel { .. }) { MAX_KERNEL } else { MAX_MODULE };
-        let contents = read(&mut entry, &path, most)?;
+        let max = if matches!(place, Place::Kernel { .. }) { MAX_KERNEL } else { MAX_MODULE };
+        let contents = read(&mut entry, &path, max)?;
         found.take(place, contents)?;
     }
-    found.whole()
+    found.into_kernel()
 }
 
-/// From files; modules are loaded in the order given.
+/// Reads a kernel from files. Modules are loaded in the given order.
 pub(crate) fn from_files(image: &Path, modules: &[PathBuf]) -> Result<Kernel> {
-    let contents = |path: &Path, most| {
+    let contents = |path: &Path, max| {
         let mut file = named::read(path).map_err(io("open", path))?;
-        read(&mut file, path, most)
+        read(&mut file, path, max)
     };
     let modules = modules.iter().map(|path| {
         let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_module_name(name));
-        let name = name.ok_or_else(|| bad(format!("{} has no name of a kernel's module", path.display())))?;
+        let name = name.ok_or_else(|| bad(format!("{} does not have the name of a kernel module", path.display())))?;
         Ok(Module { name: name.to_owned(), contents: contents(path, MAX_MODULE)? })
     });
     let modules = modules.collect::<Result<_>>()?;
@@ -82,36 +83,36 @@ fn bad(what: String) -> VmError {
 }
 
 fn bad_tar(error: std::io::Error) -> VmError {
-    bad(format!("the kernel's package cannot be read: {error}"))
+    bad(format!("cannot read the kernel's package: {error}"))
 }
 
-fn read(from: &mut impl Read, path: &Path, most: u64) -> Result<Vec<u8>> {
+fn read(from: &mut impl Read, path: &Path, max: u64) -> Result<Vec<u8>> {
     let mut contents = Vec::new();
-    from.take(most + 1).read_to_end(&mut contents).map_err(io("read", path))?;
-    if contents.len() as u64 > most {
-        return Err(bad(format!("{} is larger than {most} bytes", path.display())));
+    from.take(max + 1).read_to_end(&mut contents).map_err(io("read", path))?;
+    if contents.len() as u64 > max {
+        return Err(bad(format!("{} is larger than {max} bytes", path.display())));
     }
     Ok(contents)
 }
 
-/// A name that fits on a line of the init's list.
+/// Returns true if a name can be a line of the init's list.
 fn is_module_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     (4..=64).contains(&name.len()) && name.contains(".ko") && name.chars().all(plain) && !name.starts_with('.')
 }
 
-/// Names of modules mean the same with either sign.
+/// Compares names of modules, in which `-` and `_` are equivalent.
 fn same(one: &str, other: &str) -> bool {
     one.replace('-', "_") == other.replace('-', "_")
 }
 
-/// What a file of the package is.
+/// The role of a file in the package.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     Kernel {
         release: String,
     },
-    /// The list of what is built in.
+    /// The list of built-in modules.
     BuiltIn,
     Module {
         file: String,
@@ -170,11 +171,11 @@ impl Found {
         files.into_iter().any(|(found, _)| same(found, name))
     }
 
-    fn whole(self) -> Result<Kernel> {
+    fn into_kernel(self) -> Result<Kernel> {
         let mut modules: Vec<Module> = Vec::new();
         for (name, needed) in WANTED {
             match self.modules.iter().find(|(found, _)| same(found, name)) {
-                // Some kernels have the ring first, and each needs what comes before it.
+                // In some kernels the ring comes first, and each module needs the ones before it.
                 Some((_, module)) if *name == FIRST => modules.insert(0, module.clone()),
                 Some((_, module)) => modules.push(module.clone()),
                 None if *needed && !self.is_built_in(name) => {

@@ -1,8 +1,9 @@
-//! Applies the layers of a container's image to a directory, one after the other.
+//! Application of a container image's layers to a directory, one after the other.
 //!
-//! Layers come from anybody, and a link of one is in the way of the next. So every step goes by descriptors, and what is
-//! looked up is looked up as if the directory were the root: nothing is made, changed or removed outside of it. A layer
-//! removes what was below by names that begin with `.wh.`; such a file itself never comes into being.
+//! Layers are untrusted, and a link in one may redirect paths of the next. So every step uses descriptors, and paths
+//! are resolved as if the directory were the root: nothing is created, changed or removed outside of it. A layer
+//! removes files of lower layers with whiteouts, which are names that start with `.wh.`; these are never created as
+//! files.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -21,23 +22,23 @@ use tar::EntryType;
 
 use super::ext4::{self, Needs};
 use super::headers::Archive;
-use super::root::{MAX_ENTRIES, add_places};
+use super::root::{MAX_ENTRIES, add_mount_points};
 use crate::error::{Result, VmError, io as io_error};
 
 const WHITEOUT: &[u8] = b".wh.";
-/// Of a whole directory: what layers below put into it is not there.
+/// The whiteout of a whole directory: files of lower layers in it are removed.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// The deepest directory: whoever removes what is unpacked has one more open for each.
-pub(crate) const DEEPEST: usize = 256;
+/// Maximum depth of directories: removing the unpacked tree opens one descriptor for each level.
+pub(crate) const MAX_DEPTH: usize = 256;
 
 /// A directory to which layers are applied.
 #[derive(Debug)]
 pub(crate) struct Tree {
     path: PathBuf,
     root: OwnedFd,
-    most: u64,
+    max: u64,
     needs: Needs,
-    /// Modes of directories, by where they really are. Until the end their owner may do everything in them.
+    /// Modes of directories, by their real paths. Until the end, their owner has all permissions.
     modes: BTreeMap<PathBuf, u32>,
 }
 
@@ -49,7 +50,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
 
-/// The parts of a path below the root; nothing that climbs.
+/// Splits a path below the root into its parts; refuses `..`.
 fn parts(path: &Path) -> Result<Vec<OsString>> {
     let mut parts = Vec::new();
     for part in path.components() {
@@ -59,10 +60,10 @@ fn parts(path: &Path) -> Result<Vec<OsString>> {
             _ => return Err(bad(format!("{} leads out of the root file system", shown(path)))),
         }
     }
-    if parts.len() > DEEPEST { Err(bad("a path in the image is too deep")) } else { Ok(parts) }
+    if parts.len() > MAX_DEPTH { Err(bad("a path in the image is too deep")) } else { Ok(parts) }
 }
 
-/// Looks up a directory as if `root` were the root.
+/// Opens a directory, with `root` as the root of the path.
 pub(crate) fn inside(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -71,16 +72,16 @@ pub(crate) fn inside(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<Ow
 }
 
 impl Tree {
-    /// An empty directory of this process's alone, for a root file system that takes at most `most` bytes.
-    pub(crate) fn new(path: &Path, most: u64) -> Result<Self> {
+    /// Opens an empty directory that only this process uses, for a root file system of at most `most` bytes.
+    pub(crate) fn new(path: &Path, max: u64) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|error| io_error("open", path)(error.into()))?;
-        let path = path.canonicalize().map_err(io_error("look at", path))?;
-        Ok(Self { path, root, most, needs: Needs::default(), modes: BTreeMap::new() })
+        let path = path.canonicalize().map_err(io_error("inspect", path))?;
+        Ok(Self { path, root, max, needs: Needs::default(), modes: BTreeMap::new() })
     }
 
-    /// Removes what a layer says is gone. To be called with each layer before [`Self::extract`].
+    /// Removes the files for which a layer has whiteouts. Must be called for each layer before [`Self::extract`].
     pub(crate) fn remove(&mut self, layer: impl Read) -> Result<()> {
         let mut archive = Archive::new(layer);
         let mut entries = 0;
@@ -96,7 +97,7 @@ impl Tree {
                 continue;
             }
             let parent: PathBuf = path.iter().collect();
-            // What is not there is gone.
+            // A missing file needs no removal.
             let Ok(parent) = inside(self.root.as_fd(), &parent) else { continue };
             if name.as_bytes() == OPAQUE {
                 clear(parent.as_fd(), 0)?;
@@ -110,7 +111,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts what a layer has into the directory, over what is there.
+    /// Unpacks a layer's files into the directory, replacing existing ones.
     pub(crate) fn extract(&mut self, layer: impl Read) -> Result<()> {
         let mut archive = Archive::new(layer);
         for entry in archive.members().map_err(bad_layer)? {
@@ -137,16 +138,16 @@ impl Tree {
             }
             self.count(entry.size())?;
             let (parent, real) = self.directory(parents)?;
-            let place = real.join(name);
-            check_depth(&place)?;
-            let wrong = |error: Errno| failed(&place, error.into());
+            let target = real.join(name);
+            check_depth(&target)?;
+            let wrong = |error: Errno| failed(&target, error.into());
             match kind {
                 EntryType::Directory => {
                     if kind_of(parent.as_fd(), name) != Some(FileType::Directory) {
                         remove(parent.as_fd(), name, 0)?;
                         mkdirat(&parent, name, Mode::RWXU).map_err(wrong)?;
                     }
-                    self.modes.insert(place, mode & 0o1777 | 0o500);
+                    self.modes.insert(target, mode & 0o1777 | 0o500);
                 }
                 EntryType::Symlink => {
                     let target = entry.link_name().map_err(bad_layer)?.ok_or_else(|| bad("a link leads nowhere"))?;
@@ -162,8 +163,8 @@ impl Tree {
                     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let file = rustix::fs::openat(&parent, name, flags, Mode::RUSR | Mode::WUSR).map_err(wrong)?;
                     let mut file = File::from(file);
-                    io::copy(&mut entry, &mut file).map_err(|error| failed(&place, error))?;
-                    // Whoever makes the image must be able to read it.
+                    io::copy(&mut entry, &mut file).map_err(|error| failed(&target, error))?;
+                    // The user who builds the image must be able to read it.
                     let mode = Mode::from_raw_mode(mode & 0o777 | 0o400);
                     rustix::fs::fchmod(&file, mode).map_err(wrong)?;
                 }
@@ -177,11 +178,11 @@ impl Tree {
         if self.needs.inodes > MAX_ENTRIES {
             return Err(too_many());
         }
-        // A layer may write over what one below had: both take room here for a while.
-        ext4::check_size(self.needs, self.most.saturating_mul(2))
+        // A layer may replace files of lower layers: temporarily, both take space.
+        ext4::check_size(self.needs, self.max.saturating_mul(2))
     }
 
-    /// The directory of these parts, made where it is missing, and where it really is below the root.
+    /// Opens the directory of these parts, creates it if it is missing, and returns its real path below the root.
     fn directory(&mut self, path: &[OsString]) -> Result<(OwnedFd, PathBuf)> {
         let whole: PathBuf = path.iter().collect();
         let directory = match inside(self.root.as_fd(), &whole) {
@@ -202,11 +203,11 @@ impl Tree {
         Ok((directory, real))
     }
 
-    /// Where a directory is, which its descriptor says.
+    /// Returns the real path of a directory, from its descriptor.
     fn real(&self, directory: &OwnedFd) -> Result<PathBuf> {
-        let said = fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))
-            .map_err(io_error("look at", &self.path))?;
-        let below = said.strip_prefix(&self.path).map_err(|_| bad("a path leads out of the root file system"))?;
+        let path = fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))
+            .map_err(io_error("inspect", &self.path))?;
+        let below = path.strip_prefix(&self.path).map_err(|_| bad("a path leads out of the root file system"))?;
         Ok(below.to_owned())
     }
 
@@ -219,7 +220,7 @@ impl Tree {
             Some(FileType::RegularFile | FileType::Symlink) => {}
             _ => return Err(missing()),
         }
-        // The same file twice is one that is there already.
+        // A link from a file to itself needs no action.
         let (one, other) = (
             statat(&from, last.as_os_str(), AtFlags::SYMLINK_NOFOLLOW),
             statat(parent, name, AtFlags::SYMLINK_NOFOLLOW),
@@ -233,10 +234,10 @@ impl Tree {
         linkat(&from, last.as_os_str(), parent, name, AtFlags::empty()).map_err(|error| failed(&whole, error.into()))
     }
 
-    /// Makes what every machine needs, gives directories their modes, and counts what is there.
+    /// Creates the directories that every VM needs, sets the modes of directories, and counts all entries.
     pub(crate) fn finish(mut self) -> Result<Needs> {
         let (mut made, mut needs) = (BTreeMap::new(), Needs::default());
-        add_places(&self.path, &mut needs, &mut made)?;
+        add_mount_points(&self.path, &mut needs, &mut made)?;
         let below = |path: PathBuf| path.strip_prefix(&self.path).map(Path::to_owned).unwrap_or_default();
         for (path, mode) in made {
             let path = below(path);
@@ -244,7 +245,7 @@ impl Tree {
         }
         let mut needs = Needs::default();
         count(&self.path, &mut needs, 0)?;
-        // From the deepest; what is no directory any more has no mode of one.
+        // From the deepest. A path that is no longer a directory gets no mode.
         for (path, mode) in self.modes.iter().rev() {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -261,12 +262,12 @@ impl Tree {
 }
 
 fn count(directory: &Path, needs: &mut Needs, depth: usize) -> Result<()> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(bad("the image's directories are too deep"));
     }
     for entry in fs::read_dir(directory).map_err(io_error("read", directory))? {
         let path = entry.map_err(io_error("read", directory))?.path();
-        let found = fs::symlink_metadata(&path).map_err(io_error("look at", &path))?;
+        let found = fs::symlink_metadata(&path).map_err(io_error("inspect", &path))?;
         needs.add(found.size());
         if found.is_dir() {
             count(&path, needs, depth + 1)?;
@@ -275,9 +276,9 @@ fn count(directory: &Path, needs: &mut Needs, depth: usize) -> Result<()> {
     Ok(())
 }
 
-/// Links lead deeper than paths are long: what counts is where something really is.
+/// Checks the depth of a real path. Links allow paths that are deeper than their text is long.
 fn check_depth(real: &Path) -> Result<()> {
-    if real.components().count() > DEEPEST { Err(bad("the image's directories are too deep")) } else { Ok(()) }
+    if real.components().count() > MAX_DEPTH { Err(bad("the image's directories are too deep")) } else { Ok(()) }
 }
 
 fn too_many() -> VmError {
@@ -285,10 +286,10 @@ fn too_many() -> VmError {
 }
 
 fn bad_layer(error: io::Error) -> VmError {
-    bad(format!("a layer of the image cannot be read: {}", error.to_string().escape_debug()))
+    bad(format!("cannot read a layer of the image: {}", error.to_string().escape_debug()))
 }
 
-/// An error of the file system's, or one of a layer that was being read.
+/// Converts an error of the file system, or of reading a layer.
 fn failed(path: &Path, error: io::Error) -> VmError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_error("unpack", path)(error),
@@ -300,9 +301,9 @@ fn kind_of(parent: BorrowedFd<'_>, name: &OsStr) -> Option<FileType> {
     statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok().map(|found| FileType::from_raw_mode(found.st_mode))
 }
 
-/// Removes what has this name, whatever it is; nothing is fine.
+/// Removes the entry with this name, of any kind. A missing entry is no error.
 fn remove(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> Result<()> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(bad("the image's directories are too deep"));
     }
     let wrong = |error: Errno| failed(Path::new(name), error.into());

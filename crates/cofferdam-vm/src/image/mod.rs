@@ -1,11 +1,11 @@
-//! What machines start from: a kernel, what it finds before it has a disk, and a root file system on a disk.
+//! Images: a kernel, its initial file system, and a root file system on a disk.
 //!
 //! ```text
 //! Debian's packages, files, a directory or a tar --Images::make--> cache: kernel-KEY/, root-KEY/ --> Image
 //! ```
 //!
-//! An image is made as an ordinary user, from inputs that its key names, and gives the same bytes each time. It is made
-//! once for all machines, which only read it. Nothing of it is started here.
+//! An image is built as an ordinary user, from inputs that determine its key, and the build is reproducible. It is
+//! built once for all VMs, which only read it. Nothing in it is executed here.
 
 mod carry;
 #[cfg(test)]
@@ -42,17 +42,17 @@ pub use names::is_name;
 pub(crate) use store::is_key;
 use store::{Entry, Lock, Store};
 
-/// Changes when other bytes are made of the same inputs.
+/// Format version. Incremented when the same inputs give other bytes.
 const FORMAT: &[u8] = b"3";
 const KERNEL: &str = "vmlinuz";
 const INITRAMFS: &str = "initramfs";
 const ROOT: &str = "root.ext4";
-/// Debian's smallest kernel for virtual machines.
+/// Debian's smallest kernel for VMs.
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// What the packages with a kernel in them are called.
+/// Prefix of the names of packages that contain a kernel.
 const PACKAGES: &str = "linux-image-";
 
-/// Where the kernel comes from.
+/// The source of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelSource {
     /// A Debian package, such as `linux-image-cloud-amd64`.
@@ -60,11 +60,11 @@ pub enum KernelSource {
         /// Its name.
         package: String,
     },
-    /// Files of this machine.
+    /// Files of this host.
     Files {
-        /// The kernel's image.
+        /// The kernel.
         image: PathBuf,
-        /// Modules that it needs for virtio and ext4, in the order in which they are loaded.
+        /// Modules that it needs for virtio and ext4, in loading order.
         modules: Vec<PathBuf>,
     },
 }
@@ -75,35 +75,36 @@ impl Default for KernelSource {
     }
 }
 
-/// Where the root file system comes from.
+/// The source of a root file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RootSource {
     /// Debian packages.
     Debian(Recipe),
-    /// A directory of this machine. Links are taken as links; sockets, fifos and devices are left out.
+    /// A directory of this host. Links are copied as links; sockets, fifos and devices are omitted.
     Directory(PathBuf),
     /// An uncompressed tar.
     Tar(PathBuf),
-    /// A container's image: a directory or an uncompressed tar with an OCI image layout, or what `docker save` writes. It
-    /// holds one image for this kind of processor.
+    /// A container image: a directory or an uncompressed tar with an OCI image layout, or the output of `docker save`.
+    /// It contains one image for this architecture.
     Oci(PathBuf),
 }
 
 impl RootSource {
-    /// What a path of this machine holds: a directory or tar with a layout of images in it is one, whatever else it holds.
+    /// Detects the kind of a path on this host: a directory or tar with an image layout is an image, whatever else it
+    /// contains.
     ///
     /// # Errors
     ///
-    /// Those of the operating system, and [`VmError::BadSource`] for a device or a pipe, which may have no end.
+    /// Those of the operating system, and [`VmError::BadSource`] for a device or a pipe, which may be endless.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = named::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidInput if UntrustedLink::of(&error).is_none() => {
-                VmError::BadSource { what: format!("{path:?} is neither a directory nor a plain file") }
+                VmError::BadSource { what: format!("{path:?} is neither a directory nor a regular file") }
             }
             _ => io("open", &path)(error),
         })?;
-        let found = file.metadata().map_err(io("look at", &path))?;
+        let found = file.metadata().map_err(io("inspect", &path))?;
         Ok(match (oci::is_layout(file, &path), found.is_dir()) {
             (true, _) => Self::Oci(path),
             (false, true) => Self::Directory(path),
@@ -118,16 +119,16 @@ impl Default for RootSource {
     }
 }
 
-/// What an image is made from.
+/// The source of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// The kernel.
     pub kernel: KernelSource,
     /// The root file system.
     pub root: RootSource,
-    /// The largest disk that may come of it.
+    /// Maximum size of the disk.
     pub most: ByteSize,
-    /// Device and inode that the root's directory had when the caller named it; another directory is refused.
+    /// Device and inode of the root's directory when the caller named it; another directory is refused.
     pub recorded: Option<(u64, u64)>,
 }
 
@@ -138,43 +139,43 @@ impl Default for Source {
     }
 }
 
-/// What a machine starts from. Its files are only ever read.
+/// The files that a VM boots from. They are never modified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// The kernel.
     pub kernel: PathBuf,
-    /// What it finds before it has a disk.
+    /// The kernel's initial file system.
     pub initramfs: PathBuf,
     /// The disk with the root file system.
     pub root: PathBuf,
-    /// What `uname -r` says in such a machine; empty where nobody knows.
+    /// Output of `uname -r` in its VMs; empty if unknown.
     pub release: String,
-    /// Names the content of all three.
+    /// Key of the content of all three.
     pub key: String,
 }
 
-/// A step of making an image.
+/// A step of building an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Another process uses the same cache; waits for it.
+    /// Waits for another process that uses the same cache.
     Waiting,
-    /// What is in the cache is compared with its hashes.
+    /// Verifies hashes in the cache.
     Checking,
-    /// Packages are had and packed.
+    /// Downloads and packs packages.
     Packages(cofferdam_debian::Progress),
-    /// The kernel and its modules are packed.
+    /// Packs the kernel and its modules.
     Kernel,
-    /// The root file system is unpacked.
+    /// Unpacks the root file system.
     Unpacking,
-    /// The disk is written.
+    /// Writes the disk.
     Disk,
 }
 
 impl std::fmt::Display for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Waiting => "waiting for whoever uses the same cache",
+            Self::Waiting => "waiting for another process that uses the same cache",
             Self::Checking => "checking the image",
             Self::Packages(step) => return write!(f, "{step}"),
             Self::Kernel => "packing the kernel",
@@ -184,7 +185,7 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Images in a directory of the caller's. Several processes may use the same.
+/// A store of images in a directory of the caller. Several processes may share it.
 #[derive(Debug, Clone)]
 pub struct Images {
     store: Store,
@@ -192,17 +193,17 @@ pub struct Images {
 }
 
 impl Images {
-    /// Images in `directory`, which is made when it is first needed, of packages kept in `packages`.
+    /// Creates a store in `directory`, which is created when it is first needed, with a cache of packages.
     pub fn new(directory: impl Into<PathBuf>, packages: Cache) -> Self {
         Self { store: Store::new(directory), packages }
     }
 
-    /// What was made last for this source, else what is made now: packages are looked up only for what is missing, and
-    /// only if `policy` lets them. A directory or a tar is looked at each time.
+    /// Returns the image that was built last for this source, or builds it. Packages are resolved only for missing
+    /// parts, and only if `policy` allows it. A directory or a tar is read each time.
     ///
     /// # Errors
     ///
-    /// [`VmError::NoImage`] where packages would be needed and are not to be had, and those of [`Self::make`].
+    /// [`VmError::NoImage`] if packages are needed and the policy forbids it, and the errors of [`Self::make`].
     pub fn find(&self, source: &Source, policy: MakePolicy, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
         self.store.tidy();
         let root = match (&source.root, self.last("root", &origin_of_root(source))?) {
@@ -218,11 +219,11 @@ impl Images {
         Ok(image(&kernel, &root))
     }
 
-    /// As [`Self::make`], and gives it a name, which it takes from what had it before.
+    /// Builds an image as [`Self::make`] does, and names it. An image that had the name loses it.
     ///
     /// # Errors
     ///
-    /// As [`Self::make`]; [`VmError::BadSource`] for what is no name.
+    /// As [`Self::make`]; [`VmError::BadSource`] for an invalid name.
     pub fn make_named(
         &self,
         name: &str,
@@ -231,9 +232,9 @@ impl Images {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Image> {
         if !is_name(name) {
-            return Err(VmError::BadSource { what: format!("{name:?} is no name of an image") });
+            return Err(VmError::BadSource { what: format!("{name:?} is not a valid image name") });
         }
-        // First what people bring themselves, and may be wrong: the rest may take minutes.
+        // The client's own files come first, because they may be invalid: the rest may take minutes.
         let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
         let lock = self.store.lock(progress)?;
         let protocol = cofferdam_guest::PROTOCOL;
@@ -243,25 +244,26 @@ impl Images {
         Ok(image(&kernel, &root))
     }
 
-    /// The image of this name, compared with its hashes.
+    /// Returns the image with this name, verified by its hashes.
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchImage`] where there is none, or it is damaged; [`VmError::OldImage`] where another version of this
-    /// program made it, whose agent speaks otherwise.
+    /// [`VmError::NoSuchImage`] if it does not exist or is damaged; [`VmError::OldImage`] if another version of this
+    /// program built it, and its agent speaks another protocol version.
     pub fn named(&self, name: &str) -> Result<Image> {
         self.store.tidy();
         match names::read(&self.store, name)? {
-            named if named.is_understood() => self.opened(name, &named),
+            named if named.is_compatible() => self.opened(name, &named),
             _ => Err(VmError::OldImage { name: name.to_owned() }),
         }
     }
 
-    /// The same for a machine whose agent runs already, so that the image's own is of no matter.
+    /// Returns the image with this name for a VM whose agent already runs, so that the image's own agent does not
+    /// matter.
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchImage`] where there is none, or it is damaged.
+    /// [`VmError::NoSuchImage`] if it does not exist or is damaged.
     pub fn named_for_restore(&self, name: &str) -> Result<Image> {
         self.store.tidy();
         self.opened(name, &names::read(&self.store, name)?)
@@ -279,15 +281,15 @@ impl Images {
         }
     }
 
-    /// Whether something was made for this source, by manifests alone.
+    /// Returns true if an image was built for this source, by manifests alone.
     pub fn seems_made(&self, source: &Source) -> bool {
         let there =
             |kind, origin: &str| self.store.peek(origin).is_some_and(|key| self.store.glance(kind, &key).is_some());
         there("kernel", &origin_of_kernel(source)) && there("root", &origin_of_root(source))
     }
 
-    /// Takes a name away. What had it is there until the next [`Self::prune`], whenever it was asked for last, unless it
-    /// has another name.
+    /// Removes a name. The next [`Self::prune`] removes its image, even if it was used recently, unless the image has
+    /// another name.
     ///
     /// # Errors
     ///
@@ -302,8 +304,8 @@ impl Images {
         lock.disown(&free)
     }
 
-    /// Removes images that have no name and of which nothing was asked for within `age`, and gives how many bytes that were. Machines that run go
-    /// on.
+    /// Removes images without a name that were not used within `age`, and returns the bytes that this frees. Running
+    /// VMs are not affected.
     ///
     /// # Errors
     ///
@@ -312,16 +314,16 @@ impl Images {
         self.store.prune(age, progress)
     }
 
-    /// What was made last for an origin, if it is there and undamaged.
+    /// Returns the entry that was built last for an origin, if it exists and is undamaged.
     fn last(&self, kind: &str, origin: &str) -> Result<Option<Entry>> {
         self.store.last(origin).map_or(Ok(None), |key| self.store.open(kind, &key))
     }
 
-    /// Makes what is not there yet: packages are looked up anew, so that a newer kernel makes another image.
+    /// Builds the missing parts of an image. Packages are resolved again, so that a newer kernel gives another image.
     ///
     /// # Errors
     ///
-    /// [`VmError`], each with what to do about it. What is in the cache is whole after any of them.
+    /// [`VmError`], each with a remedy. The cache is consistent after any error.
     pub fn make(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
         let kernel = self.kernel(source, progress)?;
         let root = self.root(source, progress)?;
@@ -396,7 +398,7 @@ impl Images {
             }
             RootSource::Directory(path) => {
                 progress(Progress::Checking);
-                let mut tar = tempfile::tempfile().map_err(io("make a temporary file in", std::env::temp_dir()))?;
+                let mut tar = tempfile::tempfile().map_err(io("create a temporary file in", std::env::temp_dir()))?;
                 let mut out = BufWriter::with_capacity(1 << 20, &tar);
                 let directory = Directory::open(path).map_err(io("open", path))?;
                 if source.recorded.is_some_and(|recorded| recorded != directory.identity()) {
@@ -415,7 +417,7 @@ impl Images {
         }
     }
 
-    /// The entry of this key: what is there, or what `read` and `put` make.
+    /// Returns the entry with this key, or creates it with `read` and `put`.
     fn entry<T>(
         &self,
         kind: &str,
@@ -432,7 +434,7 @@ impl Images {
             None => {
                 let scratch = lock.scratch()?;
                 let made = scratch.path().join("made");
-                fs::create_dir(&made).map_err(io("make", &made))?;
+                fs::create_dir(&made).map_err(io("create", &made))?;
                 let found = read(&lock, progress)?;
                 let note = put(found, &lock, &made, progress)?;
                 lock.keep(kind, key, &made, &note)?
@@ -453,12 +455,12 @@ fn image(kernel: &Entry, root: &Entry) -> Image {
     }
 }
 
-/// The key of an image with this kernel and this root file system.
+/// Returns the key of an image with this kernel and this root file system.
 fn joint(kernel: &str, root: &str) -> String {
     store::key(&[kernel.as_bytes(), root.as_bytes()])
 }
 
-/// Names where a kernel comes from, and the programs that go with it.
+/// Returns a key for the source of a kernel, and for the programs that are packed with it.
 fn origin_of_kernel(source: &Source) -> String {
     let text = format!("{:?}", source.kernel);
     store::key(&[b"kernel", FORMAT, text.as_bytes(), initramfs::INIT, cofferdam_guest::AGENT])
@@ -469,7 +471,7 @@ fn origin_of_root(source: &Source) -> String {
     store::key(&[b"root", FORMAT, text.as_bytes()])
 }
 
-/// What packages make, as a tar without a name; gone with the directory.
+/// Writes the contents of packages as a tar, which is removed with the returned directory.
 fn packages_tar(lock: &Lock, plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<(tempfile::TempDir, File)> {
     let scratch = lock.scratch()?;
     let path = scratch.path().join("packages.tar");
@@ -489,11 +491,12 @@ fn put_kernel(kernel: Kernel, _: &Lock, made: &Path, _: &mut dyn FnMut(Progress)
     Ok(kernel.release)
 }
 
-fn put_root(tar: &File, lock: &Lock, made: &Path, most: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-    put_tree(lock, made, most, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, most))
+fn put_root(tar: &File, lock: &Lock, made: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+    put_tree(lock, made, max, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, max))
 }
 
-/// As [`put_root`], for a tar that others may be changing: it must be what the hash in the entry's key says.
+/// Does the same as [`put_root`] for a tar that may change during the read: its contents must match the hash in the
+/// entry's key.
 fn put_hashed(
     tar: &File,
     hash: &str,
@@ -532,15 +535,15 @@ fn put_tree(
 ) -> Result<()> {
     let scratch = lock.scratch()?;
     let tree = scratch.path().join("tree");
-    fs::create_dir(&tree).map_err(io("make", &tree))?;
+    fs::create_dir(&tree).map_err(io("create", &tree))?;
     progress(Progress::Unpacking);
     let made = unpack(&tree).and_then(|needs| {
         progress(Progress::Disk);
         ext4::check_size(needs, most)?;
         ext4::make(&tree, &made.join(ROOT), needs)
     });
-    // Else directories without the right to write would stay.
-    store::open_up(&tree);
+    // Otherwise directories without write permission could not be removed.
+    store::make_removable(&tree);
     made
 }
 

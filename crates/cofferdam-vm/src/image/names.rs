@@ -1,4 +1,4 @@
-//! Names that people give to images: a small file each, which holds the image's kernel and root in the cache.
+//! Names of images: one small file for each, with the keys of the image's kernel and root in the cache.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,31 +10,31 @@ use super::joint;
 use super::store::{Lock, Store, is_key, read_small};
 use crate::error::{Result, VmError, io};
 
-/// What the files of names begin with.
+/// Prefix of the files of names.
 const PREFIX: &str = "name-";
-const LONGEST: usize = 64;
-/// The longest description that is kept.
+const MAX_NAME: usize = 64;
+/// Maximum length of a stored description.
 const MAX_ABOUT: usize = 500;
 
-/// What a name stands for.
+/// The image that a name refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Named {
     pub kernel: String,
-    /// For an image that was imported, the same as `kernel`: the key of the image.
+    /// For an imported image, the same as `kernel`: the key of the image.
     pub root: String,
-    /// Whether the image was imported from a file, and is one entry rather than two.
+    /// True if the image was imported from a file, and is one entry rather than two.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub imported: bool,
-    /// What it was made from, for people.
+    /// Description of its source, for display.
     pub about: String,
-    /// The version of the protocol that its agent speaks; 0 where nobody wrote it down.
+    /// Protocol version of its agent; 0 if it was not recorded.
     #[serde(default)]
     pub protocol: u32,
 }
 
 impl Named {
-    /// Names an image that was imported, by its key.
+    /// Creates the name of an imported image from its key.
     pub(crate) fn imported(key: &str, about: &str, protocol: u32) -> Self {
         let (kernel, root) = (key.to_owned(), key.to_owned());
         Self { kernel, root, imported: true, about: about.to_owned(), protocol }
@@ -45,52 +45,53 @@ impl Named {
         if self.imported { self.kernel.clone() } else { joint(&self.kernel, &self.root) }
     }
 
-    /// Whether this program can talk to its agent.
-    pub(crate) fn is_understood(&self) -> bool {
+    /// Returns true if this program speaks the protocol version of its agent.
+    pub(crate) fn is_compatible(&self) -> bool {
         self.protocol == cofferdam_guest::PROTOCOL
     }
 }
 
-/// Whether images can be called so: letters, digits, `.`, `_` and `-`, at most 64, beginning with a letter or digit.
+/// Returns true if a text is a valid image name: letters, digits, `.`, `_` and `-`, at most 64, starting with a letter
+/// or digit.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    name.len() <= LONGEST && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain)
+    name.len() <= MAX_NAME && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain)
 }
 
-fn place(store: &Store, name: &str) -> Result<PathBuf> {
+fn path_of(store: &Store, name: &str) -> Result<PathBuf> {
     if is_name(name) {
         return Ok(store.root().join(format!("{PREFIX}{name}")));
     }
-    let what = format!("{name:?} is no name of an image: it has letters, digits, '.', '_' and '-', at most {LONGEST}");
+    let what = format!("{name:?} is not a valid image name: use letters, digits, '.', '_' and '-', at most {MAX_NAME}");
     Err(VmError::BadSource { what })
 }
 
-/// What a name stands for.
+/// Reads the image that a name refers to.
 pub(crate) fn read(store: &Store, name: &str) -> Result<Named> {
     let none = || VmError::NoSuchImage { name: name.to_owned() };
     if !is_name(name) {
         return Err(none());
     }
-    let text = read_small(&place(store, name)?).map_err(|_| none())?;
+    let text = read_small(&path_of(store, name)?).map_err(|_| none())?;
     let named: Named = serde_json::from_slice(&text).map_err(|_| none())?;
     if is_key(&named.kernel) && is_key(&named.root) { Ok(named) } else { Err(none()) }
 }
 
-/// Gives a name, and takes it from what had it before.
+/// Writes a name, and replaces an existing one.
 pub(crate) fn write(store: &Store, lock: &Lock, name: &str, named: &Named) -> Result<()> {
     let about: String = named.about.chars().filter(|c| !c.is_control()).take(MAX_ABOUT).collect();
     let text = serde_json::to_vec(&Named { about, ..named.clone() }).unwrap_or_default();
-    lock.replace(&place(store, name)?, &text)
+    lock.replace(&path_of(store, name)?, &text)
 }
 
-/// Takes a name away.
+/// Removes a name.
 pub(crate) fn remove(store: &Store, _: &Lock, name: &str) -> Result<()> {
     read(store, name)?;
-    let path = place(store, name)?;
+    let path = path_of(store, name)?;
     fs::remove_file(&path).map_err(io("remove", path))
 }
 
-/// All names with what they stand for, in order.
+/// Returns all names with their images, in order.
 pub(crate) fn all(store: &Store) -> Vec<(String, Named)> {
     let entries = fs::read_dir(store.root()).into_iter().flatten().flatten();
     let name = |entry: fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned());

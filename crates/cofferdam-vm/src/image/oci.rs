@@ -1,8 +1,8 @@
-//! Images of containers as files: an OCI image layout in a directory or a tar, or what `docker save` writes.
+//! Container images as files: an OCI image layout in a directory or a tar, or the output of `docker save`.
 //!
-//! Everything is found by its digest and compared with it before it is used, and each layer once more with what its
-//! contents are to hash to. Of several images in one layout, the one for this kind of processor is taken; if that is not a
-//! single one, none is.
+//! Every file is found by its digest and verified against it before use; each layer is also verified against the digest
+//! of its uncompressed contents. If a layout has several images, the one for this architecture is used; if there is not
+//! exactly one, the layout is refused.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,14 +22,14 @@ use super::layers::Tree;
 use super::store::{hash_of, is_key};
 use crate::error::{Result, VmError, io as io_error};
 
-/// The largest index, manifest or configuration that is read.
+/// Maximum size of an index, manifest or configuration.
 const MAX_TEXT: u64 = 4 << 20;
 const MAX_LAYERS: usize = 256;
-/// Files of a tar that has images in it: three for each layer, and few more.
+/// Maximum number of files in a tar with images: three for each layer, and a few more.
 const MAX_FILES: usize = 4096;
-/// An index may name further ones.
-const DEEPEST: usize = 3;
-/// What all layers may come to, each of which is read twice, for each byte that the root file system may take.
+/// Maximum depth of nested indexes.
+const MAX_INDEX_DEPTH: usize = 3;
+/// Maximum total size of all layers, as a multiple of the root file system's maximum. Each layer is read twice.
 const LAYERS_SHARE: u64 = 4;
 const LAYOUT: &str = "oci-layout";
 const INDEX: &str = "index.json";
@@ -39,7 +39,7 @@ fn bad(what: impl Into<String>) -> VmError {
     VmError::BadSource { what: what.into() }
 }
 
-/// Whether a directory or a tar has a layout of images in it.
+/// Returns true if a directory or a tar contains an image layout.
 pub(crate) fn is_layout(file: File, path: &Path) -> bool {
     Files::of(file, path).is_ok_and(|files| files.has(LAYOUT) || (files.has(SAVED) && !files.has_root()))
 }
@@ -48,7 +48,7 @@ pub(crate) fn is_layout(file: File, path: &Path) -> bool {
 #[derive(Debug)]
 enum Files {
     Directory(std::os::fd::OwnedFd),
-    /// Where each file begins in the tar, and its length.
+    /// The offset of each file in the tar, and its length.
     Tar(File, BTreeMap<PathBuf, (u64, u64)>),
 }
 
@@ -57,35 +57,35 @@ impl Files {
         Self::of(named::read(path).map_err(io_error("open", path))?, path)
     }
 
-    /// Those of an open directory or tar, which errors call `path`.
+    /// Opens the files of an open directory or tar; `path` is used in errors.
     fn of(file: File, path: &Path) -> Result<Self> {
-        if file.metadata().map_err(io_error("look at", path))?.is_dir() {
+        if file.metadata().map_err(io_error("inspect", path))?.is_dir() {
             return Ok(Self::Directory(file.into()));
         }
-        let mut places = BTreeMap::new();
+        let mut offsets = BTreeMap::new();
         let mut archive = Archive::new(&file);
-        let wrong = |error: io::Error| bad(format!("{} is no tar: {error}", path.display()));
+        let wrong = |error: io::Error| bad(format!("{} is not a tar: {error}", path.display()));
         for entry in archive.members_with_seek().map_err(wrong)? {
             let entry = entry.map_err(wrong)?;
-            if places.len() > MAX_FILES {
+            if offsets.len() > MAX_FILES {
                 break;
             }
             let name = entry.path().map_err(wrong)?;
-            // Of two with one name, the later is meant.
+            // Of two entries with the same name, the later one is used.
             if let (true, Some(name)) = (entry.header().entry_type().is_file(), plain(&name)) {
-                places.insert(name, (entry.raw_file_position(), entry.size()));
+                offsets.insert(name, (entry.raw_file_position(), entry.size()));
             } else if let Some(name) = plain(&name) {
-                places.remove(&name);
+                offsets.remove(&name);
             }
         }
-        Ok(Self::Tar(file, places))
+        Ok(Self::Tar(file, offsets))
     }
 
     fn has(&self, name: &str) -> bool {
         self.reader(Path::new(name)).is_ok()
     }
 
-    /// Whether it looks like a root file system, which may have any file in it.
+    /// Returns true if it looks like a root file system, which may contain any file.
     fn has_root(&self) -> bool {
         match self {
             Self::Directory(directory) => {
@@ -93,11 +93,11 @@ impl Files {
                     beneath::open(directory.as_fd(), Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty());
                 etc.is_ok()
             }
-            Self::Tar(_, places) => places.keys().any(|path| path.starts_with("etc") || path.starts_with("bin")),
+            Self::Tar(_, offsets) => offsets.keys().any(|path| path.starts_with("etc") || path.starts_with("bin")),
         }
     }
 
-    /// Its bytes from the beginning.
+    /// Returns a reader of a file from its beginning.
     fn reader(&self, path: &Path) -> Result<Box<dyn Read>> {
         let missing = || bad(format!("the image has no file {}", path.display().to_string().escape_debug()));
         let name = plain(path).ok_or_else(missing)?;
@@ -106,10 +106,10 @@ impl Files {
                 Ok(Ok(file)) => Ok(Box::new(File::from(file))),
                 _ => Err(missing()),
             },
-            Self::Tar(file, places) => {
-                let (at, length) = *places.get(&name).ok_or_else(missing)?;
+            Self::Tar(file, offsets) => {
+                let (at, length) = *offsets.get(&name).ok_or_else(missing)?;
                 let mut file = file.try_clone().map_err(io_error("copy the descriptor of", path))?;
-                // Copies share their position: one reader at a time.
+                // Cloned descriptors share their position: only one reader at a time is valid.
                 file.seek(SeekFrom::Start(at)).map_err(io_error("read", path))?;
                 Ok(Box::new(file.take(length)))
             }
@@ -125,14 +125,14 @@ impl Files {
         Ok(text)
     }
 
-    /// A text with this digest.
+    /// Reads the text with this digest, and verifies it.
     fn blob(&self, digest: &Sha) -> Result<Vec<u8>> {
         let text = self.text(&digest.path())?;
         if Sha::of(&text) == *digest { Ok(text) } else { Err(wrong_digest(digest)) }
     }
 }
 
-/// A path without anything that climbs.
+/// Returns a relative path without `..`, or `None`.
 fn plain(path: &Path) -> Option<PathBuf> {
     let mut found = PathBuf::new();
     for part in path.components() {
@@ -145,15 +145,15 @@ fn plain(path: &Path) -> Option<PathBuf> {
     Some(found)
 }
 
-/// A digest: SHA-256, in lower-case hexadecimal.
+/// A SHA-256 digest in lower-case hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sha(String);
 
 impl Sha {
     fn parse(text: &str) -> Result<Self> {
         let found = text.strip_prefix("sha256:").filter(|hex| is_key(hex));
-        let odd = || bad(format!("'{}' is no digest that is understood: sha256 is", text.escape_debug()));
-        found.map(|hex| Self(hex.to_owned())).ok_or_else(odd)
+        let invalid = || bad(format!("'{}' is not a supported digest: only sha256 is supported", text.escape_debug()));
+        found.map(|hex| Self(hex.to_owned())).ok_or_else(invalid)
     }
 
     fn of(bytes: &[u8]) -> Self {
@@ -167,11 +167,11 @@ impl Sha {
 }
 
 fn wrong_digest(digest: &Sha) -> VmError {
-    bad(format!("what the image has as sha256:{} hashes to something else", digest.0))
+    bad(format!("the image's file sha256:{} hashes to something else", digest.0))
 }
 
 fn parse<T: DeserializeOwned>(what: &str, text: &[u8]) -> Result<T> {
-    serde_json::from_slice(text).map_err(|error| bad(format!("the image's {what} cannot be understood: {error}")))
+    serde_json::from_slice(text).map_err(|error| bad(format!("cannot parse the image's {what}: {error}")))
 }
 
 #[derive(Debug, Deserialize)]
@@ -214,7 +214,7 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// What `docker save` says of each image.
+/// An entry in the manifest of `docker save`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Saved {
@@ -222,7 +222,7 @@ struct Saved {
     layers: Vec<String>,
 }
 
-/// One layer: where it is, what its file hashes to where that is known, and its contents.
+/// A layer: its path, the digest of its file if known, and the digest of its uncompressed contents.
 #[derive(Debug)]
 struct Layer {
     path: PathBuf,
@@ -230,14 +230,14 @@ struct Layer {
     contents: Sha,
 }
 
-/// An image whose description was read and compared with its digests; its layers were not yet.
+/// An image whose description was read and verified; its layers were not read yet.
 #[derive(Debug)]
 pub(crate) struct Layout {
     files: Files,
     layers: Vec<Layer>,
 }
 
-/// What images call this kind of processor.
+/// Returns the OCI name of this architecture.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -251,26 +251,26 @@ pub(crate) fn read(path: &Path) -> Result<Layout> {
     let files = Files::open(path)?;
     let layers = if files.has(LAYOUT) || files.has(INDEX) {
         let index: Index = parse("index", &files.text(Path::new(INDEX))?)?;
-        let manifest = chosen(&files, index, 0)?;
+        let manifest = find_manifest(&files, index, 0)?;
         of_manifest(&files, &parse("manifest", &files.blob(&manifest)?)?)?
     } else {
         of_saved(&files)?
     };
     if layers.is_empty() || layers.len() > MAX_LAYERS {
-        return Err(bad(format!("the image has {} layers: from 1 to {MAX_LAYERS} are taken", layers.len())));
+        return Err(bad(format!("the image has {} layers, from 1 to {MAX_LAYERS} are supported", layers.len())));
     }
     Ok(Layout { files, layers })
 }
 
-/// The one manifest for this kind of processor.
-fn chosen(files: &Files, index: Index, depth: usize) -> Result<Sha> {
-    let fits = |found: &&Descriptor| {
-        let attests = found.annotations.contains_key("vnd.docker.reference.type");
-        let ours = found.platform.as_ref().is_none_or(|it| it.os == "linux" && it.architecture == architecture());
-        ours && !attests
+/// Returns the digest of the only manifest for this architecture.
+fn find_manifest(files: &Files, index: Index, depth: usize) -> Result<Sha> {
+    let matches = |found: &&Descriptor| {
+        let is_attestation = found.annotations.contains_key("vnd.docker.reference.type");
+        let is_ours = found.platform.as_ref().is_none_or(|it| it.os == "linux" && it.architecture == architecture());
+        is_ours && !is_attestation
     };
-    let mut digests: Vec<&Descriptor> = index.manifests.iter().filter(fits).collect();
-    // One image may have several names.
+    let mut digests: Vec<&Descriptor> = index.manifests.iter().filter(matches).collect();
+    // An image may have several names.
     digests.dedup_by(|one, other| one.digest == other.digest);
     let [found] = &digests[..] else {
         let what = format!("the layout has {} images for linux/{}, and one is needed", digests.len(), architecture());
@@ -280,8 +280,8 @@ fn chosen(files: &Files, index: Index, depth: usize) -> Result<Sha> {
     let is_index = found.media_type.contains("index") || found.media_type.contains("manifest.list");
     match is_index {
         false => Ok(digest),
-        true if depth < DEEPEST => chosen(files, parse("index", &files.blob(&digest)?)?, depth + 1),
-        true => Err(bad("the layout's indexes name further ones without an end")),
+        true if depth < MAX_INDEX_DEPTH => find_manifest(files, parse("index", &files.blob(&digest)?)?, depth + 1),
+        true => Err(bad("the layout's indexes are nested without an end")),
     }
 }
 
@@ -300,10 +300,10 @@ fn of_manifest(files: &Files, manifest: &Manifest) -> Result<Vec<Layer>> {
 fn of_saved(files: &Files) -> Result<Vec<Layer>> {
     let saved: Vec<Saved> = parse("manifest", &files.text(Path::new(SAVED))?)?;
     let [saved] = &saved[..] else {
-        return Err(bad(format!("the file has {} images, and one is needed: save one alone", saved.len())));
+        return Err(bad(format!("the file has {} images, and one is needed: save a single image", saved.len())));
     };
     let text = files.text(Path::new(&saved.config))?;
-    // Its name is its digest.
+    // The file name is the digest.
     let named = Path::new(&saved.config).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let digest = Sha::parse(&format!("sha256:{}", named.trim_end_matches(".json")))?;
     if Sha::of(&text) != digest {
@@ -317,17 +317,18 @@ fn of_saved(files: &Files) -> Result<Vec<Layer>> {
     Ok(layers.map(|(path, contents)| Layer { path: path.into(), packed: None, contents }).collect())
 }
 
-/// What the contents of each layer hash to.
+/// Returns the digests of the layers' uncompressed contents.
 fn contents(configuration: &[u8]) -> Result<Vec<Sha>> {
     let found: Configuration = parse("configuration", configuration)?;
     if !found.architecture.is_empty() && found.architecture != architecture() {
-        let what = format!("the image is for {}, and this is {}", found.architecture.escape_debug(), architecture());
+        let what =
+            format!("the image is for {}, and this host is {}", found.architecture.escape_debug(), architecture());
         return Err(bad(what));
     }
     found.rootfs.diff_ids.iter().map(|text| Sha::parse(text)).collect()
 }
 
-/// Hashes what is read of it, as long as there is something left of a bound.
+/// A reader that hashes its data, and fails above a limit.
 pub(crate) struct Hashed<'a, R> {
     from: R,
     hasher: Sha256,
@@ -339,7 +340,7 @@ impl<'a, R: Read> Hashed<'a, R> {
         Self { from, hasher: Sha256::new(), left }
     }
 
-    /// Reads what is left, and returns the hash of all.
+    /// Reads the rest, and returns the hash of everything.
     pub(crate) fn finish(mut self) -> io::Result<String> {
         io::copy(&mut self, &mut io::sink())?;
         Ok(self.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
@@ -357,15 +358,15 @@ impl<R: Read> Read for Hashed<'_, R> {
 }
 
 impl Layout {
-    /// Names all that the image's root file system is made from.
+    /// Returns a text that identifies the contents of the image's root file system.
     pub(crate) fn identity(&self) -> String {
         self.layers.iter().map(|layer| format!("{}\n", layer.contents.0)).collect()
     }
 
-    /// Unpacks all layers into an empty directory, and counts what it needs.
-    pub(crate) fn unpack(&self, into: &Path, most: u64) -> Result<Needs> {
-        let mut tree = Tree::new(into, most)?;
-        let mut left = most.saturating_mul(LAYERS_SHARE);
+    /// Unpacks all layers into an empty directory, and counts its entries.
+    pub(crate) fn unpack(&self, into: &Path, max: u64) -> Result<Needs> {
+        let mut tree = Tree::new(into, max)?;
+        let mut left = max.saturating_mul(LAYERS_SHARE);
         for layer in &self.layers {
             if let Some(packed) = &layer.packed {
                 let found = hash_of(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
@@ -373,31 +374,36 @@ impl Layout {
                     return Err(wrong_digest(packed));
                 }
             }
-            self.through(layer, &mut left, |tar| tree.remove(tar))?;
-            self.through(layer, &mut left, |tar| tree.extract(tar))?;
+            self.read_verified(layer, &mut left, |tar| tree.remove(tar))?;
+            self.read_verified(layer, &mut left, |tar| tree.extract(tar))?;
         }
         tree.finish()
     }
 
-    /// Has a layer's contents read, and compares what they hash to.
-    fn through(&self, layer: &Layer, left: &mut u64, read: impl FnOnce(&mut dyn Read) -> Result<()>) -> Result<()> {
+    /// Reads a layer's uncompressed contents, and verifies their digest.
+    fn read_verified(
+        &self,
+        layer: &Layer,
+        left: &mut u64,
+        read: impl FnOnce(&mut dyn Read) -> Result<()>,
+    ) -> Result<()> {
         let unpacked = unpacked(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
         let mut hashed = Hashed::new(unpacked, left);
         read(&mut hashed)?;
-        // What follows the end of the tar is part of it.
-        let found = hashed.finish().map_err(|error| bad(format!("a layer of the image cannot be read: {error}")))?;
+        // Data after the end of the tar is part of the contents.
+        let found = hashed.finish().map_err(|error| bad(format!("cannot read a layer of the image: {error}")))?;
         if found == layer.contents.0 { Ok(()) } else { Err(wrong_digest(&layer.contents)) }
     }
 }
 
-/// A layer without its compression, which its first bytes tell.
+/// Decompresses a layer in the format that its first bytes indicate.
 fn unpacked(mut from: Box<dyn Read>) -> io::Result<Box<dyn Read>> {
     let mut first = Vec::new();
     from.by_ref().take(4).read_to_end(&mut first)?;
     let whole = BufReader::with_capacity(1 << 17, io::Cursor::new(first.clone()).chain(from));
     Ok(match first[..] {
         [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(whole)),
-        // Frames that need more than 128 MiB to be read are refused by the decoder.
+        // The decoder refuses frames that need more than 128 MiB of memory.
         [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::stream::read::Decoder::with_buffer(whole)?),
         _ => Box::new(whole),
     })

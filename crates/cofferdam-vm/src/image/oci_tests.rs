@@ -1,4 +1,4 @@
-//! Layouts made here, good ones and hostile ones.
+//! Tests with valid and with hostile layouts.
 
 use std::fs;
 use std::io::Write;
@@ -11,10 +11,10 @@ use super::*;
 
 const MOST: u64 = 1 << 28;
 
-/// What is in a layer: kind, path, link, mode, contents.
+/// An entry of a layer: kind, path, link, mode, contents.
 type Item<'a> = (EntryType, &'a str, &'a str, u32, &'a [u8]);
 
-/// A layer, and how it is packed.
+/// A layer, and its compression.
 type Packed = (Vec<u8>, fn(&[u8]) -> Vec<u8>);
 
 const FILE: EntryType = EntryType::Regular;
@@ -29,7 +29,7 @@ fn layer(items: &[Item<'_>]) -> Vec<u8> {
         header.set_entry_type(*kind);
         header.set_mode(*mode);
         header.set_size(data.len() as u64);
-        // Written by hand: the library would refuse hostile names.
+        // Written by hand, because the library would refuse hostile names.
         header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
         header.as_gnu_mut().unwrap().linkname[..link.len()].copy_from_slice(link.as_bytes());
         header.set_cksum();
@@ -63,7 +63,7 @@ fn put_json(place: &Path, value: &Value) -> String {
     put(place, value.to_string().as_bytes())
 }
 
-/// A manifest in a layout, of layers with their packing; gives its digest.
+/// Writes a manifest of layers with their compression into a layout, and returns its digest.
 fn manifest(place: &Path, layers: &[Packed]) -> String {
     let contents: Vec<String> = layers.iter().map(|(tar, _)| format!("sha256:{}", Sha::of(tar).0)).collect();
     let packed: Vec<Value> = layers.iter().map(|(tar, pack)| json!({"digest": put(place, &pack(tar))})).collect();
@@ -84,7 +84,7 @@ fn layout(place: &Path, layers: &[Packed]) {
     index(place, &json!([{"digest": digest, "mediaType": "application/vnd.oci.image.manifest.v1+json"}]));
 }
 
-/// A place for a layout, and one for what comes of it.
+/// Returns a directory for a layout, and one for the unpacked image.
 fn places() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     let (from, into) = (place.path().join("layout"), place.path().join("outer/tree"));
@@ -122,11 +122,11 @@ fn layers_lie_over_one_another_however_they_are_packed() {
         (EntryType::Char, "null", "", 0o666, b""),
     ]);
     let middle = layer(&[
-        // Through a link of the layer below, as images of merged directories have them.
+        // Through a link of the layer below, as in images with merged directories.
         (FILE, "bin/tool", "", 0o711, b"two"),
         (SAME, "usr/bin/same", "bin/tool", 0o644, b""),
         (FILE, ".wh.gone", "", 0o644, b""),
-        // What comes with the layer stays, wherever the mark stands.
+        // Files of the layer itself stay, wherever the whiteout is in it.
         (FILE, "emptied/new", "", 0o600, b"new"),
         (FILE, "emptied/.wh..wh..opq", "", 0o644, b""),
         (FILE, ".wh.tree", "", 0o644, b""),
@@ -175,15 +175,15 @@ fn nothing_outside_is_made_changed_or_removed() {
         (FILE, "absolute/.wh.kept", "", 0o644, b""),
         (FILE, "climbing/.wh..wh..opq", "", 0o644, b""),
         (FILE, "late/.wh...", "", 0o644, b""),
-        // The mode of a directory that is a link in the end.
+        // The mode of a directory that is replaced by a link.
         (LINK, "late", absolute, 0o777, b""),
     ]);
     layout(&from, &[(links, gzip), (through, gzip)]);
-    // Whether that is refused or lands inside: nothing of it is outside.
+    // Either refused, or unpacked inside: nothing is created outside.
     let _ = read(&from).unwrap().unpack(&into, MOST);
     assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
     assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
-    // Hard links to links, and what later layers write and remove at their names.
+    // Hard links to links, and files that later layers write and remove at their names.
     let (_place, from, into) = places();
     let below = layer(&[
         (LINK, "out", absolute, 0o777, b""),
@@ -268,7 +268,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
     ] {
         damaged(change).unwrap_err();
     }
-    // The packed layer is what it should be; what is in it is not what the configuration says.
+    // The compressed layer matches its digest, but its contents do not match the configuration.
     let (_place, from, into) = places();
     let (tar, other) = (good(), layer(&[(FILE, "f", "", 0o644, b"other")]));
     let packed = put(&from, &gzip(&tar));
@@ -289,7 +289,7 @@ fn what_grows_without_an_end_is_stopped() {
     assert!(matches!(&error, VmError::TooLarge { .. } | VmError::BadSource { .. }), "{error}");
     let written = fs::metadata(into.join("f")).map_or(0, |found| found.len());
     assert!(written <= 17 << 20, "{written}");
-    // After the end of its tar, a layer may have as much as it likes, as far as that goes.
+    // After the end of its tar, a layer may have further data, within the limit.
     let mut long = layer(&[(FILE, "f", "", 0o644, b"x")]);
     long.extend_from_slice(&zeros);
     let (_place, from, into) = places();
@@ -310,7 +310,7 @@ fn one_image_for_this_processor_is_taken() {
         &json!([{"digest": ours, "platform": platform(architecture())}, {"digest": theirs, "platform": platform("s390x")}]),
     );
     let expected = identity().unwrap();
-    // Named by an index of its own, with what a builder says of how it was built.
+    // Referenced by an index of its own, with a builder's attestation.
     let nested = json!({"manifests": [
         {"digest": ours, "platform": platform(architecture())},
         {"digest": theirs, "platform": platform("unknown"), "annotations": {"vnd.docker.reference.type": "attestation-manifest"}},
@@ -328,7 +328,7 @@ fn one_image_for_this_processor_is_taken() {
         index(&from, &several);
         assert!(identity().unwrap_err().to_string().contains("one is needed"), "{several}");
     }
-    // An index that names itself has no digest; one deeper than anybody needs is refused.
+    // An index cannot contain its own digest; too deeply nested indexes are refused.
     let mut deep = nested;
     for _ in 0..5 {
         deep = put_json(&from, &json!({"manifests": [{"digest": deep, "mediaType": "x.index.y"}]}));
@@ -419,7 +419,7 @@ fn links_do_not_lead_deeper_than_paths_do() {
         layout(&from, &[(layer(&items), plain_bytes)]);
         let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err().to_string();
         assert!(error.contains("directories are too deep"), "{error}");
-        // Refused when it was made, not when it was counted.
+        // Refused during creation, not when the entries were counted.
         let made = std::iter::successors(Some(into), |path| Some(path.join("d")).filter(|path| path.is_dir())).count();
         assert!((200..=257).contains(&made), "{made}");
         fs::remove_dir_all(place.path()).unwrap();
@@ -429,5 +429,5 @@ fn links_do_not_lead_deeper_than_paths_do() {
 #[test]
 fn a_device_without_an_end_is_no_image() {
     let error = crate::image::RootSource::at("/dev/zero").unwrap_err().to_string();
-    assert!(error.contains("neither a directory nor a plain file"), "{error}");
+    assert!(error.contains("neither a directory nor a regular file"), "{error}");
 }

@@ -1,7 +1,7 @@
-//! Root file systems: what is unpacked into a directory to become a disk.
+//! Root file systems: unpacking into a directory that becomes a disk.
 //!
-//! Sockets, fifos and devices are left out, and so are bits that raise rights. Directories that a machine mounts
-//! something on are made where they are missing.
+//! Sockets, fifos and devices are omitted, and so are setuid and setgid bits. Mount points of a VM are created if they
+//! are missing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -18,32 +18,32 @@ use tar::{EntryType, Header};
 
 use super::ext4::{self, Needs};
 use super::headers::Archive;
-use super::layers::{DEEPEST, inside};
+use super::layers::{MAX_DEPTH, inside};
 use crate::error::{Result, VmError, io as io_error};
 
-/// Directories on which a machine mounts something, with their modes.
-const PLACES: &[(&str, u32)] =
+/// The mount points of a VM, with their modes.
+const MOUNT_POINTS: &[(&str, u32)] =
     &[("dev", 0o755), ("proc", 0o755), ("sys", 0o755), ("tmp", 0o1777), ("workspace", 0o755)];
 const MACHINE_ID: &str = "machine-id";
-/// Where D-Bus has the machine's id.
+/// D-Bus's directory with the machine ID.
 const BUS: &str = "var/lib/dbus";
-/// The most entries that a root file system may have.
+/// Maximum number of entries of a root file system.
 pub(crate) const MAX_ENTRIES: u64 = 4 << 20;
 
 fn bad(what: String) -> VmError {
     VmError::BadSource { what }
 }
 
-/// Unpacks a tar into an empty directory, and counts what it needs.
-pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
+/// Unpacks a tar into an empty directory, and counts its entries.
+pub(crate) fn unpack(tar: impl Read, into: &Path, max: u64) -> Result<Needs> {
     let bad_tar = |error: io::Error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_error("unpack into", into)(error),
         _ => bad(format!("the root file system cannot be unpacked: {error}")),
     };
     let mut needs = Needs::default();
-    // A directory without the right to write is closed when all is in it.
+    // Directories without write permission get their mode after everything in them was unpacked.
     let mut closed: BTreeMap<PathBuf, u32> = BTreeMap::new();
-    let top = into.canonicalize().map_err(io_error("look at", into))?;
+    let top = into.canonicalize().map_err(io_error("inspect", into))?;
     let mut archive = Archive::new(tar);
     for entry in archive.members().map_err(bad_tar)? {
         let mut entry = entry.map_err(bad_tar)?;
@@ -52,7 +52,7 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
             continue;
         }
         needs.add(entry.size());
-        ext4::check_size(needs, most)?;
+        ext4::check_size(needs, max)?;
         if needs.inodes > MAX_ENTRIES {
             return Err(bad(format!("the root file system has more than {MAX_ENTRIES} entries")));
         }
@@ -60,7 +60,7 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
         if path.as_os_str().is_empty() {
             continue;
         }
-        if depth(&top, &path) > DEEPEST {
+        if depth(&top, &path) > MAX_DEPTH {
             return Err(bad("the root file system's directories are too deep".to_owned()));
         }
         let mode = entry.header().mode().map_err(bad_tar)?;
@@ -71,7 +71,7 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
         }
         let target = into.join(&path);
         match kind {
-            // Whoever makes the image must be able to read it.
+            // The user who builds the image must be able to read it.
             EntryType::Regular => set_mode(&target, mode & 0o777 | 0o400)?,
             EntryType::Directory => {
                 set_mode(&target, 0o700)?;
@@ -80,22 +80,22 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, most: u64) -> Result<Needs> {
             _ => {}
         }
     }
-    add_places(into, &mut needs, &mut closed)?;
+    add_mount_points(into, &mut needs, &mut closed)?;
     // From the deepest.
     closed.iter().rev().try_for_each(|(path, mode)| set_mode(path, *mode))?;
     Ok(needs)
 }
 
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
-    // What became a link meanwhile is left alone: it has no mode of its own.
-    let found = fs::symlink_metadata(path).map_err(io_error("look at", path))?;
+    // An entry that was replaced by a link is skipped: a link has no mode of its own.
+    let found = fs::symlink_metadata(path).map_err(io_error("inspect", path))?;
     if found.is_symlink() {
         return Ok(());
     }
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(io_error("set the mode of", path))
 }
 
-/// A path below the root, without anything that climbs.
+/// Returns a path relative to the root; refuses `..`.
 fn relative(path: &Path) -> Result<PathBuf> {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -108,78 +108,80 @@ fn relative(path: &Path) -> Result<PathBuf> {
     Ok(plain)
 }
 
-/// How deep something at this path will be, whatever links are on the way.
+/// Returns the depth of an entry at this path, with links resolved.
 fn depth(top: &Path, path: &Path) -> usize {
     let parts = path.components().count();
-    let above = path.ancestors().enumerate().skip(1).take(DEEPEST);
-    // What is not there yet is made below what is. A link that leads nowhere counts as one part, and is refused later.
+    let above = path.ancestors().enumerate().skip(1).take(MAX_DEPTH);
+    // Missing directories are created below existing ones. A dangling link counts as one part, and is refused later.
     let mut found = above.filter_map(|(missing, above)| Some((missing, top.join(above).canonicalize().ok()?)));
     found.next().map_or(parts, |(missing, real)| {
-        // What is not below is refused later, too.
+        // A path outside is refused later, too.
         real.strip_prefix(top).map_or(parts, |real| real.components().count() + missing)
     })
 }
 
-/// Makes the directories on which a machine mounts something.
-pub(crate) fn add_places(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
+/// Creates the mount points of a VM.
+pub(crate) fn add_mount_points(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
     closed.entry(into.to_owned()).or_insert(0o755);
-    for (name, mode) in PLACES {
+    for (name, mode) in MOUNT_POINTS {
         let path = into.join(name);
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => {}
             Ok(_) => return Err(bad(format!("/{name} of the root file system is not a directory"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir(&path).map_err(io_error("make", &path))?;
+                fs::create_dir(&path).map_err(io_error("create", &path))?;
                 closed.insert(path, *mode);
                 needs.add(4096);
             }
-            Err(error) => return Err(io_error("look at", &path)(error)),
+            Err(error) => return Err(io_error("inspect", &path)(error)),
         }
     }
     add_machine_id(into, needs, closed)
 }
 
-/// Makes `/etc/machine-id` an empty file where there is no plain one: what nobody can write to needs a place for an id of
-/// its own. D-Bus's id, which it may have been a link to, becomes a link to it: else that would be the same everywhere.
+/// Creates `/etc/machine-id` as an empty file if it is not a regular file: a VM with a read-only root needs a mount
+/// point for an ID of its own. D-Bus's ID, which `/etc/machine-id` may have linked to, becomes a link to it, because
+/// otherwise all VMs would share that ID.
 fn add_machine_id(into: &Path, needs: &mut Needs, closed: &mut BTreeMap<PathBuf, u32>) -> Result<()> {
     let etc = into.join("etc");
     match fs::symlink_metadata(&etc) {
         Ok(found) if found.is_dir() => {}
-        // Something of the owner's, which is left as it is: no machine of it can be copied, which is told then.
+        // The image has something else there, which stays unchanged. A VM of it cannot be copied; the copy reports
+        // that.
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir(&etc).map_err(io_error("make", &etc))?;
+            fs::create_dir(&etc).map_err(io_error("create", &etc))?;
             closed.insert(etc.clone(), 0o755);
             needs.add(4096);
         }
-        Err(error) => return Err(io_error("look at", &etc)(error)),
+        Err(error) => return Err(io_error("inspect", &etc)(error)),
     }
     let path = etc.join(MACHINE_ID);
-    let plain = match fs::symlink_metadata(&path) {
+    let is_regular = match fs::symlink_metadata(&path) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(found) if found.is_file() => true,
         Ok(_) => fs::remove_file(&path).map(|()| false).map_err(io_error("remove", &path))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => return Err(io_error("look at", &path)(error)),
+        Err(error) => return Err(io_error("inspect", &path)(error)),
     };
-    if !plain {
-        File::create_new(&path).map_err(io_error("make", &path))?;
+    if !is_regular {
+        File::create_new(&path).map_err(io_error("create", &path))?;
         needs.add(0);
         set_mode(&path, 0o444)?;
     }
     link_bus_id(into, needs)
 }
 
-/// Makes what D-Bus has as the machine's id, where it has something, a link to the one.
+/// Makes D-Bus's machine ID, if it exists, a link to `/etc/machine-id`.
 fn link_bus_id(into: &Path, needs: &mut Needs) -> Result<()> {
     let wrong = |error: Errno| io_error("link D-Bus's id below", into)(error.into());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(into, flags, Mode::empty()).map_err(wrong)?;
-    // Links on the way are followed as a guest would, and lead nowhere else.
+    // Links in the path are resolved as a guest would, so they lead to nothing outside.
     let Ok(bus) = inside(root.as_fd(), Path::new(BUS)) else { return Ok(()) };
     match rustix::fs::statat(&bus, MACHINE_ID, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => return Ok(()),
-        // That may be the same file, by a link of the directory.
+        // It may be the same file, if the directory is a link.
         Ok(_) if is_same(into, &bus) => return Ok(()),
         Ok(_) => {}
         Err(Errno::NOENT) => return Ok(()),
@@ -190,14 +192,14 @@ fn link_bus_id(into: &Path, needs: &mut Needs) -> Result<()> {
     rustix::fs::symlinkat("/etc/machine-id", &bus, MACHINE_ID).map_err(wrong)
 }
 
-/// Whether this directory is `/etc` itself.
+/// Returns true if this directory is `/etc` itself.
 fn is_same(into: &Path, directory: &OwnedFd) -> bool {
     let both = (rustix::fs::stat(into.join("etc")), rustix::fs::fstat(directory));
     matches!(both, (Ok(etc), Ok(found)) if (etc.st_dev, etc.st_ino) == (found.st_dev, found.st_ino))
 }
 
-/// Writes a directory as a tar, sorted, so that the same contents give the same bytes. Others may be changing it: no link
-/// is followed.
+/// Writes a directory as a sorted tar, so that the result is reproducible. The directory may change during the walk: no
+/// link is followed.
 pub(crate) fn pack(directory: &Directory, out: impl Write) -> Result<()> {
     let mut tar = tar::Builder::new(out);
     walk::walk(directory, &mut |path, stat, entry| append(&mut tar, path, stat, entry))
@@ -222,7 +224,7 @@ fn append(tar: &mut tar::Builder<impl Write>, path: &Path, stat: &Stat, entry: E
         Entry::File(file, length) => {
             header.set_entry_type(EntryType::Regular);
             header.set_size(length);
-            // Exactly as long as it was: what is cut off meanwhile is zero.
+            // Exactly the recorded length: if the file was truncated meanwhile, zeros follow.
             tar.append_data(&mut header, path, file.take(length).chain(io::repeat(0)).take(length))
         }
         Entry::Other => Ok(()),
@@ -248,7 +250,7 @@ mod tests {
         header.set_entry_type(kind);
         header.set_mode(mode);
         header.set_size(data.len() as u64);
-        // Written by hand: the library would refuse hostile names.
+        // Written by hand, because the library would refuse hostile names.
         header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
         header.as_gnu_mut().unwrap().linkname[..link.len()].copy_from_slice(link.as_bytes());
         header.set_cksum();
@@ -269,8 +271,8 @@ mod tests {
         let mode = |path: &str| fs::symlink_metadata(place.path().join(path)).unwrap().mode() & 0o7777;
         assert_eq!((mode("closed"), mode("closed/x"), mode("tmp")), (0o555, 0o511, 0o1777));
         assert!(!place.path().join("null").exists() && !place.path().join("fifo").exists());
-        // The places, and a directory with the machine's id.
-        assert_eq!(needs.inodes, 3 + PLACES.len() as u64 + 2);
+        // The mount points, and a directory with the machine ID.
+        assert_eq!(needs.inodes, 3 + MOUNT_POINTS.len() as u64 + 2);
         assert_eq!((mode("etc"), mode("etc/machine-id")), (0o755, 0o444));
         fs::set_permissions(place.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
     }
@@ -303,7 +305,7 @@ mod tests {
             link(tar, "etc/machine-id", "../var/lib/dbus/machine-id");
         });
         assert_eq!(unpacked(&circle), (true, Vec::new(), to_etc()));
-        // Directories that are links: nothing is changed outside, and what is inside is found.
+        // Directories that are links: nothing is changed outside, and a target inside is found.
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("machine-id"), "own").unwrap();
         let away = tar(|tar| link(tar, "var/lib/dbus", outside.path().to_str().unwrap()));
@@ -314,7 +316,7 @@ mod tests {
             file(tar, "etc/machine-id");
         });
         assert_eq!(unpacked(&same), (true, b"0123\n".to_vec(), None));
-        // What is not ours to change is left.
+        // A link at `/etc` stays unchanged.
         let linked: Build = |tar| entry(tar, EntryType::Symlink, "etc", "usr/etc", 0o777, b"");
         assert_eq!(unpacked(&tar(linked)), (false, Vec::new(), None));
     }
@@ -361,11 +363,11 @@ mod tests {
             tar.append_data(&mut header, format!("{}f", "d/".repeat(parts)), io::empty()).unwrap();
             tar.into_inner().unwrap()
         };
-        refused(&plain(DEEPEST));
+        refused(&plain(MAX_DEPTH));
         refused(&plain(1200));
         let fine = place.path().join("fine");
         fs::create_dir(&fine).unwrap();
-        unpack(&*plain(DEEPEST - 1), &fine, MOST).unwrap();
+        unpack(&*plain(MAX_DEPTH - 1), &fine, MOST).unwrap();
         let below = "d/".repeat(40);
         refused(&tar(|tar| {
             entry(tar, EntryType::Regular, &format!("{below}f"), "", 0o644, b"");
@@ -396,7 +398,7 @@ mod tests {
             });
             for _ in 0..1000 {
                 let mut out = Vec::new();
-                // A walk that meets a change may fail.
+                // A walk may fail when it meets a change.
                 let _ = pack(&Directory::open(&root).unwrap(), &mut out);
                 let mut archive = tar::Archive::new(&out[..]);
                 for mut entry in archive.entries().unwrap().filter_map(std::result::Result::ok) {

@@ -1,16 +1,16 @@
-//! The directory that keeps what was made.
+//! The directory with built images.
 //!
 //! ```text
-//! lock              held by whoever makes or removes something
-//! KIND-KEY/         one entry, named after all that it was made from; appears by a rename, whole
+//! lock              held during changes
+//! KIND-KEY/         one entry, named after its inputs; appears atomically by a rename
 //!   manifest.json   every file's size and SHA-256
-//! last-ORIGIN       the key of what was made last for this origin
-//! name-NAME         what has this name, for people
-//! work.XXXX/        of one run; what a killed run left is swept by the next, whether that makes something or not
+//! last-ORIGIN       the key of the last entry for this origin
+//! name-NAME         the image with this name
+//! work.XXXX/        temporary files of one run; the next run removes those of a killed run
 //! ```
 //!
-//! Only its owner reads it: a root file system holds what its maker put there, private keys too. A store that an earlier
-//! version left open to others is closed when it is opened.
+//! Only its owner can read it: a root file system may contain private keys. A store that an earlier version left
+//! readable for other users is made private when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -27,14 +27,14 @@ use sha2::{Digest, Sha256};
 use super::{Progress, names};
 use crate::error::{Result, VmError, io};
 
-/// How long to wait for another process.
-const PATIENCE: Duration = Duration::from_secs(30 * 60);
+/// Time to wait for another process.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const WORK: &str = "work.";
 const LAST: &str = "last-";
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST: u64 = 64 << 10;
 
-/// Lower-case hexadecimal SHA-256 of parts, each with its length before it.
+/// Returns the lower-case hexadecimal SHA-256 of parts, each preceded by its length.
 pub(crate) fn key(parts: &[&[u8]]) -> String {
     let mut hasher = Sha256::new();
     for part in parts {
@@ -48,14 +48,14 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The SHA-256 of all that comes.
+/// Returns the SHA-256 of a stream.
 pub(crate) fn hash_of(mut from: impl Read) -> std::io::Result<String> {
     let mut hasher = Sha256::new();
-    let mut piece = vec![0; 1 << 17];
+    let mut chunk = vec![0; 1 << 17];
     loop {
-        match from.read(&mut piece)? {
+        match from.read(&mut chunk)? {
             0 => return Ok(hexadecimal(&hasher.finalize())),
-            length => hasher.update(&piece[..length]),
+            length => hasher.update(&chunk[..length]),
         }
     }
 }
@@ -67,11 +67,11 @@ pub(crate) fn is_key(text: &str) -> bool {
 /// Names of files, each with its size and the SHA-256 of its contents.
 pub(crate) type Files = BTreeMap<String, (u64, String)>;
 
-/// What an entry holds.
+/// The manifest of an entry.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
-    /// Free text of whoever made it.
+    /// Free text of the builder.
     note: String,
     files: Files,
 }
@@ -82,14 +82,14 @@ pub(crate) struct Store {
     root: PathBuf,
 }
 
-/// Held while something is changed.
+/// A lock that is held during changes.
 #[derive(Debug)]
 pub(crate) struct Lock {
     root: PathBuf,
     _file: File,
 }
 
-/// An entry whose files were all compared with their hashes.
+/// An entry whose files were all verified by their hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub directory: PathBuf,
@@ -106,7 +106,7 @@ impl Store {
         &self.root
     }
 
-    /// What an entry holds by its manifest, with nothing of it read or compared: its bytes and its note.
+    /// Returns size and note of an entry from its manifest. No file is read or verified.
     pub(crate) fn glance(&self, kind: &str, key: &str) -> Option<(u64, String)> {
         let directory = self.root.join(format!("{kind}-{key}"));
         let manifest: Manifest = serde_json::from_slice(&read_small(&directory.join(MANIFEST)).ok()?).ok()?;
@@ -119,13 +119,13 @@ impl Store {
         Some((manifest.files.values().map(|(size, _)| size).sum(), manifest.note))
     }
 
-    /// Returns the files of an entry by its manifest; none of it is read or compared.
+    /// Returns the files of an entry from its manifest. No file is read or verified.
     pub(crate) fn files(&self, kind: &str, key: &str) -> Option<Files> {
         let text = read_small(&self.root.join(format!("{kind}-{key}")).join(MANIFEST)).ok()?;
         serde_json::from_slice::<Manifest>(&text).ok().map(|manifest| manifest.files)
     }
 
-    /// Kinds and keys of all entries, in order.
+    /// Returns kinds and keys of all entries, in order.
     pub(crate) fn entries(&self) -> Vec<(String, String)> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -137,7 +137,7 @@ impl Store {
         all.into_iter().collect()
     }
 
-    /// An entry, if it is there and whole. One that is damaged counts as none.
+    /// Returns an entry if it exists and is undamaged.
     pub(crate) fn open(&self, kind: &str, key: &str) -> Result<Option<Entry>> {
         let directory = self.root.join(format!("{kind}-{key}"));
         let Ok(text) = read_small(&directory.join(MANIFEST)) else { return Ok(None) };
@@ -146,7 +146,7 @@ impl Store {
         for (name, (size, hash)) in &manifest.files {
             let path = directory.join(name);
             let Ok(file) = open(&path) else { return Ok(None) };
-            let found = file.metadata().map_err(io("look at", &path))?;
+            let found = file.metadata().map_err(io("inspect", &path))?;
             if name.contains('/') || found.len() != *size || hash_of(file).map_err(io("read", &path))? != *hash {
                 return Ok(None);
             }
@@ -154,21 +154,21 @@ impl Store {
         Ok(Some(Entry { directory, key: key.to_owned(), note: manifest.note }))
     }
 
-    /// The key of what was made last for this origin, which is asked for herewith.
+    /// Returns the key of the last entry for this origin, and marks it as used.
     pub(crate) fn last(&self, origin: &str) -> Option<String> {
         let key = self.peek(origin)?;
-        // Only for pruning; a file system that keeps no times prunes too early at worst.
+        // Only for pruning: on a file system without times, it may be pruned too early.
         let _ = open(&self.root.join(format!("{LAST}{origin}"))).and_then(|file| file.set_modified(SystemTime::now()));
         Some(key)
     }
 
-    /// The key of what was made last for this origin, which is as old afterwards as before.
+    /// Returns the key of the last entry for this origin, without marking it as used.
     pub(crate) fn peek(&self, origin: &str) -> Option<String> {
         let path = self.root.join(format!("{LAST}{origin}"));
         String::from_utf8(read_small(&path).ok()?).ok().filter(|key| is_key(key))
     }
 
-    /// Removes what has no name and what no origin asked for within `age`. Gives how many bytes that were.
+    /// Removes entries without a name that no origin used within `age`. Returns the bytes that this frees.
     pub(crate) fn prune(&self, age: Duration, progress: &mut dyn FnMut(Progress)) -> Result<u64> {
         let _lock = self.lock(progress)?;
         let entries: Vec<_> = fs::read_dir(&self.root).map_err(io("read", &self.root))?.flatten().collect();
@@ -198,26 +198,26 @@ impl Store {
         Ok(freed)
     }
 
-    /// Waits until nobody else changes anything.
+    /// Waits for the lock.
     pub(crate) fn lock(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lock> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        made.map_err(io("make the cache", &self.root))?;
+        made.map_err(io("create the cache", &self.root))?;
         self.check()?;
         let path = self.root.join("lock");
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(nofollow());
         let file = options.open(&path).map_err(io("open", &path))?;
         let begun = Instant::now();
-        let mut told = false;
+        let mut reported = false;
         loop {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::Error(error)) => return Err(io("lock", &path)(error)),
-                Err(TryLockError::WouldBlock) if begun.elapsed() > PATIENCE => {
-                    return Err(VmError::Busy { path, limit: PATIENCE });
+                Err(TryLockError::WouldBlock) if begun.elapsed() > LOCK_TIMEOUT => {
+                    return Err(VmError::Busy { path, limit: LOCK_TIMEOUT });
                 }
                 Err(TryLockError::WouldBlock) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut reported, true) {
                         progress(Progress::Waiting);
                     }
                     std::thread::sleep(Duration::from_millis(50));
@@ -229,13 +229,14 @@ impl Store {
         Ok(lock)
     }
 
-    /// Removes what killed runs left, if there is any and nobody holds the lock: whoever does has swept already.
+    /// Removes temporary files of killed runs, if there are any and the lock is free: its holder has removed them
+    /// already.
     pub(crate) fn tidy(&self) {
         let mut entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         if !entries.any(|entry| entry.file_name().to_string_lossy().starts_with(WORK)) || self.check().is_err() {
             return;
         }
-        // It is there: whoever left something had made it.
+        // It exists: the run that left the files created it.
         let mut options = OpenOptions::new();
         let Ok(file) = options.read(true).write(true).custom_flags(nofollow()).open(self.root.join("lock")) else {
             return;
@@ -245,9 +246,9 @@ impl Store {
         }
     }
 
-    /// Refuses a directory that somebody else could write to.
+    /// Refuses a directory that another user could write to.
     fn check(&self) -> Result<()> {
-        let found = fs::metadata(&self.root).map_err(io("look at the cache", &self.root))?;
+        let found = fs::metadata(&self.root).map_err(io("inspect the cache", &self.root))?;
         let bad = |reason| Err(VmError::BadCache { path: self.root.clone(), reason });
         if found.uid() != rustix::process::geteuid().as_raw() {
             return bad("it belongs to another user");
@@ -263,11 +264,11 @@ impl Store {
     }
 }
 
-/// Takes the rights of other users from a store and from the entries in it, whose files nobody else reaches then.
+/// Removes other users' permissions from a store and from the entries in it, which makes their files inaccessible.
 fn make_private(root: &Path) -> std::io::Result<()> {
     fs::set_permissions(root, Permissions::from_mode(0o700))?;
     for entry in fs::read_dir(root)?.flatten() {
-        // Only our own directory holds it, so that no other user can put a link here.
+        // The entry is in a private directory, so no other user can put a link here.
         if entry.file_type()?.is_dir() {
             fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
         }
@@ -290,19 +291,19 @@ pub(crate) fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 impl Lock {
-    /// A directory of this run, gone when it is dropped.
+    /// Creates a temporary directory, which is removed when it is dropped.
     pub(crate) fn scratch(&self) -> Result<tempfile::TempDir> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(WORK).permissions(Permissions::from_mode(0o700));
-        builder.tempdir_in(&self.root).map_err(io("make a directory in", &self.root))
+        builder.tempdir_in(&self.root).map_err(io("create a directory in", &self.root))
     }
 
-    /// Makes an entry of the files in a directory of [`Self::scratch`], which it takes the place of what was there.
+    /// Moves a directory of [`Self::scratch`] into the store as an entry, replacing an existing one.
     pub(crate) fn keep(&self, kind: &str, key: &str, made: &Path, note: &str) -> Result<Entry> {
         self.keep_if(kind, key, made, note, |_| Ok(()))
     }
 
-    /// Makes an entry as [`Self::keep`] does, if `check` accepts the sizes and hashes that its files have.
+    /// Does the same as [`Self::keep`], if `check` accepts sizes and hashes of the files.
     pub(crate) fn keep_if(
         &self,
         kind: &str,
@@ -317,32 +318,32 @@ impl Lock {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let file = open(&path).map_err(io("open", &path))?;
             file.sync_all().map_err(io("write", &path))?;
-            let size = file.metadata().map_err(io("look at", &path))?.len();
+            let size = file.metadata().map_err(io("inspect", &path))?.len();
             files.insert(name, (size, hash_of(file).map_err(io("read", &path))?));
-            // The directory keeps others out. A monitor that runs as another user opens its descriptors again.
-            fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(io("close", &path))?;
+            // The directory keeps other users out. A VMM that runs as another user reopens its descriptors.
+            fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(io("set the mode of", &path))?;
         }
         check(&files)?;
         let note = note.to_owned();
         let text = serde_json::to_vec(&Manifest { note: note.clone(), files }).unwrap_or_default();
-        write_whole(&made.join(MANIFEST), &text)?;
-        fs::set_permissions(made, Permissions::from_mode(0o700)).map_err(io("close", made))?;
+        write_synced(&made.join(MANIFEST), &text)?;
+        fs::set_permissions(made, Permissions::from_mode(0o700)).map_err(io("set the mode of", made))?;
         let directory = self.root.join(format!("{kind}-{key}"));
         if let Err(error) = fs::remove_dir_all(&directory)
             && error.kind() != std::io::ErrorKind::NotFound
         {
-            return Err(io("remove what is damaged,", &directory)(error));
+            return Err(io("remove the damaged entry", &directory)(error));
         }
         fs::rename(made, &directory).map_err(io("move into place", &directory))?;
         Ok(Entry { directory, key: key.to_owned(), note })
     }
 
-    /// Remembers what was made for an origin.
+    /// Records the last entry for an origin.
     pub(crate) fn remember(&self, origin: &str, key: &str) -> Result<()> {
         self.replace(&self.root.join(format!("{LAST}{origin}")), key.as_bytes())
     }
 
-    /// Forgets that these keys were made for any origin, so that they can be pruned.
+    /// Removes the records of these keys for all origins, so that they can be pruned.
     pub(crate) fn disown(&self, keys: &[String]) -> Result<()> {
         for entry in fs::read_dir(&self.root).map_err(io("read", &self.root))? {
             let path = entry.map_err(io("read", &self.root))?.path();
@@ -355,39 +356,39 @@ impl Lock {
         Ok(())
     }
 
-    /// Makes a small file of the cache anew, in one step.
+    /// Replaces a small file of the cache atomically.
     pub(crate) fn replace(&self, path: &Path, contents: &[u8]) -> Result<()> {
-        let making = self.root.join(format!("{WORK}last"));
-        write_whole(&making, contents)?;
-        fs::rename(&making, path).map_err(io("move into place", path))
+        let temporary = self.root.join(format!("{WORK}last"));
+        write_synced(&temporary, contents)?;
+        fs::rename(&temporary, path).map_err(io("move into place", path))
     }
 
-    /// What killed runs left. Under the lock nobody uses it.
+    /// Removes temporary files of killed runs. Under the lock, no other process uses them.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(WORK) {
-                open_up(&entry.path());
-                // Left over again at worst, and swept by the next.
+                make_removable(&entry.path());
+                // If it fails, the next sweep removes them.
                 let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
             }
         }
     }
 }
 
-/// Gives the right to remove what is in directories that were closed.
-pub(crate) fn open_up(path: &Path) {
+/// Adds write permission to directories, so that their contents can be removed.
+pub(crate) fn make_removable(path: &Path) {
     let is_directory = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
     if !is_directory {
         return;
     }
-    // What cannot be opened up cannot be removed, which is then told.
+    // If this fails, the removal fails, and reports it.
     let _ = fs::set_permissions(path, Permissions::from_mode(0o700));
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        open_up(&entry.path());
+        make_removable(&entry.path());
     }
 }
 
-fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
+fn write_synced(path: &Path, contents: &[u8]) -> Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(nofollow());
     let mut file = options.open(path).map_err(io("create", path))?;

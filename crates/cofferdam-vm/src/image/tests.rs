@@ -1,4 +1,4 @@
-//! The cache of images and its names.
+//! Tests of the image cache and its names.
 
 use std::time::SystemTime;
 
@@ -6,7 +6,7 @@ use super::*;
 
 fn quiet(_: Progress) {}
 
-/// Something in the cache, made for an origin of the same name.
+/// Puts an entry into the cache, built for an origin of the same name.
 fn put(images: &Images, kind: &str, name: &str) -> String {
     let key = store::key(&[name.as_bytes()]);
     let lock = images.store.lock(&mut quiet).unwrap();
@@ -37,11 +37,11 @@ fn what_another_version_made_is_told_and_not_started() {
     let (kernel, root) = (put(&images, "kernel", "k"), put(&images, "root", "r"));
     name(&images, "mine", &kernel, &root);
     assert!(images.inventory().named[0].bytes.is_some());
-    // As it was written before there were versions.
+    // In the format from before protocol versions were recorded.
     let file = images.store.root().join("name-mine");
     fs::write(&file, format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#)).unwrap();
     assert!(matches!(images.named("mine"), Err(VmError::OldImage { .. })));
-    // The file of a disk is not there in this cache; what is asked for is found all the same.
+    // The disk's file does not exist in this cache; the entry is found all the same.
     assert!(images.named_for_restore("mine").is_ok());
     assert_eq!(images.inventory().named[0].bytes, None);
     images.forget("mine", &mut quiet).unwrap();
@@ -62,7 +62,7 @@ fn what_has_no_name_is_found_by_its_key() {
     assert_eq!(unnamed.iter().map(|found| &found.key).collect::<Vec<_>>(), [&before]);
     assert_eq!((unnamed[0].bytes, &unnamed[0].root), (14, &root));
     assert_eq!(images.kept(&joint(&root, &kernel)).unwrap(), None);
-    // What is damaged is none.
+    // A damaged entry counts as missing.
     fs::write(images.store.root().join(format!("root-{root}/manifest.json")), "{}").unwrap();
     assert_eq!(images.kept(&before).unwrap(), None);
     assert_eq!(images.key_of("two"), None);

@@ -1,8 +1,7 @@
-//! The kernel inside of a kernel: what Linux packs into its image, for monitors that unpack nothing themselves.
+//! Extraction of the uncompressed kernel from a Linux image, for VMMs that do not decompress kernels.
 //!
-//! A file of the boot protocol says where its payload is, which is compressed as its first bytes say. What comes out is
-//! an ELF file, or it is no kernel. Kernels come from packages and from users' files: whatever they hold, what is
-//! unpacked is bounded.
+//! The header of the boot protocol locates the payload, whose first bytes determine its compression. The result must be
+//! an ELF file. Kernels come from packages and from users' files, so the uncompressed size is limited.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,49 +10,49 @@ use std::path::Path;
 use crate::error::{Result, VmError, io};
 use crate::sparse;
 
-/// The largest kernel that is read, and the largest that is unpacked.
-const MOST: u64 = 256 << 20;
+/// Maximum size of a kernel, before and after decompression.
+const MAX_KERNEL: u64 = 256 << 20;
 const ELF: &[u8] = b"\x7fELF";
 const GZIP: &[u8] = b"\x1f\x8b";
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// The older form of LZ4's files: blocks with their lengths before them.
+/// The legacy format of LZ4: blocks preceded by their lengths.
 const LZ4: &[u8] = &[0x02, 0x21, 0x4c, 0x18];
-/// What one block of LZ4's may come to.
+/// Maximum uncompressed size of an LZ4 block.
 const LZ4_BLOCK: usize = 8 << 20;
-/// Others that kernels use, which are known by name only.
+/// Other formats that kernels use, which are detected but not supported.
 const OTHERS: [(&[u8], &str); 4] =
     [(b"\xfd7zXZ", "xz"), (b"BZh", "bzip2"), (b"\x5d\x00\x00", "lzma"), (b"\x89LZO", "lzo")];
 
-/// The kernel in a file, as a sealed file of the host's memory.
+/// Decompresses the kernel in a file into a sealed file in the host's memory.
 pub(crate) fn unpacked(path: &Path) -> Result<File> {
     let mut image = Vec::new();
     let file = File::open(path).map_err(io("open", path))?;
-    file.take(MOST + 1).read_to_end(&mut image).map_err(io("read", path))?;
+    file.take(MAX_KERNEL + 1).read_to_end(&mut image).map_err(io("read", path))?;
     let bad = |why: String| VmError::BadSource { what: format!("the kernel {} {why}", path.display()) };
-    if image.len() as u64 > MOST {
-        return Err(bad(format!("is larger than {MOST} bytes")));
+    if image.len() as u64 > MAX_KERNEL {
+        return Err(bad(format!("is larger than {MAX_KERNEL} bytes")));
     }
     let kernel = kernel_of(&image).map_err(bad)?;
-    let mut into = sparse::blank(0).map_err(io("make", "an unpacked kernel"))?;
+    let mut into = sparse::blank(0).map_err(io("create", "an unpacked kernel"))?;
     into.write_all(&kernel).map_err(io("write", "an unpacked kernel"))?;
-    sparse::seal(&into).map_err(io("close", "an unpacked kernel"))?;
+    sparse::seal(&into).map_err(io("seal", "an unpacked kernel"))?;
     Ok(into)
 }
 
-/// The ELF file in an image, or why there is none, as a predicate.
+/// Returns the ELF file in an image, or the error as a predicate.
 fn kernel_of(image: &[u8]) -> Result<Vec<u8>, String> {
     if image.starts_with(ELF) {
         return Ok(image.to_vec());
     }
-    let payload = payload(image).ok_or("is neither an ELF file nor one of the boot protocol with its payload")?;
+    let payload = payload(image).ok_or("is neither an ELF file nor a boot image with a payload")?;
     let unpacked = unpack(payload)?;
     if unpacked.starts_with(ELF) { Ok(unpacked) } else { Err("does not hold an ELF file".to_owned()) }
 }
 
-/// What is packed into a file of the boot protocol.
+/// Returns the compressed payload of a boot image.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     const SECTOR: usize = 512;
-    /// The first version of the protocol that says where the payload is.
+    /// The first version of the protocol with the payload's location.
     const WITH_PAYLOAD: u16 = 0x208;
     let word = |at: usize| {
         let bytes = image.get(at..at + 4)?.try_into().ok()?;
@@ -63,7 +62,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     if image.get(0x202..0x206)? != b"HdrS" || version < WITH_PAYLOAD {
         return None;
     }
-    // For reasons of age, none means four.
+    // For historical reasons, 0 means 4.
     let sectors = match *image.get(0x1f1)? {
         0 => 4,
         sectors => usize::from(sectors),
@@ -73,12 +72,12 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
 }
 
 fn unpack(payload: &[u8]) -> Result<Vec<u8>, String> {
-    // Behind it stand four bytes with the length of what comes out.
+    // The payload ends with four bytes of its uncompressed size.
     let packed = payload.get(..payload.len().saturating_sub(4)).unwrap_or_default();
     let read = |from: &mut dyn Read| {
         let mut out = Vec::new();
-        from.take(MOST + 1).read_to_end(&mut out).map_err(|error| format!("cannot be unpacked: {error}"))?;
-        if out.len() as u64 > MOST { Err(format!("unpacks to more than {MOST} bytes")) } else { Ok(out) }
+        from.take(MAX_KERNEL + 1).read_to_end(&mut out).map_err(|error| format!("cannot be unpacked: {error}"))?;
+        if out.len() as u64 > MAX_KERNEL { Err(format!("unpacks to more than {MAX_KERNEL} bytes")) } else { Ok(out) }
     };
     if packed.starts_with(LZ4) {
         unpack_lz4(packed.get(LZ4.len()..).unwrap_or_default())
@@ -88,11 +87,10 @@ fn unpack(payload: &[u8]) -> Result<Vec<u8>, String> {
         let decoder = zstd::stream::read::Decoder::with_buffer(packed);
         read(&mut decoder.map_err(|error| format!("cannot be unpacked: {error}"))?.single_frame())
     } else {
-        let known =
-            OTHERS.iter().find(|(begin, _)| packed.starts_with(begin)).map_or("a way that is unknown", |it| it.1);
+        let known = OTHERS.iter().find(|(begin, _)| packed.starts_with(begin)).map_or("an unknown format", |it| it.1);
         Err(format!(
-            "is packed by {known}, and Firecracker takes no packed kernel: only lz4, gzip and zstd are unpacked for it; name \
-             an unpacked one, vmlinux, with `cofferdam vm build-image --kernel`"
+            "is compressed with {known}; only lz4, gzip and zstd are supported for Firecracker; use an uncompressed \
+             kernel (vmlinux) with `cofferdam vm build-image --kernel`"
         ))
     }
 }
@@ -102,7 +100,7 @@ fn unpack_lz4(mut blocks: &[u8]) -> Result<Vec<u8>, String> {
     let mut block = vec![0; LZ4_BLOCK];
     while let Some((length, rest)) = blocks.split_first_chunk::<4>() {
         if length.as_slice() == LZ4 {
-            // Another file begins.
+            // Another archive starts.
             blocks = rest;
             continue;
         }
@@ -111,12 +109,12 @@ fn unpack_lz4(mut blocks: &[u8]) -> Result<Vec<u8>, String> {
         let written = lz4_flex::block::decompress_into(packed, &mut block);
         let written = written.map_err(|error| format!("cannot be unpacked: {error}"))?;
         out.extend_from_slice(block.get(..written).unwrap_or_default());
-        if out.len() as u64 > MOST {
-            return Err(format!("unpacks to more than {MOST} bytes"));
+        if out.len() as u64 > MAX_KERNEL {
+            return Err(format!("unpacks to more than {MAX_KERNEL} bytes"));
         }
         blocks = further;
     }
-    if blocks.is_empty() { Ok(out) } else { Err("cannot be unpacked: something stands behind its blocks".to_owned()) }
+    if blocks.is_empty() { Ok(out) } else { Err("cannot be unpacked: trailing data after its blocks".to_owned()) }
 }
 
 #[cfg(test)]
@@ -127,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of the boot protocol with this payload.
+    /// Returns a boot image with this payload.
     fn image(packed: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 3 * 512];
         image[0x1f1] = 1;
@@ -171,7 +169,7 @@ mod tests {
         let file = unpacked(&path).unwrap();
         let mut found = vec![0; kernel.len()];
         file.read_exact_at(&mut found, 0).unwrap();
-        assert!(found == kernel && file.set_len(0).is_err(), "it can be changed");
+        assert!(found == kernel && file.set_len(0).is_err(), "the file is not sealed");
     }
 
     #[test]
@@ -180,7 +178,7 @@ mod tests {
         for (bad, says) in [
             (b"MZ".to_vec(), "neither an ELF file"),
             (Vec::new(), "neither an ELF file"),
-            (image(b"\xfd7zXZ\0abcdef"), "is packed by xz"),
+            (image(b"\xfd7zXZ\0abcdef"), "is compressed with xz"),
             (image(b"something else"), "unknown"),
             (image(&lz4(&[b"no kernel"])), "does not hold an ELF file"),
             (image(&cut[..cut.len() - 1]), "a block is cut off"),
@@ -189,7 +187,7 @@ mod tests {
             let error = kernel_of(&bad).unwrap_err();
             assert!(error.contains(says), "{says}: {error}");
         }
-        // A payload that reaches beyond the file.
+        // A payload that extends beyond the file.
         let mut long = image(b"x");
         long[0x24c..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(kernel_of(&long).unwrap_err().contains("neither"));
@@ -203,7 +201,7 @@ mod tests {
         assert!(kernel_of(&image(&many)).unwrap_err().contains("unpacks to more"));
     }
 
-    /// The kernel that machines have by default, where machines are tested.
+    /// Unpacks the default kernel, if VM tests are enabled.
     #[test]
     fn the_usual_kernel_is_unpacked() {
         let variable = |name: &str| std::env::var_os(name).map(std::path::PathBuf::from);
@@ -221,7 +219,7 @@ mod tests {
         let length = kernel.metadata().unwrap().len();
         let mut head = [0; 20];
         kernel.read_exact_at(&mut head, 0).unwrap();
-        // An executable for this kind of processor.
+        // An executable for this architecture.
         assert!(length > 10 << 20 && head[..4] == *ELF && head[16..20] == [2, 0, 62, 0], "{length} {head:?}");
     }
 

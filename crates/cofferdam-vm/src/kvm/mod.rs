@@ -1,8 +1,8 @@
-//! Whether this host's `/dev/kvm` is worth using: tried with a tiny guest, and remembered until the next boot.
+//! The usability of this host's `/dev/kvm`: tested with a tiny guest, and cached until the next boot.
 //!
-//! A device that opens and makes machines proves nothing. Where the host is itself a virtual machine without the
-//! processor's extensions, ring 0 of a guest may be interpreted: a small guest works, a kernel needs an hour to start. So
-//! a guest counts down in ring 0, and its time decides. That a whole kernel starts is for the caller to try.
+//! A device that opens and creates VMs proves nothing. If the host is itself a VM without the processor's extensions,
+//! ring 0 of a guest may be interpreted: a small guest works, and a kernel needs an hour to boot. So a guest counts
+//! down in ring 0, and its time decides. The caller tests whether a whole kernel boots.
 
 use std::fmt;
 use std::io;
@@ -15,16 +15,16 @@ use rustix::io::Errno;
 
 pub(crate) mod record;
 
-/// Rounds of the guest: well under a millisecond on a processor, a hundred where they are interpreted.
+/// Loop count of the guest: it takes well under a millisecond on a processor, and a hundred when interpreted.
 const ROUNDS: u32 = 200_000;
-/// A guest that takes longer than this is interpreted.
-const SLOWEST: Duration = Duration::from_millis(20);
-/// The shortest of so many counts: the first may have to wait for memory.
+/// Maximum time of the guest; one that takes longer is interpreted.
+const MAX_GUEST_TIME: Duration = Duration::from_millis(20);
+/// Number of attempts, of which the shortest counts: the first may have to wait for memory.
 const ATTEMPTS: u32 = 3;
-/// The one version of the interface that there is.
+/// The only version of the interface.
 const API_VERSION: i32 = 12;
 
-/// What `/dev/kvm` is good for.
+/// The usability of `/dev/kvm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Guests run on the processor.
@@ -37,52 +37,53 @@ pub enum Verdict {
         /// Processor time of the tiny guest.
         took: Duration,
     },
-    /// The tiny guest did not come to its end.
+    /// The tiny guest did not finish.
     Hung,
-    /// This user may not open it.
+    /// This user may not open the device.
     NoRight,
-    /// It is not there.
+    /// The device does not exist.
     Missing,
-    /// It is there and does something else than it should, or there is no tiny guest for this processor.
+    /// The device misbehaves, or there is no tiny guest for this architecture.
     Unfit {
-        /// What it does.
+        /// The problem.
         why: String,
     },
 }
 
 impl Verdict {
-    /// Whether guests may be started with it.
+    /// Returns true if guests may be started with it.
     pub fn is_usable(&self) -> bool {
         matches!(self, Self::Usable { .. })
     }
 
-    /// Whether trying again before the next boot would come to the same.
-    fn lasts(&self) -> bool {
+    /// Returns true if another probe before the next boot would have the same result.
+    fn is_cacheable(&self) -> bool {
         match self {
             Self::Usable { .. } | Self::Emulated { .. } | Self::Hung => true,
             Self::NoRight | Self::Missing | Self::Unfit { .. } => false,
         }
     }
 
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Usable { .. } => "nothing is to be done",
+            Self::Usable { .. } => "no action is needed",
             Self::Emulated { .. } | Self::Hung | Self::Unfit { .. } => {
-                "use a host with the processor's virtualisation (vmx or svm in /proc/cpuinfo), or have nested \
-                 virtualisation switched on for this one; without it, machines are emulated (QEMU's TCG)"
+                "use a host with the processor's virtualisation (vmx or svm in /proc/cpuinfo), or enable nested \
+                 virtualisation for this one; without it, VMs are emulated (QEMU's TCG)"
             }
             Self::NoRight => {
-                "join the group that owns /dev/kvm (`usermod -aG kvm USER`, then log in again); in a container, pass the device in"
+                "join the group that owns /dev/kvm (`usermod -aG kvm USER`, then log in again); in a \
+                 container, pass the device in"
             }
             Self::Missing => {
-                "switch virtualisation on in the firmware, or nested virtualisation on this machine's host, and load \
-                 the module: `modprobe kvm_intel` or `modprobe kvm_amd`; in a container, pass /dev/kvm in"
+                "enable virtualisation in the firmware, or nested virtualisation on the host of this VM, and load the \
+                 module: `modprobe kvm_intel` or `modprobe kvm_amd`; in a container, pass /dev/kvm in"
             }
         }
     }
 
-    /// Fails unless guests may be started with it.
+    /// Returns an error unless guests may be started with it.
     pub fn require(&self, operation: &'static str) -> cofferdam_contract::Result<()> {
         if self.is_usable() {
             return Ok(());
@@ -98,25 +99,25 @@ impl fmt::Display for Verdict {
         match self {
             Self::Usable { took } => write!(f, "hardware virtualisation works (the probe took {took:.1?})"),
             Self::Emulated { took } => {
-                let least = SLOWEST.as_millis();
-                write!(f, "KVM is there, but interprets guests: the probe took {took:.1?}, {least} ms is the most")
+                let max = MAX_GUEST_TIME.as_millis();
+                write!(f, "KVM exists, but interprets guests: the probe took {took:.1?}, the maximum is {max} ms")
             }
-            Self::Hung => f.write_str("KVM is there, but the probe's guest did not end in time"),
-            Self::NoRight => f.write_str("KVM is there, but this user may not open it"),
+            Self::Hung => f.write_str("KVM exists, but the probe's guest did not finish in time"),
+            Self::NoRight => f.write_str("KVM exists, but this user may not open it"),
             Self::Missing => f.write_str("there is no KVM on this host"),
-            Self::Unfit { why } => write!(f, "KVM is of no use: {why}"),
+            Self::Unfit { why } => write!(f, "KVM is not usable: {why}"),
         }
     }
 }
 
-/// How to look.
+/// A probe of the device.
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// The device.
     pub device: PathBuf,
-    /// A directory for what was found, made if it is not there. None remembers nothing.
+    /// Directory for the cached result, created if it is missing. `None` disables caching.
     pub cache: Option<PathBuf>,
-    /// Time for one count.
+    /// Time limit of one attempt.
     pub limit: Duration,
 }
 
@@ -127,58 +128,59 @@ impl Default for Probe {
 }
 
 impl Probe {
-    /// Looks, or remembers. Blocks its thread for no longer than three times the limit and a second each.
+    /// Returns the cached verdict, or probes the device. Blocks its thread for at most three times the limit and a
+    /// second each.
     ///
     /// # Behavior
     ///
-    /// - The device is opened in any case: what this user may is never remembered.
-    /// - What is remembered holds for one boot of one kernel and one device. A file that is damaged, of another user or
-    ///   writable by others is ignored, and one that cannot be written is done without.
+    /// - The device is opened in any case: the user's permission is never cached.
+    /// - The cache is valid for one boot of one kernel and one device. A file that is damaged, of another user or
+    ///   writable by other users is ignored, and a failed write has no effect.
     pub fn verdict(&self) -> Verdict {
         let device = match open(&self.device) {
             Ok(device) => device,
             Err(verdict) => return verdict,
         };
-        let place = self.cache.as_deref().and_then(|cache| record::Place::new(cache, &self.device));
-        if let Some(verdict) = place.as_ref().and_then(record::Place::read) {
+        let records = self.cache.as_deref().and_then(|cache| record::Records::new(cache, &self.device));
+        if let Some(verdict) = records.as_ref().and_then(record::Records::read) {
             return verdict;
         }
         drop(device);
-        let verdict = self.look();
-        if let (Some(place), true) = (place, verdict.lasts()) {
-            // Without a record it is looked again, which is slower and not wrong.
-            let _ = place.write(&verdict);
+        let verdict = self.measure();
+        if let (Some(records), true) = (records, verdict.is_cacheable()) {
+            // Without a record, the next call probes again, which costs only time.
+            let _ = records.write(&verdict);
         }
         verdict
     }
 
-    fn look(&self) -> Verdict {
+    fn measure(&self) -> Verdict {
         let mut shortest = None;
         for _ in 0..ATTEMPTS {
             let spin = open(&self.device).map(|device| device.spin(ROUNDS, self.limit));
             let took = match spin {
                 Err(verdict) => return verdict,
-                Ok(spin) => match judge(spin, self.limit) {
+                Ok(spin) => match verdict_of(spin, self.limit) {
                     Err(verdict) => return verdict,
                     Ok(took) => took,
                 },
             };
-            let least = shortest.map_or(took, |least: Duration| least.min(took));
-            if least <= SLOWEST {
-                return Verdict::Usable { took: least };
+            let min = shortest.map_or(took, |shortest: Duration| shortest.min(took));
+            if min <= MAX_GUEST_TIME {
+                return Verdict::Usable { took: min };
             }
-            shortest = Some(least);
+            shortest = Some(min);
         }
         Verdict::Emulated { took: shortest.unwrap_or_default() }
     }
 }
 
-/// The device, if it is one of the right version.
+/// Opens the device, and checks its version.
 fn open(path: &Path) -> Result<Device, Verdict> {
     let device = Device::open(path).map_err(|error| match Errno::from_io_error(&error) {
-        // The last two: there is a file, and no module behind it.
+        // The last two: the device node exists, and no module is loaded.
         Some(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Verdict::Missing,
-        // The last: the container's control group of devices does not list it.
+        // The last: the container's device control group does not list it.
         Some(Errno::ACCESS | Errno::PERM) => Verdict::NoRight,
         _ => Verdict::Unfit { why: error.to_string() },
     })?;
@@ -188,22 +190,20 @@ fn open(path: &Path) -> Result<Device, Verdict> {
     }
 }
 
-/// The time that a guest took, or what its end says of the device.
-fn judge(spin: io::Result<Spin>, limit: Duration) -> Result<Duration, Verdict> {
+/// Returns the time that a guest took, or the verdict for its end.
+fn verdict_of(spin: io::Result<Spin>, limit: Duration) -> Result<Duration, Verdict> {
     match spin {
-        // As exactly as it is remembered.
+        // In the precision of the record.
         Ok(Spin::Halted(took)) => Ok(Duration::from_micros(took.as_micros().try_into().unwrap_or(u64::MAX))),
         Ok(Spin::Stopped(used)) if used < limit / 2 => {
-            // It hardly had the processor: other programs, not KVM.
+            // It hardly had processor time: other programs are the reason, not KVM.
             let why = format!(
-                "the probe had {used:.1?} of processor time in {limit:.1?}; look again when there is less to do"
+                "the probe had {used:.1?} of processor time in {limit:.1?}; probe again when the host is less busy"
             );
             Err(Verdict::Unfit { why })
         }
         Ok(Spin::Stopped(_) | Spin::Abandoned) => Err(Verdict::Hung),
-        Ok(Spin::Strange(how)) => {
-            Err(Verdict::Unfit { why: format!("the probe's guest ended in another way ({how})") })
-        }
+        Ok(Spin::Strange(how)) => Err(Verdict::Unfit { why: format!("the probe's guest ended unexpectedly ({how})") }),
         Err(error) => Err(Verdict::Unfit { why: format!("the probe's guest could not run ({error})") }),
     }
 }
@@ -215,15 +215,15 @@ mod tests {
     #[test]
     fn each_end_of_a_guest_has_a_verdict() {
         let (limit, ms) = (Duration::from_secs(5), Duration::from_millis);
-        assert_eq!(judge(Ok(Spin::Halted(ms(1))), limit), Ok(ms(1)));
-        assert_eq!(judge(Ok(Spin::Stopped(ms(4900))), limit), Err(Verdict::Hung));
-        assert_eq!(judge(Ok(Spin::Abandoned), limit), Err(Verdict::Hung));
-        let starved = judge(Ok(Spin::Stopped(ms(10))), limit).unwrap_err();
-        assert!(!starved.lasts() && starved.to_string().contains("less to do"), "{starved}");
-        let strange = judge(Ok(Spin::Strange("Shutdown".to_owned())), limit).unwrap_err();
+        assert_eq!(verdict_of(Ok(Spin::Halted(ms(1))), limit), Ok(ms(1)));
+        assert_eq!(verdict_of(Ok(Spin::Stopped(ms(4900))), limit), Err(Verdict::Hung));
+        assert_eq!(verdict_of(Ok(Spin::Abandoned), limit), Err(Verdict::Hung));
+        let starved = verdict_of(Ok(Spin::Stopped(ms(10))), limit).unwrap_err();
+        assert!(!starved.is_cacheable() && starved.to_string().contains("less busy"), "{starved}");
+        let strange = verdict_of(Ok(Spin::Strange("Shutdown".to_owned())), limit).unwrap_err();
         assert!(strange.to_string().contains("Shutdown"), "{strange}");
-        let refused = judge(Err(io::ErrorKind::OutOfMemory.into()), limit).unwrap_err();
-        assert!(!refused.is_usable() && !refused.lasts(), "{refused}");
+        let refused = verdict_of(Err(io::ErrorKind::OutOfMemory.into()), limit).unwrap_err();
+        assert!(!refused.is_usable() && !refused.is_cacheable(), "{refused}");
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("modprobe")), "{error}");
     }
 
-    /// On this host, whatever it is: a verdict comes, in time, and the second look remembers it.
+    /// On any host, a verdict comes in time, and the second call returns the cached one.
     #[test]
     fn a_verdict_comes_and_is_remembered() {
         let directory = tempfile::tempdir().unwrap();
@@ -244,11 +244,11 @@ mod tests {
         let probe = Probe { cache, ..Probe::default() };
         let first = probe.verdict();
         println!("this host: {first}");
-        if !first.lasts() {
+        if !first.is_cacheable() {
             println!("SKIP a_verdict_comes_and_is_remembered: {first}");
             return;
         }
-        assert_eq!(probe.verdict(), first, "times of two looks differ");
+        assert_eq!(probe.verdict(), first, "times of two probes would differ");
         assert_eq!(first.require("create").is_ok(), first.is_usable());
     }
 }

@@ -1,4 +1,4 @@
-//! What was found about a device, in a file that holds for one boot of one kernel.
+//! Records of findings about a device, in files that are valid for one boot of one kernel.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -14,15 +14,15 @@ use serde::{Deserialize, Serialize};
 use super::Verdict;
 
 const FORMAT: u32 = 1;
-/// The verdict of the tiny guest.
+/// File of the tiny guest's verdict.
 const FILE: &str = "kvm.json";
-/// How a whole kernel fared.
+/// Prefix of the files of kernel trials.
 const KERNEL_FILE: &str = "kvm-kernel";
-/// No record is longer.
-const LONGEST: u64 = 4096;
+/// Maximum length of a record.
+const MAX_LENGTH: u64 = 4096;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What a record is about.
+/// The subject of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Subject {
@@ -40,19 +40,19 @@ struct Record<T> {
     found: T,
 }
 
-/// How a whole kernel fared when it was started, once.
+/// The result of booting a whole kernel once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct KernelTrial {
-    /// The monitor's name and version.
+    /// Name and version of the VMM.
     pub monitor: String,
-    /// The image that was started.
+    /// The image that was booted.
     pub image: String,
-    /// Milliseconds until its agent greeted; why it did not, otherwise.
+    /// Milliseconds until its agent connected, or the reason why it did not.
     pub outcome: Result<u64, String>,
 }
 
-/// The verdicts that last.
+/// The cacheable verdicts.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Found {
@@ -61,18 +61,18 @@ enum Found {
     Hung,
 }
 
-/// Where a record of this boot is.
+/// The records of this boot.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Records {
     directory: PathBuf,
     subject: Subject,
 }
 
-impl Place {
-    /// `None` where the boot has no name.
+impl Records {
+    /// Returns `None` if the boot has no ID.
     pub(crate) fn new(directory: &Path, device: &Path) -> Option<Self> {
         let mut boot = String::new();
-        File::open(BOOT_ID).ok()?.take(LONGEST).read_to_string(&mut boot).ok()?;
+        File::open(BOOT_ID).ok()?.take(MAX_LENGTH).read_to_string(&mut boot).ok()?;
         let boot = boot.trim().to_owned();
         let system = rustix::system::uname();
         let kernel = format!("{} {}", system.release().to_str().ok()?, system.version().to_str().ok()?);
@@ -80,7 +80,7 @@ impl Place {
         (!subject.boot.is_empty()).then(|| Self { directory: directory.to_owned(), subject })
     }
 
-    /// The verdict on record, if it is about this boot and only this user can have written it.
+    /// Returns the recorded verdict, if it is of this boot and only this user can have written it.
     pub(super) fn read(&self) -> Option<Verdict> {
         Some(match self.read_from::<Found>(FILE)? {
             Found::Usable { microseconds } => Verdict::Usable { took: Duration::from_micros(microseconds) },
@@ -89,7 +89,7 @@ impl Place {
         })
     }
 
-    /// Puts a verdict on record in one step. Those that do not last are not written.
+    /// Records a verdict atomically. Verdicts that are not cacheable are not written.
     pub(super) fn write(&self, verdict: &Verdict) -> io::Result<()> {
         let microseconds = |took: &Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let found = match verdict {
@@ -101,13 +101,13 @@ impl Place {
         self.write_to(FILE, found)
     }
 
-    /// How a whole kernel fared with a monitor on this boot.
+    /// Returns the result of booting a whole kernel with a VMM since the host booted.
     pub(crate) fn kernel_trial(&self, monitor: &str) -> Option<KernelTrial> {
         self.read_from(&kernel_file(monitor))
     }
 
-    /// Puts that on record.
-    pub(crate) fn keep_kernel_trial(&self, monitor: &str, trial: KernelTrial) -> io::Result<()> {
+    /// Records the result of booting a whole kernel.
+    pub(crate) fn write_kernel_trial(&self, monitor: &str, trial: KernelTrial) -> io::Result<()> {
         self.write_to(&kernel_file(monitor), trial)
     }
 
@@ -118,17 +118,18 @@ impl Place {
 
     fn write_to<T: Serialize>(&self, name: &str, found: T) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let making = self.directory.join(format!("{name}.making"));
-        let Some(mut file) = sole(&making)? else { return Ok(()) };
+        let temporary = self.directory.join(format!("{name}.making"));
+        let Some(mut file) = open_exclusive(&temporary)? else { return Ok(()) };
         file.set_len(0)?;
         file.write_all(&serde_json::to_vec(&Record { subject: self.subject.clone(), found })?)?;
-        fs::rename(&making, self.directory.join(name))
+        fs::rename(&temporary, self.directory.join(name))
     }
 }
 
-/// A file to be written, always under the same name, so that a writer who is killed leaves no more than the next one takes over.
-/// `None` where another one writes at this moment, who found out the same. Nobody else may read or write it.
-fn sole(path: &Path) -> io::Result<Option<File>> {
+/// Opens a temporary file for writing. It always has the same name, so that a killed writer leaves at most one file.
+/// The next writer reuses it. Returns `None` if another process, with the same finding, writes it at this moment.
+/// Other users can neither read nor write it.
+fn open_exclusive(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
     match file.try_lock() {
@@ -136,29 +137,29 @@ fn sole(path: &Path) -> io::Result<Option<File>> {
         Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    // It may have got its name meanwhile from whoever had the lock before.
+    // The previous holder of the lock may have renamed the file meanwhile.
     let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
     let is_there = there.is_ok_and(|there| (ours.dev(), ours.ino()) == (there.dev(), there.ino()));
     Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
 }
 
-/// `monitor` is a name without its version.
+/// Returns the file name for a VMM; `monitor` is its name without a version.
 fn kernel_file(monitor: &str) -> String {
     format!("{KERNEL_FILE}-{monitor}.json")
 }
 
-/// The content of a short plain file that belongs to this user and that nobody else may write to.
+/// Returns the content of a short regular file that belongs to this user and that no other user may write to.
 fn own_bytes(path: &Path) -> Option<Vec<u8>> {
     trust::check(path.parent()?, Secrecy::Public).ok()?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let about = file.metadata().ok()?;
     let own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o022 == 0;
-    if !own || about.len() > LONGEST {
+    if !own || about.len() > MAX_LENGTH {
         return None;
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    file.take(MAX_LENGTH).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
@@ -168,19 +169,19 @@ mod tests {
 
     use super::*;
 
-    fn place(directory: &Path) -> Place {
-        Place::new(directory, Path::new("/dev/kvm")).expect("this boot has a name")
+    fn records(directory: &Path) -> Records {
+        Records::new(directory, Path::new("/dev/kvm")).expect("this boot has an ID")
     }
 
     #[test]
     fn verdicts_that_last_are_read_as_they_were_written() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(&directory.path().join("a/b"));
-        assert_eq!(place.read(), None);
+        let records = records(&directory.path().join("a/b"));
+        assert_eq!(records.read(), None);
         let took = Duration::from_micros(1234);
         for verdict in [Verdict::Usable { took }, Verdict::Emulated { took }, Verdict::Hung] {
-            place.write(&verdict).unwrap();
-            assert_eq!(place.read(), Some(verdict));
+            records.write(&verdict).unwrap();
+            assert_eq!(records.read(), Some(verdict));
         }
         assert_eq!(fs::read_dir(directory.path().join("a/b")).unwrap().count(), 1, "nothing else is left");
     }
@@ -188,51 +189,51 @@ mod tests {
     #[test]
     fn what_a_killed_writer_left_is_taken_over_and_what_a_living_one_has_is_not_touched() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
-        let making = directory.path().join("kvm.json.making");
-        let living = sole(&making).unwrap().unwrap();
+        let records = records(directory.path());
+        let temporary = directory.path().join("kvm.json.making");
+        let living = open_exclusive(&temporary).unwrap().unwrap();
         (&living).write_all(&[b'x'; 3000]).unwrap();
-        place.write(&Verdict::Hung).unwrap();
-        assert_eq!((place.read(), fs::read(&making).unwrap().len()), (None, 3000));
-        // It is killed.
+        records.write(&Verdict::Hung).unwrap();
+        assert_eq!((records.read(), fs::read(&temporary).unwrap().len()), (None, 3000));
+        // The writer is killed.
         drop(living);
-        place.write(&Verdict::Hung).unwrap();
-        assert_eq!(place.read(), Some(Verdict::Hung));
+        records.write(&Verdict::Hung).unwrap();
+        assert_eq!(records.read(), Some(Verdict::Hung));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something is left");
-        std::os::unix::fs::symlink("elsewhere", &making).unwrap();
-        assert!(place.write(&Verdict::Hung).is_err() && !directory.path().join("elsewhere").exists());
+        std::os::unix::fs::symlink("elsewhere", &temporary).unwrap();
+        assert!(records.write(&Verdict::Hung).is_err() && !directory.path().join("elsewhere").exists());
     }
 
     #[test]
     fn verdicts_that_do_not_last_are_not_written() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
+        let records = records(directory.path());
         for verdict in [Verdict::NoRight, Verdict::Missing, Verdict::Unfit { why: "x".to_owned() }] {
-            place.write(&verdict).unwrap();
-            assert_eq!(place.read(), None);
+            records.write(&verdict).unwrap();
+            assert_eq!(records.read(), None);
         }
     }
 
     #[test]
     fn how_a_kernel_fared_is_another_record() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
-        assert_eq!(place.kernel_trial("qemu"), None);
+        let records = records(directory.path());
+        assert_eq!(records.kernel_trial("qemu"), None);
         for outcome in [Ok(700), Err("silence".to_owned())] {
             let trial = KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
-            place.keep_kernel_trial("qemu", trial.clone()).unwrap();
-            assert_eq!((place.kernel_trial("qemu"), place.read()), (Some(trial), None));
-            assert_eq!(place.kernel_trial("firecracker"), None);
+            records.write_kernel_trial("qemu", trial.clone()).unwrap();
+            assert_eq!((records.kernel_trial("qemu"), records.read()), (Some(trial), None));
+            assert_eq!(records.kernel_trial("firecracker"), None);
         }
-        place.write(&Verdict::Hung).unwrap();
+        records.write(&Verdict::Hung).unwrap();
         fs::copy(directory.path().join(FILE), directory.path().join(kernel_file("qemu"))).unwrap();
-        assert_eq!(place.kernel_trial("qemu"), None);
+        assert_eq!(records.kernel_trial("qemu"), None);
     }
 
     #[test]
     fn records_of_something_else_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
+        let records = records(directory.path());
         let changes: [fn(&mut Subject); 4] = [
             |subject| subject.format += 1,
             |subject| subject.boot.push('x'),
@@ -240,38 +241,38 @@ mod tests {
             |subject| subject.device = "/dev/other".into(),
         ];
         for change in changes {
-            let mut other = place.subject.clone();
+            let mut other = records.subject.clone();
             change(&mut other);
-            Place { directory: place.directory.clone(), subject: other }.write(&Verdict::Hung).unwrap();
-            assert_eq!(place.read(), None);
+            Records { directory: records.directory.clone(), subject: other }.write(&Verdict::Hung).unwrap();
+            assert_eq!(records.read(), None);
         }
     }
 
     #[test]
     fn damaged_and_foreign_files_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
+        let records = records(directory.path());
         let file = directory.path().join(FILE);
-        place.write(&Verdict::Hung).unwrap();
+        records.write(&Verdict::Hung).unwrap();
         let good = fs::read(&file).unwrap();
         for bad in [&b""[..], b"{}", b"\xff\xff", &good[..good.len() - 1], &vec![b' '; 5000]] {
             fs::write(&file, bad).unwrap();
-            assert_eq!(place.read(), None, "{bad:?}");
+            assert_eq!(records.read(), None, "{bad:?}");
         }
         fs::write(&file, &good).unwrap();
-        assert_eq!(place.read(), Some(Verdict::Hung), "the file is good again");
+        assert_eq!(records.read(), Some(Verdict::Hung), "the file is good again");
         for mode in [0o620, 0o602] {
             fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(place.read(), None, "{mode:o}");
+            assert_eq!(records.read(), None, "{mode:o}");
         }
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         fs::rename(&file, directory.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink(directory.path().join("elsewhere"), &file).unwrap();
-        assert_eq!(place.read(), None, "a link");
+        assert_eq!(records.read(), None, "a link");
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
-        assert_eq!(place.read(), None, "a directory");
-        assert!(place.write(&Verdict::Hung).is_err());
+        assert_eq!(records.read(), None, "a directory");
+        assert!(records.write(&Verdict::Hung).is_err());
     }
 
     #[test]
@@ -281,9 +282,9 @@ mod tests {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
-        let place = place(directory.path());
-        place.write(&Verdict::Hung).unwrap();
+        let records = records(directory.path());
+        records.write(&Verdict::Hung).unwrap();
         std::os::unix::fs::chown(directory.path().join(FILE), Some(65534), None).unwrap();
-        assert_eq!(place.read(), None);
+        assert_eq!(records.read(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What QEMU is started with: pure. No path is among it but those of descriptors.
+//! QEMU's command line: pure. It contains no paths but those of descriptors.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -7,114 +7,115 @@ use cofferdam_contract::Access;
 use serde_json::json;
 
 use super::QemuConfig;
-use crate::bounds::TRANSLATED;
+use crate::bounds::CODE_CACHE;
 use crate::vmm::{Accelerator, Boot, Hardware};
 
 const MEBIBYTE: u64 = 1 << 20;
 
-/// The kind of machine.
+/// The VM type.
 pub(crate) const MACHINE: &str = "microvm";
-/// Which devices the machine has that others of its kind have not, and the other way round: a state fits no other machine. With
-/// one chip for interrupts it has eight places for devices instead of twenty-four, each of which takes 30 KiB, and has its
-/// kernel look into it.
+/// Device options in which the VM differs from others of its type: a state is compatible only with the same ones. With
+/// one interrupt controller it has eight device slots instead of twenty-four, each of which takes 30 KiB, and is probed
+/// by the kernel.
 pub(crate) const LAYOUT: &str = "ioapic2=off";
-/// What of the machine's kind differs from its default. The last two are about states: its memory is ours to give, and no
-/// description for people follows them.
+/// Other options that differ from the defaults of the VM type. The last two concern states: the memory is provided by
+/// the caller, and no human-readable description follows a state.
 const MACHINE_OPTIONS: &str = "acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,pcie=off,usb=off,x-option-roms=off,\
                                memory-backend=memory,suppress-vmdesc=on";
 
-/// How the machine begins.
+/// The way in which a VM starts.
 #[derive(Debug)]
-pub(crate) enum Beginning<'a> {
-    /// With its kernel: what it is, the monitor's own words for it, and descriptors of kernel and initramfs.
-    Boot { boot: &'a Boot, words: &'a str, kernel: RawFd, initramfs: RawFd },
-    /// It waits for its state.
+pub(crate) enum StartMode<'a> {
+    /// With a kernel: boot files, the VMM's own kernel arguments, and descriptors of kernel and initramfs.
+    Boot { boot: &'a Boot, kernel_arguments: &'a str, kernel: RawFd, initramfs: RawFd },
+    /// Paused, until its state is loaded.
     State,
 }
 
-/// What the monitor is handed.
+/// The descriptors that the VMM inherits.
 #[derive(Debug, Clone)]
 pub(crate) struct Descriptors {
     pub memory: RawFd,
-    /// In the order of the machine's disks.
+    /// In the order of the VM's disks.
     pub disks: Vec<RawFd>,
     pub agent: RawFd,
     pub qmp: RawFd,
     pub console: RawFd,
 }
 
-/// Words for the kernel: a console, and the end of the machine when its first process ends. A translated machine's clocks
-/// depend on how much the host lets it run, so its kernel is told what it would measure wrongly, or wait for in vain.
+/// Returns arguments for the kernel: a console, and the end of the VM when its first process ends. Clocks of an
+/// emulated VM depend on the host's scheduling, so its kernel gets values that it would measure wrongly, or wait for in
+/// vain.
 pub(crate) fn kernel_words(accelerator: Accelerator, ticks_per_millisecond: Option<u64>) -> String {
-    // What the machine has not is not looked for, and what others tested is not tested again: a sixth of the time. Nor does
-    // an idle kernel wake up to see whether it hangs: its machine's owner keeps its time.
-    let mut words =
+    // Missing devices are not probed, and self-tests are skipped, which saves a sixth of the boot time. The watchdog is
+    // off, so that an idle kernel does not wake up: the supervisor enforces time limits.
+    let mut arguments =
         "console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on pci=off 8250.nr_uarts=1 cryptomgr.notests \
                      lsm=landlock,yama psi=0 audit=0 nowatchdog deferred_probe_timeout=0 \
                      rcupdate.rcu_expedited=1"
             .to_owned();
     if accelerator == Accelerator::Tcg {
-        // A translator looks at each access before it makes it: what page tables of one's own are for cannot happen.
-        words.push_str(" no_timer_check pti=off");
+        // TCG translates each access before it executes: the attacks that page-table isolation prevents cannot happen.
+        arguments.push_str(" no_timer_check pti=off");
         if let Some(ticks) = ticks_per_millisecond {
-            words.push_str(&format!(" tsc_early_khz={ticks} tsc=reliable"));
+            arguments.push_str(&format!(" tsc_early_khz={ticks} tsc=reliable"));
         }
     }
-    words
+    arguments
 }
 
-/// Everything that QEMU is told.
+/// Returns all arguments of QEMU.
 pub(crate) fn arguments(
     config: &QemuConfig,
-    beginning: &Beginning<'_>,
+    mode: &StartMode<'_>,
     hardware: &Hardware,
     descriptors: &Descriptors,
 ) -> Vec<OsString> {
     let Descriptors { memory, disks, agent, qmp, console } = descriptors;
     let mut all: Vec<String> = SWITCHES.map(str::to_owned).into();
-    let mut tell = |key: &str, value: String| all.extend([format!("-{key}"), value]);
-    // Nothing but what is named here, and a process that can start none, gain no right and change no scheduling.
-    all_off(&mut tell);
-    tell("M", format!("{MACHINE},{LAYOUT},{MACHINE_OPTIONS}"));
-    tell(
+    let mut add = |key: &str, value: String| all.extend([format!("-{key}"), value]);
+    // Only the devices that are named here, and a process that can start no other, gain no privileges and change no
+    // scheduling.
+    add_restrictions(&mut add);
+    add("M", format!("{MACHINE},{LAYOUT},{MACHINE_OPTIONS}"));
+    add(
         "accel",
         match config.accelerator {
-            // Without a bound it may become a gigabyte.
-            Accelerator::Tcg => format!("tcg,tb-size={},thread=multi", TRANSLATED / MEBIBYTE),
+            // Without a limit, the cache may grow to a gigabyte.
+            Accelerator::Tcg => format!("tcg,tb-size={},thread=multi", CODE_CACHE / MEBIBYTE),
             Accelerator::Kvm => "kvm".to_owned(),
         },
     );
-    tell("cpu", config.processor.clone());
-    tell("smp", hardware.processors.to_string());
+    add("cpu", config.processor.clone());
+    add("smp", hardware.processors.to_string());
     let mebibytes = memory_size(hardware) / MEBIBYTE;
-    tell("m", format!("{mebibytes}M"));
-    // Memory that begins empty is the file itself, and can be copied from there; what comes from a state is seen through
-    // copies of the machine's own.
-    let share = if matches!(beginning, Beginning::State) { "off" } else { "on" };
-    let place = format!("mem-path=/proc/self/fd/{memory},share={share}");
-    tell("object", format!("memory-backend-file,id=memory,size={mebibytes}M,{place}"));
-    // States hold devices alone, and begin with them.
-    tell("global", "migration.send-configuration=off".to_owned());
-    match beginning {
-        Beginning::Boot { boot, words, kernel, initramfs } => {
-            tell("kernel", format!("/proc/self/fd/{kernel}"));
-            tell("initrd", format!("/proc/self/fd/{initramfs}"));
-            tell("append", format!("{words} {}", boot.command_line));
+    add("m", format!("{mebibytes}M"));
+    // Memory of a booted VM is the file itself, and can be copied from there; memory from a state is mapped privately.
+    let share = if matches!(mode, StartMode::State) { "off" } else { "on" };
+    let mapping = format!("mem-path=/proc/self/fd/{memory},share={share}");
+    add("object", format!("memory-backend-file,id=memory,size={mebibytes}M,{mapping}"));
+    // States contain devices only, and start with them.
+    add("global", "migration.send-configuration=off".to_owned());
+    match mode {
+        StartMode::Boot { boot, kernel_arguments, kernel, initramfs } => {
+            add("kernel", format!("/proc/self/fd/{kernel}"));
+            add("initrd", format!("/proc/self/fd/{initramfs}"));
+            add("append", format!("{kernel_arguments} {}", boot.command_line));
         }
-        Beginning::State => tell("incoming", "defer".to_owned()),
+        StartMode::State => add("incoming", "defer".to_owned()),
     }
-    tell("chardev", format!("socket,id=qmp,fd={qmp}"));
-    tell("mon", "chardev=qmp,mode=control".to_owned());
-    tell("chardev", format!("socket,id=console,fd={console}"));
-    tell("serial", "chardev:console".to_owned());
-    tell("object", "rng-random,id=random,filename=/dev/urandom".to_owned());
-    tell("device", "virtio-rng-device,rng=random".to_owned());
-    tell("device", "virtio-serial-device,max_ports=2".to_owned());
-    tell("chardev", format!("socket,id=agent,fd={agent}"));
-    tell("device", format!("virtserialport,chardev=agent,name={}", hardware.port));
+    add("chardev", format!("socket,id=qmp,fd={qmp}"));
+    add("mon", "chardev=qmp,mode=control".to_owned());
+    add("chardev", format!("socket,id=console,fd={console}"));
+    add("serial", "chardev:console".to_owned());
+    add("object", "rng-random,id=random,filename=/dev/urandom".to_owned());
+    add("device", "virtio-rng-device,rng=random".to_owned());
+    add("device", "virtio-serial-device,max_ports=2".to_owned());
+    add("chardev", format!("socket,id=agent,fd={agent}"));
+    add("device", format!("virtserialport,chardev=agent,name={}", hardware.port));
     for (at, (disk, fd)) in hardware.disks.iter().zip(disks).enumerate() {
         let read_only = disk.access == Access::ReadOnly;
-        tell("add-fd", format!("fd={fd},set={}", at + 1));
+        add("add-fd", format!("fd={fd},set={}", at + 1));
         let node = json!({
             "driver": "raw",
             "node-name": format!("disk{at}"),
@@ -129,25 +130,25 @@ pub(crate) fn arguments(
                 "discard": "unmap",
             },
         });
-        tell("blockdev", node.to_string());
-        tell("device", format!("virtio-blk-device,drive=disk{at},serial={},werror=report,rerror=report", disk.name));
+        add("blockdev", node.to_string());
+        add("device", format!("virtio-blk-device,drive=disk{at},serial={},werror=report,rerror=report", disk.name));
     }
-    if matches!(beginning, Beginning::State) {
+    if matches!(mode, StartMode::State) {
         all.push("-S".to_owned());
     }
     all.into_iter().map(OsString::from).collect()
 }
 
-/// Bytes of memory that the machine has: whole mebibytes.
+/// Returns the VM's memory size, rounded up to whole mebibytes.
 pub(crate) fn memory_size(hardware: &Hardware) -> u64 {
     hardware.memory.as_bytes().next_multiple_of(MEBIBYTE)
 }
 
-fn all_off(tell: &mut impl FnMut(&str, String)) {
-    tell("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
-    tell("display", "none".to_owned());
-    tell("msg", "timestamp=off".to_owned());
-    tell("name", "cofferdam".to_owned());
+fn add_restrictions(add: &mut impl FnMut(&str, String)) {
+    add("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
+    add("display", "none".to_owned());
+    add("msg", "timestamp=off".to_owned());
+    add("name", "cofferdam".to_owned());
 }
 
 /// Options without a value.
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
     use crate::vmm::{Contents, Disk};
 
-    fn sample_of(beginning: &Beginning<'_>) -> Vec<String> {
+    fn sample_of(mode: &StartMode<'_>) -> Vec<String> {
         let disk = |name, access| Disk { name, contents: Contents::Shared("/secret/path".into()), access };
         let hardware = Hardware {
             memory: ByteSize::from_bytes((100 << 20) + 1),
@@ -169,7 +170,7 @@ mod tests {
             port: "dev.x",
         };
         let fds = Descriptors { memory: 10, disks: vec![5, 6], agent: 7, qmp: 8, console: 9 };
-        let all = arguments(&QemuConfig::default(), beginning, &hardware, &fds);
+        let all = arguments(&QemuConfig::default(), mode, &hardware, &fds);
         all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -179,7 +180,7 @@ mod tests {
             initramfs: "/secret/initramfs".into(),
             command_line: "cofferdam.user=1:1".to_owned(),
         };
-        sample_of(&Beginning::Boot { boot: &boot, words: "quiet", kernel: 3, initramfs: 4 })
+        sample_of(&StartMode::Boot { boot: &boot, kernel_arguments: "quiet", kernel: 3, initramfs: 4 })
     }
 
     fn after<'a>(all: &'a [String], key: &str) -> Vec<&'a str> {
@@ -194,8 +195,8 @@ mod tests {
             assert!(all.iter().all(|argument| !argument.contains(word)), "{word}: {all:?}");
         }
         let sandbox = after(&all, "-sandbox")[0];
-        for wall in ["obsolete", "elevateprivileges", "spawn", "resourcecontrol"] {
-            assert!(sandbox.contains(&format!("{wall}=deny")), "{sandbox}");
+        for restriction in ["obsolete", "elevateprivileges", "spawn", "resourcecontrol"] {
+            assert!(sandbox.contains(&format!("{restriction}=deny")), "{sandbox}");
         }
         for switch in SWITCHES {
             assert!(all.iter().any(|argument| argument == switch), "{switch}: {all:?}");
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_machine_of_a_state_has_the_same_parts_and_memory_of_its_own() {
-        let (booted, restored) = (sample(), sample_of(&Beginning::State));
+        let (booted, restored) = (sample(), sample_of(&StartMode::State));
         for key in ["-M", "-accel", "-cpu", "-smp", "-m", "-device", "-global", "-chardev", "-blockdev"] {
             assert_eq!(after(&booted, key), after(&restored, key));
         }
@@ -228,8 +229,8 @@ mod tests {
 
     #[test]
     fn kernels_are_told_what_they_would_measure_wrongly() {
-        let words = kernel_words(Accelerator::Tcg, Some(2_000_000));
-        assert!(words.contains("tsc_early_khz=2000000") && words.contains("no_timer_check"), "{words}");
+        let arguments = kernel_words(Accelerator::Tcg, Some(2_000_000));
+        assert!(arguments.contains("tsc_early_khz=2000000") && arguments.contains("no_timer_check"), "{arguments}");
         assert!(!kernel_words(Accelerator::Kvm, Some(1)).contains("tsc"));
         assert!(!kernel_words(Accelerator::Tcg, None).contains("tsc"));
     }

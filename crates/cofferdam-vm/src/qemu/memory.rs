@@ -1,24 +1,24 @@
-//! A machine's memory: a file that it shares with us if it was booted, private pages over a state's file if it was restored.
+//! A VM's memory: a file shared with its VMM if it was booted, private pages over a state's file if it was restored.
 
 use std::fs::File;
 use std::sync::Arc;
 
 use super::pages::{self, Owner};
 use crate::error::{Result, VmError, io};
-use crate::sparse::{self, Room};
+use crate::sparse::{self, Quota};
 
-const WHAT: &str = "the memory of a machine";
+const MEMORY: &str = "the memory of a VM";
 
-/// Whose the file is.
+/// The owner of the memory file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// The machine's own: what it writes is there.
+    /// The VM: its writes change the file.
     Own,
-    /// A state's: what the machine writes is in its monitor's process alone.
+    /// A state: the VM's writes are only in its VMM's process.
     State,
 }
 
-/// Where a machine's memory is.
+/// The location of a VM's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     file: Arc<File>,
@@ -27,20 +27,20 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Empty memory, for a machine that boots.
+    /// Creates empty memory, for a VM that boots.
     pub(crate) fn empty(length: u64) -> Result<Self> {
-        let file = Arc::new(sparse::blank(length).map_err(io("make", WHAT))?);
+        let file = Arc::new(sparse::blank(length).map_err(io("create", MEMORY))?);
         Ok(Self { file, sharing: Sharing::Own, length })
     }
 
-    /// The memory of a state; it must be as large as the machine's.
+    /// Uses the memory of a state, which must be as large as the VM's.
     pub(crate) fn of_state(file: &File, length: u64) -> Result<Self> {
-        let found = file.metadata().map_err(io("look at", WHAT))?.len();
+        let found = file.metadata().map_err(io("inspect", MEMORY))?.len();
         if found != length {
-            let what = format!("a state with {found} bytes of memory is not one of a machine with {length}");
+            let what = format!("the state has {found} bytes of memory, and the VM {length}");
             return Err(VmError::BadSource { what });
         }
-        let file = Arc::new(file.try_clone().map_err(io("copy the descriptor of", WHAT))?);
+        let file = Arc::new(file.try_clone().map_err(io("copy the descriptor of", MEMORY))?);
         Ok(Self { file, sharing: Sharing::State, length })
     }
 
@@ -52,19 +52,19 @@ impl Memory {
         &self.file
     }
 
-    /// A copy of it, of at most so many bytes besides holes. The machine must stand still.
+    /// Copies it, with a maximum of allocated bytes. The VM must be paused.
     pub(crate) fn copy(&self, owner: Owner, most: u64) -> Result<File> {
         let copied = match self.sharing {
             Sharing::Own => sparse::copy_memory(&self.file, most),
             Sharing::State => sparse::blank(self.length).and_then(|into| {
-                pages::copy(owner, &self.file, &into, self.length, &mut Room::new(most))?;
+                pages::copy(owner, &self.file, &into, self.length, &mut Quota::new(most))?;
                 Ok(into)
             }),
         };
         copied.map_err(|error| match error.kind() {
             std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
             std::io::ErrorKind::PermissionDenied => VmError::NoSight { source: error },
-            _ => io("copy", WHAT)(error),
+            _ => io("copy", MEMORY)(error),
         })
     }
 }

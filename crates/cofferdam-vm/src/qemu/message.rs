@@ -1,25 +1,25 @@
-//! What QEMU says over QMP, line by line: pure. Once something in the machine took it over, it may say anything.
+//! Parsing of QEMU's messages over QMP: pure. A guest that took over QEMU may send anything.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The longest line that is taken.
+/// Maximum length of a line.
 pub(crate) const MAX_LINE: usize = 64 << 10;
-/// The longest text in it that is passed on.
+/// Maximum length of a text in a message.
 const MAX_TEXT: usize = 300;
 
-/// One line.
+/// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// It greets.
+    /// The greeting.
     Greeting,
-    /// It carried out the command with this id, and says this.
+    /// The result of the command with this ID.
     Done(u64, Value),
-    /// It did not, and why.
+    /// The error of the command with this ID.
     Failed(u64, String),
-    /// It stops, and why.
+    /// The VM stops, for this reason.
     Shutdown(String),
-    /// Something else happened.
+    /// Another event.
     Other,
 }
 
@@ -41,7 +41,7 @@ struct Refusal {
 }
 
 impl Message {
-    /// Reads a line; `None` for one that QEMU never says.
+    /// Parses a line; returns `None` if QEMU never sends such a line.
     pub(crate) fn parse(line: &[u8]) -> Option<Self> {
         let line: Line = serde_json::from_slice(line).ok()?;
         match line {
@@ -51,7 +51,7 @@ impl Message {
                 Some(Self::Shutdown(short(reason.unwrap_or_default())))
             }
             Line { event: Some(_), .. } => Some(Self::Other),
-            Line { id: Some(id), returned: Some(said), .. } => Some(Self::Done(id, said)),
+            Line { id: Some(id), returned: Some(value), .. } => Some(Self::Done(id, value)),
             Line { id: Some(id), error: Some(error), .. } => {
                 Some(Self::Failed(id, short(error.desc.as_deref().unwrap_or_default())))
             }

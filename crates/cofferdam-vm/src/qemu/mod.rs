@@ -1,16 +1,16 @@
-//! QEMU, with the smallest machine that it has.
+//! QEMU, with its smallest VM type.
 //!
 //! ```text
-//! Qemu --fork, exec--> qemu-system (no files, no sockets, no network of its own: descriptors only)
-//!   |--QMP over a socket pair--> stop, cont, devices' states; events
-//!   |--a file of ours, mapped--> the machine's memory
+//! Qemu --fork, exec--> qemu-system (no files, sockets or network of its own: descriptors only)
+//!   |--QMP over a socket pair--> stop, cont, device state; events
+//!   |--a mapped file--> the VM's memory
 //!   |--a socket pair--> virtio-serial port: the agent's streams
-//!   '--a socket pair--> the serial console, of which the end is kept
+//!   '--a socket pair--> the serial console, with its tail retained
 //! ```
 //!
-//! Kernel, initramfs and disks are opened here and handed over as descriptors, so that the monitor needs no right to any
-//! path but those of its own program. Started by root, it runs as a user that no host has; under Landlock rules and
-//! without the host's network, or not at all. It is killed with the process that started it.
+//! Kernel, initramfs and disks are opened by the supervisor and inherited as descriptors, so the VMM needs access to no
+//! path but those of its own program. If root starts it, it runs as a user that no host uses. It always runs under
+//! Landlock rules and without the host's network. It is killed with the process that started it.
 
 mod arguments;
 mod memory;
@@ -37,47 +37,46 @@ use cofferdam_linux::trust::{self, Secrecy};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
-use crate::bounds::{Allowance, Enclosure};
+use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::rules::{self, Opened};
 use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
-use crate::words::Words;
-use arguments::{Beginning, Descriptors, LAYOUT, MACHINE, arguments, memory_size};
+use crate::words::OutputTail;
+use arguments::{Descriptors, LAYOUT, MACHINE, StartMode, arguments, memory_size};
 use memory::Memory;
 pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
-pub(crate) use state::MOST as MAX_DEVICES;
+pub(crate) use state::MAX_DEVICES;
 use vm::QemuVm;
 
-/// The monitor's program. Its smallest machine, and all that is said to the kernel here, are of this kind of processor.
+/// The VMM's program. Its smallest VM type, and all kernel arguments here, are for this architecture.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 pub(crate) const PROCESSORS: &str = "x86_64";
-/// The oldest that was seen to work.
+/// Oldest supported version.
 const OLDEST: (u32, u32) = (7, 2);
 const OLDEST_TEXT: &str = "7.2";
-/// Time to say which version it is.
-const VERSION_LIMIT: Duration = Duration::from_secs(20);
-/// What glibc's allocator is told: a cache and an arena for each thread are half a mebibyte of each monitor, whose threads hardly
-/// meet there. Another C library does not read it.
+/// Time for the program to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
+/// Settings of glibc's allocator: a cache and an arena for each thread take half a mebibyte of each VMM, whose threads
+/// hardly compete for them. Other C libraries ignore them.
 const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
-/// Users that no host has.
+/// Range of user IDs that no host uses.
 const FIRST_USER: u32 = 0x7200_0000;
 const USERS: u32 = 0x00f0_0000;
 pub(crate) const KVM: &str = "/dev/kvm";
 
-/// How QEMU is used.
+/// Configuration of QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuConfig {
-    /// Its program. Default: `qemu-system-…` of the usual directories.
+    /// Its program. Default: `qemu-system-…` in the standard directories.
     pub program: Option<PathBuf>,
-    /// What runs the machine's instructions.
+    /// The accelerator.
     pub accelerator: Accelerator,
-    /// The processor that the machine has, by QEMU's name for it, with its version: never `max` or `host`, which mean
-    /// something else on each host.
+    /// QEMU's name of the CPU model, with its version; never `max` or `host`, whose meaning depends on the host.
     pub processor: String,
-    /// Time that it has for an answer.
+    /// Deadline for an answer.
     pub patience: Duration,
 }
 
@@ -92,14 +91,14 @@ impl Default for QemuConfig {
     }
 }
 
-/// Makes machines with QEMU.
+/// The VMM QEMU.
 #[derive(Debug)]
 pub struct Qemu {
     config: QemuConfig,
     known: OnceCell<Known>,
 }
 
-/// What its program said, and what it said it with.
+/// The program, and the version that it printed.
 #[derive(Debug)]
 struct Known {
     program: PathBuf,
@@ -107,32 +106,32 @@ struct Known {
 }
 
 impl Qemu {
-    /// Nothing is started before the first use.
+    /// Creates it. Starts nothing before the first use.
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSource`] for a processor that is no single name, or one that differs from host to host.
+    /// [`VmError::BadSource`] if the processor is not a single name, or one that differs between hosts.
     pub fn new(config: QemuConfig) -> Result<Self> {
         let name = &config.processor;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || ["max", "host"].contains(&&**name) {
-            let what = format!("{:?} does not name a processor that is the same on every host", name);
+            let what = format!("{:?} is not the name of a CPU model that is the same on every host", name);
             return Err(VmError::BadSource { what });
         }
         Ok(Self { config, known: OnceCell::new() })
     }
 
-    /// Returns the program as it was configured.
+    /// Returns the configured program.
     fn named(&self) -> &Path {
         self.config.program.as_deref().unwrap_or(Path::new(PROGRAM))
     }
 
-    /// Returns the program that was found and checked, once its version is known.
+    /// Returns the located and checked program, once its version is known.
     fn program(&self) -> &Path {
         self.known.get().map_or_else(|| self.named(), |known| &known.program)
     }
 
-    /// Returns the program and its version, which is asked for once.
+    /// Returns the program and its version, which is queried once.
     async fn known(&self) -> Result<&Known> {
         let known = self.known.get_or_try_init(|| async {
             let program = programs::locate(self.named());
@@ -144,10 +143,10 @@ impl Qemu {
             } else if rustix::process::geteuid().is_root() {
                 return Err(VmError::MissingTool { tool: PROGRAM });
             }
-            // What is still only a name is found by PATH, which is an ordinary user's own choice.
+            // A plain name is found through PATH, which is the ordinary user's own choice.
             let command = Self::command(&program);
             let asked = tokio::task::spawn_blocking(move || Ok(Known { version: version_of(command)?, program }));
-            asked.await.map_err(|_| broken("its version was not waited for"))?
+            asked.await.map_err(|_| broken("the version query was cancelled"))?
         });
         known.await
     }
@@ -167,7 +166,7 @@ impl Vmm for Qemu {
 
     fn runs_with(&self) -> String {
         match self.config.accelerator {
-            Accelerator::Tcg => "QEMU translates its instructions (tcg)".to_owned(),
+            Accelerator::Tcg => "QEMU emulates its instructions (tcg)".to_owned(),
             Accelerator::Kvm => "the processor runs its instructions (kvm)".to_owned(),
         }
     }
@@ -190,8 +189,8 @@ impl Vmm for Qemu {
 
     async fn version(&self) -> Result<String> {
         if std::env::consts::ARCH != PROCESSORS {
-            // It would run, and be given the agent of another kind of processor.
-            return Err(broken(format!("machines are made on {PROCESSORS} only so far")));
+            // QEMU would run, and boot an agent for another architecture.
+            return Err(broken(format!("VMs run only on {PROCESSORS}")));
         }
         Ok(self.known().await?.version.clone())
     }
@@ -235,10 +234,10 @@ fn started(vm: QemuVm, agent: UnixStream) -> Started {
 }
 
 impl Qemu {
-    /// Starts a monitor that has greeted. Without a kernel to boot, it waits for a state.
+    /// Starts a VMM, and waits for its greeting. Without boot files, the VM waits for a state.
     async fn launch(&self, hardware: &Hardware, boot: Option<&Boot>, memory: Memory) -> Result<(QemuVm, UnixStream)> {
         self.known().await?;
-        let Channels { theirs, stderr, agent, qmp, console, said } = Channels::open()?;
+        let Channels { theirs, stderr, agent, qmp, console, errors } = Channels::open()?;
         let [agent_theirs, qmp_theirs, console_theirs] = [0, 1, 2].map(|at: usize| theirs[at].as_raw_fd());
         let mut keep: Vec<OwnedFd> = theirs.into_iter().collect();
         let mut take = |file: OwnedFd| {
@@ -252,19 +251,19 @@ impl Qemu {
             Some(boot) => vec![open(&boot.kernel)?, open(&boot.initramfs)?],
             None => Vec::new(),
         };
-        let words = self.kernel_words();
-        let beginning = match (boot, &*opened) {
+        let kernel_arguments = self.kernel_words();
+        let mode = match (boot, &*opened) {
             (Some(boot), [kernel, initramfs]) => {
                 let [kernel, initramfs] = [take(copy(kernel)?.into()), take(copy(initramfs)?.into())];
-                Beginning::Boot { boot, words: &words, kernel, initramfs }
+                StartMode::Boot { boot, kernel_arguments: &kernel_arguments, kernel, initramfs }
             }
-            _ => Beginning::State,
+            _ => StartMode::State,
         };
         let mut disks = Vec::new();
         for disk in &hardware.disks {
             let file = match (&disk.contents, disk.access) {
                 (Contents::Shared(path), Access::ReadOnly) => open(path)?,
-                (Contents::Shared(_), _) => return Err(broken("a disk that is shared cannot be written to")),
+                (Contents::Shared(_), _) => return Err(broken("a shared disk cannot be writable")),
                 (Contents::Own(file), _) => copy(file)?,
             };
             disks.push(take(file.into()));
@@ -277,25 +276,25 @@ impl Qemu {
             console: console_theirs,
         };
         let mut command = Self::command(self.program());
-        command.args(arguments(&self.config, &beginning, hardware, &descriptors));
+        command.args(arguments(&self.config, &mode, hardware, &descriptors));
         command.stdout(Stdio::null()).stderr(Stdio::from(stderr));
         let read: Vec<&File> = opened.iter().collect();
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
         let rules = rules.map_err(|error| no_rules(self.program(), error))?;
-        let (user, allowance) = (user(self.config.accelerator), Allowance::of(hardware, memory.sharing()));
+        let (user, vmm_limits) = (user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
-            let enclosure = Enclosure::make(&allowance, user.is_some());
+            let enclosure = Enclosure::make(&vmm_limits, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
-            let walls = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, ..Start::default() };
-            let start = Start { groups, limits, pages: Pages::Small, calls: Calls::Lone, ..walls };
+            let confined = Start { keep, user, rules: Some(rules), seclusion: Seclusion::Apart, ..Start::default() };
+            let start = Start { groups, limits, pages: Pages::Small, calls: Calls::Lone, ..confined };
             child::start(command, start).map(|child| (child, enclosure))
         });
         let started = started.await;
         let (child, enclosure) =
             started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
                 _ if child::lacks_namespaces(&error) => {
-                    VmError::NoWall { wall: "namespaces of its own, which keep it from the network" }
+                    VmError::NoWall { wall: "namespaces of its own, which isolate it from the network" }
                 }
                 std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
                 std::io::ErrorKind::PermissionDenied => {
@@ -303,45 +302,45 @@ impl Qemu {
                 }
                 _ => io("start", self.program())(error),
             })?;
-        let words = (Words::default(), Words::default());
-        tokio::spawn(words.0.clone().listen(console));
-        tokio::spawn(words.1.clone().listen(said));
+        let output = (OutputTail::default(), OutputTail::default());
+        tokio::spawn(output.0.clone().collect(console));
+        tokio::spawn(output.1.clone().collect(errors));
         let owner = Owner { pid: child.id(), user };
-        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), words, (memory, owner))?;
-        // From here on, what is dropped is ended.
+        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), output, (memory, owner))?;
+        // From here on, dropping the VM kills the process.
         vm.greet().await?;
         Ok((vm, agent))
     }
 }
 
-/// A user that no host has.
-pub(crate) fn nobodys() -> u32 {
+/// Returns the ID of a user that no host uses.
+pub(crate) fn unused_id() -> u32 {
     FIRST_USER + fastrand::u32(..USERS)
 }
 
-/// As whom a monitor runs; `None` leaves it the caller's user.
+/// Returns user and group of a VMM; `None` if it keeps the caller's.
 pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
-    let user = nobodys();
+    let user = unused_id();
     let group = match accelerator {
         Accelerator::Tcg => None,
-        // The device's own group may open it, where it has one.
+        // The device's own group may open it, if it has one.
         Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
     };
     Some((user, group.unwrap_or(user)))
 }
 
-/// Why a program could not be put under rules on files.
+/// Returns the error for Landlock rules that could not be created.
 pub(crate) fn no_rules(program: &Path, error: std::io::Error) -> VmError {
     match error.kind() {
-        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which keeps it from files" },
+        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
         _ => io("confine", program)(error),
     }
 }
 
-/// The host's own processor: who made it, and which it is.
+/// Returns vendor and model of the host's processor.
 pub(crate) fn host_processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let value = |key: &str| {
@@ -351,15 +350,15 @@ pub(crate) fn host_processor() -> String {
     ["vendor_id", "cpu family", "model", "stepping"].map(value).join(" ")
 }
 
-/// The connections of a machine, ours and the monitor's ends.
+/// The connections of a VM: the supervisor's and the VMM's ends.
 struct Channels {
-    /// For agent, commands and console.
+    /// For the agent, QMP and the console.
     theirs: [OwnedFd; 3],
     stderr: OwnedFd,
     agent: UnixStream,
     qmp: UnixStream,
     console: UnixStream,
-    said: UnixStream,
+    errors: UnixStream,
 }
 
 impl Channels {
@@ -369,9 +368,9 @@ impl Channels {
             ours.set_nonblocking(true)?;
             Ok((UnixStream::from_std(ours)?, OwnedFd::from(theirs)))
         };
-        let pair = || pair().map_err(io("make a socket for", PROGRAM));
-        let ((agent, one), (qmp, two), (console, three), (said, stderr)) = (pair()?, pair()?, pair()?, pair()?);
-        Ok(Self { theirs: [one, two, three], stderr, agent, qmp, console, said })
+        let pair = || pair().map_err(io("create a socket for", PROGRAM));
+        let ((agent, one), (qmp, two), (console, three), (errors, stderr)) = (pair()?, pair()?, pair()?, pair()?);
+        Ok(Self { theirs: [one, two, three], stderr, agent, qmp, console, errors })
     }
 }
 
@@ -382,15 +381,15 @@ pub(crate) fn broken(what: impl Into<String>) -> VmError {
 /// Returns the version that a program prints.
 fn version_of(mut command: Command) -> Result<String> {
     command.arg("--version");
-    accepted(&run::finish(command, PROGRAM, VERSION_LIMIT)?.said)
+    parse_version(&run::finish(command, PROGRAM, VERSION_TIMEOUT)?.said)
 }
 
-/// The version in what `--version` says, if it will do.
-fn accepted(said: &str) -> Result<String> {
-    let line = said.lines().next().unwrap_or_default();
+/// Parses the output of `--version`, and checks that the version is supported.
+fn parse_version(output: &str) -> Result<String> {
+    let line = output.lines().next().unwrap_or_default();
     let version = line.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split_whitespace().next());
     let Some(version) = version else {
-        return Err(broken(format!("it says no version, but {}", crate::error::shown(line))));
+        return Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line))));
     };
     let mut numbers = version.split('.').map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
@@ -398,7 +397,7 @@ fn accepted(said: &str) -> Result<String> {
         (Some(Ok(_)), Some(Ok(_))) => {
             Err(VmError::OldTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
         }
-        _ => Err(broken(format!("it says no version, but {}", crate::error::shown(line)))),
+        _ => Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line)))),
     }
 }
 
@@ -408,12 +407,12 @@ mod tests {
 
     #[test]
     fn versions_are_read_and_old_ones_refused() {
-        assert_eq!(accepted("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright").unwrap(), "7.2.22");
-        assert_eq!(accepted("QEMU emulator version 10.0.2\n").unwrap(), "10.0.2");
-        let old = accepted("QEMU emulator version 6.2.0\n").unwrap_err();
+        assert_eq!(parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright").unwrap(), "7.2.22");
+        assert_eq!(parse_version("QEMU emulator version 10.0.2\n").unwrap(), "10.0.2");
+        let old = parse_version("QEMU emulator version 6.2.0\n").unwrap_err();
         assert!(matches!(&old, VmError::OldTool { found, .. } if found == "6.2.0"), "{old}");
         for odd in ["", "QEMU emulator version x.y", "GNU bash\u{1b}[2J"] {
-            let error = accepted(odd).unwrap_err().to_string();
+            let error = parse_version(odd).unwrap_err().to_string();
             assert!(error.contains("no version") && !error.contains('\u{1b}'), "{error}");
         }
     }

@@ -1,7 +1,7 @@
-//! Memory of a machine that it has for itself alone: a private mapping of a file, of which it changed some pages.
+//! Copying of a restored VM's memory: a private mapping of a file, of which the VM changed some pages.
 //!
-//! The kernel tells which pages those are, and gives their contents, by files of the monitor's process. The monitor is
-//! asked for nothing. Whatever it does to its memory, it gets a copy of what it has there, or none.
+//! The kernel reports these pages and their contents through files of the VMM's process. The VMM is not involved. If it
+//! changes its memory, it only affects its own copy, or gets none.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -10,70 +10,71 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::process::{Gid, Uid};
 
-use crate::sparse::{PAGE, Room, copy_part, write_pages};
+use crate::sparse::{PAGE, Quota, copy_part, write_pages};
 
-/// The longest list of mappings that is read.
+/// Maximum length of the list of mappings.
 const MAX_MAPS: u64 = 16 << 20;
-/// Pages that are asked for at once.
-const ASKED: usize = 1 << 15;
-/// Pages that are copied at once.
-const COPIED: usize = 64;
-/// What the kernel says of a page: it is there; it was moved out; it is a file's.
+/// Number of pages whose state is read at once.
+const PAGEMAP_CHUNK: usize = 1 << 15;
+/// Number of pages that are copied at once.
+const COPY_CHUNK: usize = 64;
+/// Bits of a pagemap entry: present, swapped out, backed by a file.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 
-/// A process, and as whom it runs where that is not this process's user.
+/// A process, and its user if that differs from this process's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
     pub pid: u32,
     pub user: Option<(u32, u32)>,
 }
 
-/// A part of the file in the process's memory.
+/// A mapped part of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Region {
     start: u64,
     end: u64,
-    /// Where in the file it begins.
+    /// Offset in the file.
     offset: u64,
 }
 
-/// Copies the memory that the process has of `base`, its first `length` bytes, to a file that is one hole. The machine must
-/// stand still.
-pub(crate) fn copy(owner: Owner, base: &File, into: &File, length: u64, room: &mut Room) -> Result<()> {
+/// Copies the first `length` bytes of the process's mapping of `base` into a file that is one hole. The VM must be
+/// paused.
+pub(crate) fn copy(owner: Owner, base: &File, into: &File, length: u64, quota: &mut Quota) -> Result<()> {
     let [maps, pagemap, memory] = open(owner)?;
     let mut text = String::new();
     maps.take(MAX_MAPS).read_to_string(&mut text)?;
     let found = base.metadata()?;
     let regions = regions(&text, (found.dev(), found.ino()), length)
-        .ok_or_else(|| Error::new(ErrorKind::InvalidData, "the monitor has not all of the machine's memory"))?;
+        .ok_or_else(|| Error::new(ErrorKind::InvalidData, "the VMM does not map all of the VM's memory"))?;
     let page = PAGE as u64;
     let mut copied = 0;
-    let mut piece = vec![0; COPIED * PAGE];
+    let mut chunk = vec![0; COPY_CHUNK * PAGE];
     for region in regions {
-        let mut entries = vec![0; ASKED * 8];
+        let mut entries = vec![0; PAGEMAP_CHUNK * 8];
         let mut at = region.start;
         while at < region.end {
-            let pages = ((region.end - at) / page).min(ASKED as u64) as usize;
+            let pages = ((region.end - at) / page).min(PAGEMAP_CHUNK as u64) as usize;
             pagemap.read_exact_at(&mut entries[..pages * 8], at / page * 8)?;
             for run in own_pages(&entries[..pages * 8]) {
-                let place = |index: usize| region.offset + (at - region.start) + index as u64 * page;
-                copy_part(base, into, copied..place(run.start), room)?;
-                for first in run.clone().step_by(COPIED) {
-                    let bytes = (run.end - first).min(COPIED) * PAGE;
-                    memory.read_exact_at(&mut piece[..bytes], at + first as u64 * page)?;
-                    write_pages(into, &piece[..bytes], place(first), room)?;
+                let offset = |index: usize| region.offset + (at - region.start) + index as u64 * page;
+                copy_part(base, into, copied..offset(run.start), quota)?;
+                for first in run.clone().step_by(COPY_CHUNK) {
+                    let bytes = (run.end - first).min(COPY_CHUNK) * PAGE;
+                    memory.read_exact_at(&mut chunk[..bytes], at + first as u64 * page)?;
+                    write_pages(into, &chunk[..bytes], offset(first), quota)?;
                 }
-                copied = place(run.end);
+                copied = offset(run.end);
             }
             at += pages as u64 * page;
         }
     }
-    copy_part(base, into, copied..length, room)
+    copy_part(base, into, copied..length, quota)
 }
 
-/// The process's own files. Where a user's right to look at other users' processes was taken away, its own are still its.
+/// Opens the process's files in procfs. Even without the privilege to inspect other users' processes, a process may be
+/// inspected by its own user.
 fn open(owner: Owner) -> Result<[File; 3]> {
     let all = move || -> Result<[File; 3]> {
         let open = |name: &str| File::open(format!("/proc/{}/{name}", owner.pid));
@@ -81,7 +82,7 @@ fn open(owner: Owner) -> Result<[File; 3]> {
     };
     match (all(), owner.user) {
         (Err(error), Some((user, group))) if error.kind() == ErrorKind::PermissionDenied => {
-            // Only this thread is that user, and it ends when it has opened them.
+            // Only this thread becomes that user, and it ends after opening them.
             let opened = std::thread::spawn(move || {
                 rustix::thread::set_thread_gid(Gid::from_raw(group))?;
                 rustix::thread::set_thread_uid(Uid::from_raw(user))?;
@@ -93,7 +94,7 @@ fn open(owner: Owner) -> Result<[File; 3]> {
     }
 }
 
-/// Where the file is mapped, from its beginning to `length` without a gap, in order.
+/// Returns the mappings of the file in order, if they cover it from its beginning to `length`.
 fn regions(maps: &str, (device, inode): (u64, u64), length: u64) -> Option<Vec<Region>> {
     let mut all: Vec<Region> = maps.lines().filter_map(|line| region(line, device, inode)).collect();
     all.sort_by_key(|region| region.offset);
@@ -107,20 +108,20 @@ fn regions(maps: &str, (device, inode): (u64, u64), length: u64) -> Option<Vec<R
     (end == length).then_some(all)
 }
 
-/// A line such as `7f00-7f10 rw-p 00000000 00:01 2765 /memfd:x (deleted)`, if it is about the file.
+/// Parses a line such as `7f00-7f10 rw-p 00000000 00:01 2765 /memfd:x (deleted)`, if it is a mapping of the file.
 fn region(line: &str, device: u64, inode: u64) -> Option<Region> {
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let (_rights, offset, place) = (words.next()?, words.next()?, words.next()?);
-    let (major, minor) = place.split_once(':')?;
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (_permissions, offset, found) = (fields.next()?, fields.next()?, fields.next()?);
+    let (major, minor) = found.split_once(':')?;
     let found = rustix::fs::makedev(number(major)?.try_into().ok()?, number(minor)?.try_into().ok()?);
-    let same = found == device && words.next()?.parse() == Ok(inode);
+    let same = found == device && fields.next()?.parse() == Ok(inode);
     let region = Region { start: number(start)?, end: number(end)?, offset: number(offset)? };
     same.then_some(region)
 }
 
-/// Runs of pages that are the process's own, of what the kernel says of each.
+/// Returns runs of private pages, given pagemap entries.
 fn own_pages(entries: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, entry) in entries.chunks_exact(8).enumerate() {

@@ -1,7 +1,7 @@
-//! The connection over which QEMU takes commands.
+//! The QMP connection, over which QEMU takes commands.
 //!
 //! ```text
-//! begun --greeting, qmp_capabilities--> commands, each answered once --end of the stream, rubbish, silence--> over
+//! started --greeting, qmp_capabilities--> commands, each answered once --end of stream, bad line, timeout--> over
 //! ```
 
 use std::collections::HashMap;
@@ -24,10 +24,10 @@ use crate::error::Result;
 type Answer = Result<Value, String>;
 
 struct Shared {
-    /// Who waits for which answer; `None` when there will be no more.
+    /// Senders for pending answers, by command ID; `None` after the connection has ended.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
     greeted: watch::Sender<bool>,
-    /// Why the machine stops, once QEMU said so.
+    /// The reason for the VM's stop, once QEMU reported it.
     shutdown: watch::Sender<Option<String>>,
 }
 
@@ -37,12 +37,12 @@ impl Shared {
     }
 }
 
-/// A connection. It ends when QEMU does, or when this is dropped.
+/// A connection. It ends with QEMU, or when it is dropped.
 pub(crate) struct Qmp {
     shared: Arc<Shared>,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
     last: AtomicU64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl std::fmt::Debug for Qmp {
@@ -52,8 +52,8 @@ impl std::fmt::Debug for Qmp {
 }
 
 impl Qmp {
-    /// Begins to listen.
-    pub(crate) fn begin(stream: UnixStream, patience: Duration) -> Self {
+    /// Starts to read messages.
+    pub(crate) fn begin(stream: UnixStream, timeout: Duration) -> Self {
         let (reader, writer) = stream.into_split();
         let shared = Arc::new(Shared {
             waiting: Mutex::new(Some(HashMap::new())),
@@ -61,13 +61,13 @@ impl Qmp {
             shutdown: watch::Sender::new(None),
         });
         tokio::spawn(listen(Arc::clone(&shared), reader));
-        Self { shared, writer: tokio::sync::Mutex::new(writer), last: AtomicU64::new(0), patience }
+        Self { shared, writer: tokio::sync::Mutex::new(writer), last: AtomicU64::new(0), timeout }
     }
 
-    /// Waits for the greeting, and answers it.
+    /// Waits for the greeting, and completes the handshake.
     pub(crate) async fn greet(&self) -> Result<()> {
         let mut greeted = self.shared.greeted.subscribe();
-        let waited = tokio::time::timeout(self.patience, async {
+        let waited = tokio::time::timeout(self.timeout, async {
             loop {
                 if *greeted.borrow_and_update() {
                     return true;
@@ -79,18 +79,18 @@ impl Qmp {
         });
         match waited.await {
             Ok(true) => self.command("qmp_capabilities").await.map(drop),
-            Ok(false) => Err(broken("it ended before it greeted")),
-            Err(_) => Err(broken(format!("it did not greet within {:?}", self.patience))),
+            Ok(false) => Err(broken("it ended before its greeting")),
+            Err(_) => Err(broken(format!("it sent no greeting within {:?}", self.timeout))),
         }
     }
 
-    /// Has a command without arguments carried out, and gives what it says.
+    /// Sends a command without arguments, and returns its result.
     pub(crate) async fn command(&self, name: &'static str) -> Result<Value> {
-        self.order(name, json!({}), None).await
+        self.request(name, json!({}), None).await
     }
 
-    /// Has a command carried out that may come with a descriptor.
-    pub(crate) async fn order(
+    /// Sends a command, optionally with a descriptor.
+    pub(crate) async fn request(
         &self,
         name: &'static str,
         arguments: Value,
@@ -100,48 +100,48 @@ impl Qmp {
         let (sender, answer) = oneshot::channel();
         match &mut *self.shared.waiting() {
             Some(waiting) => waiting.insert(id, sender),
-            None => return Err(broken(format!("it has ended, and takes no command {name}"))),
+            None => return Err(broken(format!("cannot send the command {name}: it has ended"))),
         };
         let line = format!("{}\n", json!({ "execute": name, "arguments": arguments, "id": id }));
-        let asked = async {
+        let answered = async {
             let mut writer = self.writer.lock().await;
-            // Whatever it has of the line, the next one cannot follow: nobody else is to wait for an answer.
-            let takes_none = |_| {
+            // QEMU may have a part of the line, so no other command can follow: all pending answers are cancelled.
+            let unsent = |_| {
                 *self.shared.waiting() = None;
-                broken(format!("it takes no command {name}"))
+                broken(format!("cannot send the command {name}"))
             };
             let rest = match descriptor {
-                // It comes with the first bytes.
+                // The descriptor is sent with the first byte.
                 Some(descriptor) => {
                     let (first, rest) = line.split_at(1);
                     let socket: &UnixStream = writer.as_ref();
                     let send = || message::send(socket.as_fd(), first.as_bytes(), &[descriptor]);
-                    socket.async_io(Interest::WRITABLE, send).await.map_err(takes_none)?;
+                    socket.async_io(Interest::WRITABLE, send).await.map_err(unsent)?;
                     rest
                 }
                 None => &line,
             };
-            writer.write_all(rest.as_bytes()).await.map_err(takes_none)?;
+            writer.write_all(rest.as_bytes()).await.map_err(unsent)?;
             drop(writer);
             match answer.await {
-                Ok(Ok(said)) => Ok(said),
+                Ok(Ok(value)) => Ok(value),
                 Ok(Err(why)) => Err(broken(format!("it refuses the command {name}: {why}"))),
                 Err(_) => Err(broken(format!("it ended during the command {name}"))),
             }
         };
-        let outcome = tokio::time::timeout(self.patience, asked).await;
+        let outcome = tokio::time::timeout(self.timeout, answered).await;
         if let Some(waiting) = &mut *self.shared.waiting() {
             waiting.remove(&id);
         }
-        outcome.unwrap_or_else(|_| Err(broken(format!("no answer to the command {name} within {:?}", self.patience))))
+        outcome.unwrap_or_else(|_| Err(broken(format!("no answer to the command {name} within {:?}", self.timeout))))
     }
 
-    /// Whether it takes no commands any more.
+    /// Returns true if the connection accepts no more commands.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.waiting().is_none()
     }
 
-    /// Why the machine stops, if QEMU said so.
+    /// Returns the reason for the VM's stop, if QEMU reported it.
     pub(crate) fn shutdown(&self) -> Option<String> {
         self.shared.shutdown.borrow().clone()
     }
@@ -153,14 +153,14 @@ async fn listen(shared: Arc<Shared>, reader: OwnedReadHalf) {
     while let Some(()) = next_line(&mut reader, &mut line).await {
         match Message::parse(&line) {
             Some(Message::Greeting) => drop(shared.greeted.send_replace(true)),
-            Some(Message::Done(id, said)) => answer(&shared, id, Ok(said)),
+            Some(Message::Done(id, value)) => answer(&shared, id, Ok(value)),
             Some(Message::Failed(id, why)) => answer(&shared, id, Err(why)),
             Some(Message::Shutdown(reason)) => drop(shared.shutdown.send_replace(Some(reason))),
             Some(Message::Other) => {}
             None => break,
         }
     }
-    // Whoever waits is told by that.
+    // Ends all pending commands.
     *shared.waiting() = None;
     shared.greeted.send_modify(|_| {});
 }
@@ -168,22 +168,22 @@ async fn listen(shared: Arc<Shared>, reader: OwnedReadHalf) {
 fn answer(shared: &Shared, id: u64, outcome: Answer) {
     let sender = shared.waiting().as_mut().and_then(|waiting| waiting.remove(&id));
     if let Some(sender) = sender {
-        // Nobody may wait any more.
+        // The caller may have stopped waiting.
         let _ = sender.send(outcome);
     }
 }
 
-/// Reads a line; `None` at the end, and for one that is too long.
+/// Reads a line; returns `None` at the end, and if the line is too long.
 async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> Option<()> {
     line.clear();
     loop {
-        let piece = reader.fill_buf().await.ok()?;
-        if piece.is_empty() {
+        let chunk = reader.fill_buf().await.ok()?;
+        if chunk.is_empty() {
             return None;
         }
-        let end = piece.iter().position(|&byte| byte == b'\n');
-        let taken = end.map_or(piece.len(), |end| end + 1);
-        line.extend_from_slice(&piece[..taken]);
+        let end = chunk.iter().position(|&byte| byte == b'\n');
+        let taken = end.map_or(chunk.len(), |end| end + 1);
+        line.extend_from_slice(&chunk[..taken]);
         reader.consume(taken);
         if line.len() > MAX_LINE {
             return None;
@@ -200,20 +200,20 @@ mod tests {
 
     use super::*;
 
-    /// A QEMU that says these things, one for each line that it is told.
+    /// Creates a QEMU that sends these answers, one for each line that it receives.
     fn scripted(greeting: &'static str, answers: Vec<String>) -> Qmp {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         tokio::spawn(async move {
             theirs.write_all(greeting.as_bytes()).await.unwrap();
-            let mut heard = vec![0; 4096];
+            let mut received = vec![0; 4096];
             for answer in answers {
-                if !matches!(theirs.read(&mut heard).await, Ok(1..)) {
+                if !matches!(theirs.read(&mut received).await, Ok(1..)) {
                     return;
                 }
                 let _ = theirs.write_all(answer.as_bytes()).await;
             }
-            // Then it is silent, for as long as anybody listens.
-            let _ = theirs.read(&mut heard).await;
+            // Then it is silent, as long as the connection is open.
+            let _ = theirs.read(&mut received).await;
             std::future::pending::<()>().await;
         });
         Qmp::begin(ours, Duration::from_millis(300))
@@ -240,24 +240,24 @@ mod tests {
     #[tokio::test]
     async fn one_that_takes_nothing_is_over_at_once() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        // What comes from it is never seen to end, as when its process goes one descriptor after another.
+        // The end of its output is not seen, as when a process closes its descriptors one after another.
         theirs.into_std().unwrap().shutdown(std::net::Shutdown::Read).unwrap();
         let qmp = Qmp::begin(ours, Duration::from_secs(60));
         let error = qmp.command("cont").await.unwrap_err().to_string();
-        assert!(error.contains("takes no command cont"), "{error}");
+        assert!(error.contains("cannot send the command cont"), "{error}");
         assert!(qmp.is_over());
     }
 
     #[tokio::test]
     async fn what_is_no_qemu_is_no_hang() {
         let long = "x".repeat(MAX_LINE + 10) + "\n";
-        for said in ["rubbish\n".to_owned(), long, "{}\n".to_owned()] {
-            let qmp = scripted(GREETING, vec![said]);
+        for line in ["rubbish\n".to_owned(), long, "{}\n".to_owned()] {
+            let qmp = scripted(GREETING, vec![line]);
             let error = qmp.greet().await.unwrap_err().to_string();
-            assert!(error.contains("ended during") || error.contains("takes no"), "{error}");
+            assert!(error.contains("ended during") || error.contains("cannot send"), "{error}");
             assert!(qmp.command("stop").await.unwrap_err().to_string().contains("has ended"));
         }
         let error = scripted("", Vec::new()).greet().await.unwrap_err().to_string();
-        assert!(error.contains("did not greet"), "{error}");
+        assert!(error.contains("sent no greeting"), "{error}");
     }
 }

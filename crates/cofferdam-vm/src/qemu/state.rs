@@ -1,8 +1,8 @@
-//! States of machines: how QEMU writes one down, and how it takes one in.
+//! Saving and loading of VM states with QEMU.
 //!
-//! What is written down are the devices alone, by the command that says so. Memory is none of it: a machine that was
-//! booted has it in a file of ours, one that was restored in that file and in pages of its own. So a state of a state is
-//! like the first.
+//! The state contains devices only, saved by a command for this purpose. Memory is separate: a booted VM has it in a
+//! file of the supervisor, and a restored one in that file and in private pages. So a state of a restored VM is as
+//! complete as that of a booted one.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,49 +15,49 @@ use super::{PROGRAM, broken};
 use crate::error::{Result, io};
 use crate::sparse;
 
-/// The largest state of devices that is taken. What they have is some tens of kilobytes.
-pub(crate) const MOST: u64 = 16 << 20;
-/// The set of descriptors that a state is written to; disks have the first numbers.
+/// Maximum size of a device state. Actual states have some tens of kilobytes.
+pub(crate) const MAX_DEVICES: u64 = 16 << 20;
+/// The descriptor set that a state is written to; disks have the first numbers.
 const SET: u64 = 1000;
 const NAME: &str = "state";
-/// How often it is asked whether it is ready.
-const FIRST_LOOK: Duration = Duration::from_micros(500);
-const MAX_LOOK: Duration = Duration::from_millis(10);
+/// Interval between two polls: the first and the longest.
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(500);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Whether the machine's processors run.
+/// Returns true if the VM's processors run.
 pub(crate) async fn is_running(qmp: &Qmp) -> Result<bool> {
     let status = qmp.command("query-status").await?;
-    status.get("running").and_then(Value::as_bool).ok_or_else(|| broken("it does not say whether the machine runs"))
+    status.get("running").and_then(Value::as_bool).ok_or_else(|| broken("it does not report whether the VM runs"))
 }
 
-/// Has all devices written to a file, which nobody can change afterwards.
+/// Saves all devices into a sealed file.
 pub(crate) async fn save(qmp: &Qmp) -> Result<File> {
-    let file = sparse::blank(0).map_err(io("make a file for", PROGRAM))?;
-    // It takes no file that it could read.
+    let file = sparse::blank(0).map_err(io("create a file for", PROGRAM))?;
+    // QEMU accepts only a write-only descriptor.
     let writing = OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let writing = writing.map_err(io("open the state for", PROGRAM))?;
-    qmp.order("add-fd", json!({ "fdset-id": SET }), Some(writing.as_fd())).await?;
+    qmp.request("add-fd", json!({ "fdset-id": SET }), Some(writing.as_fd())).await?;
     drop(writing);
-    let place = json!({ "filename": format!("/dev/fdset/{SET}"), "live": false });
-    let saved = qmp.order("xen-save-devices-state", place, None).await;
-    let removed = qmp.order("remove-fd", json!({ "fdset-id": SET }), None).await;
+    let arguments = json!({ "filename": format!("/dev/fdset/{SET}"), "live": false });
+    let saved = qmp.request("xen-save-devices-state", arguments, None).await;
+    let removed = qmp.request("remove-fd", json!({ "fdset-id": SET }), None).await;
     saved.and(removed)?;
-    sparse::seal(&file).map_err(io("close the state of", PROGRAM))?;
-    let length = file.metadata().map_err(io("look at the state of", PROGRAM))?.len();
-    if !(1..=MOST).contains(&length) {
-        return Err(broken(format!("the state of its devices has {length} bytes")));
+    sparse::seal(&file).map_err(io("seal the state of", PROGRAM))?;
+    let length = file.metadata().map_err(io("inspect the state of", PROGRAM))?.len();
+    if !(1..=MAX_DEVICES).contains(&length) {
+        return Err(broken(format!("the state of its devices has an invalid size of {length} bytes")));
     }
     Ok(file)
 }
 
-/// Has all devices taken from a file, by a QEMU that waits for that.
-pub(crate) async fn load(qmp: &Qmp, devices: &File, limit: Duration) -> Result<()> {
-    // With a position of its own.
+/// Loads all devices from a file, into a QEMU that waits for a state.
+pub(crate) async fn load(qmp: &Qmp, devices: &File, timeout: Duration) -> Result<()> {
+    // With a file position of its own.
     let own =
         File::open(format!("/proc/self/fd/{}", devices.as_raw_fd())).map_err(io("open the state for", PROGRAM))?;
-    qmp.order("getfd", json!({ "fdname": NAME }), Some(own.as_fd())).await?;
-    qmp.order("migrate-incoming", json!({ "uri": format!("fd:{NAME}") }), None).await?;
-    let (begun, mut look) = (Instant::now(), FIRST_LOOK);
+    qmp.request("getfd", json!({ "fdname": NAME }), Some(own.as_fd())).await?;
+    qmp.request("migrate-incoming", json!({ "uri": format!("fd:{NAME}") }), None).await?;
+    let (begun, mut interval) = (Instant::now(), MIN_POLL_INTERVAL);
     loop {
         let found = qmp.command("query-migrate").await?;
         match found.get("status").and_then(Value::as_str).unwrap_or("none") {
@@ -65,17 +65,17 @@ pub(crate) async fn load(qmp: &Qmp, devices: &File, limit: Duration) -> Result<(
             "none" | "setup" | "active" | "device" => {}
             other => {
                 let why = found.get("error-desc").and_then(Value::as_str).unwrap_or(other);
-                return Err(broken(format!("it does not take the state: {}", crate::error::shown(why))));
+                return Err(broken(format!("it refuses the state: {}", crate::error::shown(why))));
             }
         }
-        if begun.elapsed() > limit {
-            return Err(broken(format!("it did not take the state within {limit:?}")));
+        if begun.elapsed() > timeout {
+            return Err(broken(format!("it did not load the state within {timeout:?}")));
         }
-        tokio::time::sleep(look).await;
-        look = (look * 2).min(MAX_LOOK);
+        tokio::time::sleep(interval).await;
+        interval = (interval * 2).min(MAX_POLL_INTERVAL);
     }
     if is_running(qmp).await? {
-        return Err(broken("it lets a machine run that is to wait"));
+        return Err(broken("the restored VM is not paused"));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! One machine: the process that is its monitor, and its connections.
+//! A VM of QEMU: the VMM's process and its connections.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,36 +20,37 @@ use super::{PROGRAM, broken, state};
 use crate::bounds::Enclosure;
 use crate::error::{Result, VmError, io, shown_end};
 use crate::vmm::{Ended, MachineState, Vm};
-use crate::words::Words;
+use crate::words::OutputTail;
 
-/// Time that a process has to be seen to have ended whose connection has.
-const NOTICE_LIMIT: Duration = Duration::from_millis(500);
-/// Time that the kernel has to end a process that was killed.
-const KILL_LIMIT: Duration = Duration::from_secs(30);
+/// Time until the end of a process is seen after its connection has ended.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time for a killed process to end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A machine of QEMU's. Dropping it kills it.
+/// A VM of QEMU. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct QemuVm {
     qmp: Arc<Qmp>,
     process: Arc<OwnedFd>,
     ended: watch::Receiver<Option<Ended>>,
-    console: Words,
-    said: Words,
-    /// What bounds it from outside.
+    console: OutputTail,
+    errors: OutputTail,
+    /// The host resource limits of the VMM.
     kept: String,
-    /// `None` once the machine has ended: what it had is not kept for longer.
+    /// `None` once the VM has ended, so that its memory is freed.
     memory: Arc<Mutex<Option<Memory>>>,
     owner: Owner,
-    /// One state at a time.
+    /// Serializes snapshots.
     saving: tokio::sync::Mutex<()>,
 }
 
 impl QemuVm {
-    /// Takes the process over; a task waits for its end. `words` are the console's and the monitor's own.
+    /// Hands the process to a task that waits for its end. `console` and `errors` are the tails of the serial console
+    /// and of the VMM's standard error.
     pub(crate) fn watch(
         (mut child, enclosure): (Child, Enclosure),
         qmp: Qmp,
-        (console, said): (Words, Words),
+        (console, errors): (OutputTail, OutputTail),
         (memory, owner): (Memory, Owner),
     ) -> Result<Self> {
         let kept = enclosure.shown.clone();
@@ -62,7 +63,7 @@ impl QemuVm {
         let process = match process {
             Ok(process) => process,
             Err(error) => {
-                // It is not to run where nobody sees its end.
+                // A process whose end is not seen must not run.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(io("watch", PROGRAM)(error));
@@ -73,32 +74,32 @@ impl QemuVm {
         let qmp = Arc::new(qmp);
         let (sender, ended) = watch::channel(None);
         let memory = Arc::new(Mutex::new(Some(memory)));
-        let (asked, words, had) = (Arc::clone(&qmp), said.clone(), Arc::clone(&memory));
+        let (connection, output, held) = (Arc::clone(&qmp), errors.clone(), Arc::clone(&memory));
         tokio::spawn(async move {
-            // A descriptor that cannot be waited for is no reason to forget the process.
+            // If waiting for the descriptor fails, the process is still reaped.
             let _ = process.readable().await;
             let status = child.wait();
-            drop(had.lock().unwrap_or_else(PoisonError::into_inner).take());
-            // Removing its group may have to wait for the kernel a little.
+            drop(held.lock().unwrap_or_else(PoisonError::into_inner).take());
+            // Removing its control group may block for a short time.
             let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
-            sender.send_replace(Some(end_of(asked.shutdown(), status.ok(), &words.text())));
+            sender.send_replace(Some(end_of(connection.shutdown(), status.ok(), &output.text())));
         });
         let saving = tokio::sync::Mutex::default();
-        Ok(Self { qmp, process: Arc::new(killer), ended, console, said, kept, memory, owner, saving })
+        Ok(Self { qmp, process: Arc::new(killer), ended, console, errors, kept, memory, owner, saving })
     }
 
-    /// Waits until the monitor has greeted.
+    /// Waits for the VMM's greeting.
     pub(crate) async fn greet(&self) -> Result<()> {
-        self.or_its_end(self.qmp.greet()).await
+        self.or_kill(self.qmp.greet()).await
     }
 
-    /// Has it take a state in. When it does not, it is ended.
-    pub(crate) async fn load(&self, devices: &File, limit: Duration) -> Result<()> {
-        self.or_its_end(state::load(&self.qmp, devices, limit)).await
+    /// Loads a state. Kills the VMM on failure.
+    pub(crate) async fn load(&self, devices: &File, timeout: Duration) -> Result<()> {
+        self.or_kill(state::load(&self.qmp, devices, timeout)).await
     }
 
-    /// Waits for the first that it has to do. When that fails, it is ended, and what it said is told.
-    async fn or_its_end(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
+    /// Waits for the first work of the VMM. Kills it on failure, and adds its output to the error.
+    async fn or_kill(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
         let mut ended = self.ended.clone();
         let done = tokio::select! {
             done = work => done,
@@ -107,27 +108,27 @@ impl QemuVm {
         let Err(error) = done else { return Ok(()) };
         let error = self.explained(error).await;
         self.kill().await?;
-        let said = self.said.text();
-        let (what, said) = (bare(&error), shown_end(&said));
-        if said.is_empty() || what.contains(&said) {
+        let output = self.errors.text();
+        let (what, output) = (bare(&error), shown_end(&output));
+        if output.is_empty() || what.contains(&output) {
             Err(error)
         } else {
-            Err(broken(format!("{what}; it says: {said}")))
+            Err(broken(format!("{what}; its output: {output}")))
         }
     }
 
-    /// An error with how the process ended, where it did: then that is the reason.
+    /// Adds the end of the process to an error, if it has ended: then that is the reason.
     async fn explained(&self, error: VmError) -> VmError {
-        let may_be = match &error {
+        let may_have_ended = match &error {
             VmError::Monitor { .. } => self.qmp.is_over() || self.is_gone(),
-            // The memory of a process goes first, its connections next, itself last.
+            // When a process is killed, its memory is freed first, then its connections are closed, and then it ends.
             VmError::Io { .. } => true,
             _ => false,
         };
-        if !may_be {
+        if !may_have_ended {
             return error;
         }
-        match tokio::time::timeout(NOTICE_LIMIT, self.ended()).await {
+        match tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await {
             Ok(ended) => broken(format!("{}: {}", bare(&error), ended.why)),
             Err(_) => error,
         }
@@ -140,38 +141,38 @@ impl QemuVm {
         }
     }
 
-    async fn written_down(&self, most: ByteSize) -> Result<MachineState> {
+    async fn save(&self, most: ByteSize) -> Result<MachineState> {
         if state::is_running(&self.qmp).await? {
-            return Err(broken("a machine that runs cannot be written down"));
+            return Err(broken("a running VM cannot be saved"));
         }
         let devices = state::save(&self.qmp).await?;
         let memory = self.copied_memory(most).await?;
-        // Of a process that was being killed, some of the memory may have been gone already. Such a one answers nothing.
+        // If the process was being killed, some memory may have been freed already. Then it does not answer.
         if state::is_running(&self.qmp).await? {
-            return Err(broken("the machine went on while it was written down"));
+            return Err(broken("the VM was resumed while it was saved"));
         }
         MachineState::new(memory, devices)
     }
 
-    /// A copy of the machine's memory, which stands still.
+    /// Copies the memory of the paused VM.
     async fn copied_memory(&self, most: ByteSize) -> Result<File> {
         let gone = || broken("it ended while its memory was copied");
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(gone)?;
         let owner = self.owner;
         let copying = tokio::task::spawn_blocking(move || memory.copy(owner, most.as_bytes()));
         let copied = copying.await.map_err(|_| gone())?;
-        // If its process has ended, what was read may be another's that has its number.
+        // If the process has ended, the data may belong to another process with its ID.
         if self.is_gone() { Err(gone()) } else { copied }
     }
 
-    /// Whether the process has ended, or nobody can tell.
+    /// Returns true if the process has ended, or if its state is unknown.
     fn is_gone(&self) -> bool {
         let mut process = [PollFd::new(&*self.process, PollFlags::IN)];
         !matches!(poll(&mut process, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 }
 
-/// An error without the monitor's name before it.
+/// Returns the text of an error without the VMM's name.
 fn bare(error: &VmError) -> String {
     match error {
         VmError::Monitor { what, .. } => what.clone(),
@@ -179,17 +180,17 @@ fn bare(error: &VmError) -> String {
     }
 }
 
-/// How a machine ended, from what its monitor said and how that ended.
-fn end_of(shutdown: Option<String>, status: Option<ExitStatus>, said: &str) -> Ended {
+/// Returns the end of a VM, given its VMM's last message and exit status.
+fn end_of(shutdown: Option<String>, status: Option<ExitStatus>, output: &str) -> Ended {
     let ended = |why: &str, by_itself| Ended { why: why.to_owned(), by_itself };
     match (shutdown.as_deref(), status) {
         (Some("guest-shutdown"), _) => ended("it powered itself off", true),
         (Some("guest-reset"), _) => ended("its kernel restarted", true),
         (Some("guest-panic"), _) => ended("its kernel panicked", true),
-        (Some(reason), _) if !reason.is_empty() => ended(&format!("its monitor stopped it ({reason})"), false),
-        (_, Some(status)) if said.trim().is_empty() => ended(&format!("its monitor ended ({status})"), false),
-        (_, Some(status)) => ended(&format!("its monitor ended ({status}): {}", shown_end(said)), false),
-        (_, None) => ended("its monitor ended", false),
+        (Some(reason), _) if !reason.is_empty() => ended(&format!("its VMM stopped it ({reason})"), false),
+        (_, Some(status)) if output.trim().is_empty() => ended(&format!("its VMM ended ({status})"), false),
+        (_, Some(status)) => ended(&format!("its VMM ended ({status}): {}", shown_end(output)), false),
+        (_, None) => ended("its VMM ended", false),
     }
 }
 
@@ -205,7 +206,7 @@ impl Vm for QemuVm {
 
     async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
         let _turn = self.saving.lock().await;
-        match self.written_down(most).await {
+        match self.save(most).await {
             Ok(state) => Ok(state),
             Err(error) => Err(self.explained(error).await),
         }
@@ -215,7 +216,7 @@ impl Vm for QemuVm {
         let mut ended = self.ended.clone();
         match ended.wait_for(Option::is_some).await {
             Ok(found) => found.clone().unwrap_or_else(|| end_of(None, None, "")),
-            // The task that waits went away with its runtime.
+            // The task that waits was cancelled with its runtime.
             Err(_) => end_of(None, None, ""),
         }
     }
@@ -238,11 +239,11 @@ impl Vm for QemuVm {
 
     async fn kill(&self) -> Result<()> {
         process::kill_by_pidfd(self.process.as_fd()).map_err(io("kill", PROGRAM))?;
-        match tokio::time::timeout(KILL_LIMIT, self.ended()).await {
+        match tokio::time::timeout(KILL_TIMEOUT, self.ended()).await {
             Ok(_) => Ok(()),
             Err(_) => Err(VmError::Monitor {
                 monitor: "qemu",
-                what: format!("its process was killed, and did not end within {KILL_LIMIT:?}"),
+                what: format!("its process did not end within {KILL_TIMEOUT:?} after it was killed"),
             }),
         }
     }
@@ -250,7 +251,7 @@ impl Vm for QemuVm {
 
 impl Drop for QemuVm {
     fn drop(&mut self) {
-        // One that has ended already needs nothing; the task that waits reaps it.
+        // If it has ended already, this fails without harm; the task that waits reaps it.
         let _ = process::kill_by_pidfd(self.process.as_fd());
     }
 }
@@ -266,7 +267,7 @@ mod tests {
         let status = Some(ExitStatus::from_raw(256));
         assert!(end_of(Some("guest-reset".to_owned()), status, "").by_itself);
         assert!(!end_of(Some("host-signal".to_owned()), status, "").by_itself);
-        let said = end_of(None, status, "qemu: no such machine\u{1b}[2J").why;
-        assert!(said.contains("no such machine") && !said.contains('\u{1b}'), "{said}");
+        let why = end_of(None, status, "qemu: no such machine\u{1b}[2J").why;
+        assert!(why.contains("no such machine") && !why.contains('\u{1b}'), "{why}");
     }
 }

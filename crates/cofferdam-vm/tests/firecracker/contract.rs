@@ -1,4 +1,4 @@
-//! Each request that can be made, compared with the published description of the API in `description.json`.
+//! Comparison of each request with the published description of the API in `description.json`.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(crate) fn description() -> Value {
     serde_json::from_str(include_str!("description.json")).expect("it is JSON")
 }
 
-/// Every kind of request, in the shortest and the longest form.
+/// Returns every kind of request, in the shortest and the longest form.
 fn requests() -> Vec<Request> {
     let id = || DriveId::new("data_1").unwrap();
     let limiter = || {
@@ -85,7 +85,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-/// A number for each kind of request. Does not compile until a new kind is decided on here, and in the list above.
+/// Returns a number for each kind of request. Does not compile until a new kind is added here, and in the list above.
 fn kind(request: &Request) -> usize {
     match request {
         Request::DescribeInstance => 0,
@@ -120,9 +120,9 @@ fn method(request: &Request) -> &'static str {
     }
 }
 
-/// What the description says of a method at a path; `{…}` in its paths stands for one part.
+/// Returns the description of a method at a path; `{…}` in its paths matches one part.
 fn described<'a>(description: &'a Value, method: &str, path: &str) -> Option<&'a Value> {
-    let fits = |template: &str| {
+    let matches = |template: &str| {
         let (template, path): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
         template.len() == path.len()
             && template
@@ -131,11 +131,11 @@ fn described<'a>(description: &'a Value, method: &str, path: &str) -> Option<&'a
                 .all(|(part, word)| part == word || (part.starts_with('{') && !word.is_empty()))
     };
     let paths = description["paths"].as_object().expect("paths");
-    let (_, methods) = paths.iter().find(|(template, _)| fits(template))?;
+    let (_, methods) = paths.iter().find(|(template, _)| matches(template))?;
     methods.get(method)
 }
 
-/// How a request breaks the description.
+/// Returns the breaches of the description by a request.
 pub(crate) fn breaches(
     description: &Value,
     method: &str,
@@ -205,14 +205,14 @@ fn property(description: &Value, rule: &Value, value: &Value, at: &str, breaches
     }
 }
 
-/// Bounds as `1..32`, `3..` or nothing.
+/// Returns true if a number is within bounds such as `1..32`, `3..` or nothing.
 fn within(number: u64, bounds: &str) -> bool {
-    let Some((least, most)) = bounds.split_once("..") else { return true };
-    number >= least.parse().expect("a number") && (most.is_empty() || number <= most.parse().expect("a number"))
+    let Some((min, max)) = bounds.split_once("..") else { return true };
+    number >= min.parse().expect("a number") && (max.is_empty() || number <= max.parse().expect("a number"))
 }
 
 fn request_breaches(description: &Value, request: &Request) -> Vec<String> {
-    let body = request.body().expect("it can be said");
+    let body = request.body().expect("a JSON body");
     breaches(description, method(request), &request.path(), body.as_ref(), request.success())
 }
 
@@ -226,7 +226,7 @@ fn each_request_is_as_described() {
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
-/// What is read of each answer must be promised by the description; and an answer with just that must be understood.
+/// The description must promise everything that is read of each answer; and an answer with just that must be accepted.
 #[tokio::test]
 async fn the_least_answer_that_is_described_is_understood() {
     let server = Server::start(|seen| {
@@ -240,10 +240,10 @@ async fn the_least_answer_that_is_described_is_understood() {
     let machine = client.machine("test").await.expect("a machine");
     assert_eq!((machine.vcpus(), machine.smt()), (1, false));
     client.balloon_stats("test").await.expect("a report");
-    assert!(server.seen().iter().all(|seen| seen.connection == 1), "one connection is kept");
+    assert!(server.seen().iter().all(|seen| seen.connection == 1), "the connection is reused");
 }
 
-/// A value with the required properties alone.
+/// Returns a value with the required properties alone.
 fn least(description: &Value, kind: &str) -> Value {
     let described = &description["types"][kind];
     let required = described["required"].as_array().expect("a list").iter().filter_map(Value::as_str);
@@ -258,7 +258,7 @@ fn least(description: &Value, kind: &str) -> Value {
     Value::Object(fields.collect())
 }
 
-/// Each state of the description is one that is known here.
+/// Each state of the description is known to the client.
 #[tokio::test]
 async fn each_state_of_an_instance_is_known() {
     let description = description();
@@ -269,7 +269,7 @@ async fn each_state_of_an_instance_is_known() {
     }
 }
 
-/// What goes over the socket is what was compared above, on one connection.
+/// The requests on the socket are those that were compared above, on one connection.
 #[tokio::test]
 async fn what_is_sent_is_as_described() {
     let server = Server::start(|seen| {
@@ -290,7 +290,7 @@ async fn what_is_sent_is_as_described() {
     let seen = server.seen();
     assert_eq!(seen.len(), requests().len());
     for seen in &seen {
-        assert_eq!(seen.connection, 1, "one connection is kept");
+        assert_eq!(seen.connection, 1, "the connection is reused");
         let lower = seen.head.to_ascii_lowercase();
         assert!(lower.contains("\r\nhost: localhost\r\n"), "{}", seen.head);
         assert_eq!(lower.contains("\r\ncontent-type: application/json\r\n"), seen.body.is_some(), "{}", seen.head);
@@ -308,7 +308,7 @@ async fn a_status_that_is_not_described_is_an_error() {
     }
 }
 
-/// The comparison itself notices what it is there for.
+/// The comparison itself detects each kind of breach.
 #[test]
 fn the_comparison_notices_each_kind_of_breach() {
     let description = description();

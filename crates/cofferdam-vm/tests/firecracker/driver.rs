@@ -1,4 +1,4 @@
-//! The driver: what it asks of Firecracker and in which order, and what becomes of machines whose Firecracker does not do it.
+//! The driver: its requests to Firecracker and their order, and VMs whose Firecracker fails.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -18,9 +18,9 @@ use crate::machine::{MARK_AT, MEMORY, Stage, driver_in, machine_in, requests, to
 
 pub(crate) const VERSION: &str = "1.16.2";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// For those that wait in vain.
+/// Deadline of drivers that wait in vain.
 const SHORT: Duration = Duration::from_secs(2);
-/// Far longer than any deadline: what comes later is a hang.
+/// Far longer than any deadline: anything later is a hang.
 const NO_HANG: Duration = Duration::from_secs(120);
 pub(crate) const MOST: ByteSize = ByteSize::from_mebibytes(64);
 
@@ -28,7 +28,7 @@ pub(crate) async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
 }
 
-/// Whether the walls can be built here; a line that says what is skipped otherwise.
+/// Returns true if the isolation can be created here; otherwise prints the reason for skipping.
 pub(crate) fn can_be_confined(test: &str) -> bool {
     let abi = cofferdam_linux::landlock::abi();
     if abi == 0 {
@@ -43,7 +43,7 @@ pub(crate) async fn says_back(started: &mut Started) -> bool {
     said && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
 }
 
-/// What the machine remembers.
+/// Returns the mark in the VM's memory.
 async fn mark(started: &mut Started) -> String {
     started.writer.write_all(b"mark").await.expect("a connection");
     let mut mark = [0; 64];
@@ -51,19 +51,19 @@ async fn mark(started: &mut Started) -> String {
     String::from_utf8_lossy(&mark).trim_end().to_owned()
 }
 
-/// The number of a machine's monitor.
+/// Returns the process ID of a VM's VMM.
 fn process(started: &Started) -> u32 {
     let processes = processes_of(&name(started));
     let [process] = processes[..] else { panic!("one process, not {processes:?}") };
     process
 }
 
-/// The name of a machine.
+/// Returns the name of a VM.
 fn name(started: &Started) -> String {
     told(&started.vm.console(), "NAME").expect("it says so").to_owned()
 }
 
-/// Processes in whose command line a machine's name stands.
+/// Returns the processes whose command line contains a VM's name.
 fn processes_of(name: &str) -> Vec<u32> {
     let numbers =
         std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -114,17 +114,17 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
             ("PUT /actions", json!({ "action_type": "InstanceStart" })),
         ];
         assert_eq!(requests(&console), expected.map(|(request, body)| (request.to_owned(), body)));
-        // What it could reach.
+        // The resources that it could access.
         let root = rustix::process::geteuid().is_root();
         let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
-        // In a user namespace that knows no user, the kernel shows everybody as this one.
-        let nobody: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
-        assert!(if root { user != 0 } else { user == nobody }, "{console}");
+        // In a user namespace without a mapping, the kernel shows every user as this one.
+        let overflow: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
+        assert!(if root { user != 0 } else { user == overflow }, "{console}");
         assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
         assert_eq!((told(&console, "PASSWD"), told(&console, "CONNECTS")), (Some("false"), Some("true")), "{console}");
         let devices = std::fs::read_to_string(format!("/proc/{}/net/dev", process(&started))).unwrap();
         assert_eq!(devices.lines().filter(|line| line.contains(':')).count(), 1, "{devices}");
-        assert!(started.vm.kept().contains("monitor"), "{}", started.vm.kept());
+        assert!(started.vm.kept().contains("VMM"), "{}", started.vm.kept());
         match stage.is_jailed() {
             true => is_in_a_jail(&stage, &started, &driver),
             false => has_a_directory(&stage, &started),
@@ -132,23 +132,27 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         let mut written = [0; 14];
         work.read_exact_at(&mut written, 0).unwrap();
         assert_eq!(&written, b"written inside");
-        // In a jail it is the size of that which counts them.
+        // In a jail, the limited number of files bounds them.
         let more = makes_more(&mut started).await;
         assert!(if stage.is_jailed() { more < 64 } else { more == 0 }, "{more} sockets more");
         let name = name(&started);
         assert!(started.vm.is_ended().is_none());
         promptly(started.vm.kill()).await.unwrap();
         promptly(started.vm.kill()).await.expect("again");
-        assert_eq!(processes_of(&name), Vec::<u32>::new(), "it was gone when the kill returned");
+        assert_eq!(processes_of(&name), Vec::<u32>::new(), "the process was gone when the kill returned");
         assert!(started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
-        assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it was gone when the kill returned");
+        assert_eq!(
+            std::fs::read_dir(stage.place()).unwrap().count(),
+            0,
+            "the directory was gone when the kill returned"
+        );
         let mut rest = Vec::new();
         promptly(started.reader.read_to_end(&mut rest)).await.unwrap();
         assert!(rest.is_empty());
     }
 }
 
-/// Sockets that the program made after its machine had begun.
+/// Returns the number of sockets that the program created after its VM had started.
 async fn makes_more(started: &mut Started) -> u32 {
     started.writer.write_all(b"make").await.expect("a connection");
     let mut count = [0; 4];
@@ -156,7 +160,7 @@ async fn makes_more(started: &mut Started) -> u32 {
     std::str::from_utf8(&count).unwrap().parse().unwrap()
 }
 
-/// Nothing of its directory says what the host has, and nothing but sockets can be made in it.
+/// Its directory contains no information about the host, and only sockets can be created in it.
 fn has_a_directory(stage: &Stage, started: &Started) {
     assert_eq!(told(&started.vm.console(), "MADE"), Some("false"));
     let [directory] = &std::fs::read_dir(stage.place()).unwrap().flatten().collect::<Vec<_>>()[..] else {
@@ -169,14 +173,14 @@ fn has_a_directory(stage: &Stage, started: &Started) {
     }
 }
 
-/// Its root is its own, and nobody else sees anything of it: no file, no mount.
+/// Its root is its own, and no other process sees anything of it: no file, no mount.
 fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it has a name outside");
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it has a path on the host");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(stage.path().to_str().unwrap()), "{mounts}");
     assert!(driver.runs_with().contains("by its own jailer"), "{}", driver.runs_with());
     let console = started.vm.console();
-    // What the program in Firecracker's place brings along for itself is left out.
+    // Files that the program in place of Firecracker needs for itself are ignored.
     let libraries = ["bin", "lib", "lib64", "usr", "tmp"];
     let root: Vec<_> = told(&console, "ROOT").unwrap().split(' ').filter(|name| !libraries.contains(name)).collect();
     let expected = "dev disk0 disk1 files firecracker firecracker.pid initramfs kernel memory.out run state.out";
@@ -185,12 +189,13 @@ fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
     let process = process(started);
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
-    // Ours, the jail's and the program's own.
+    // The supervisor's, the jail's and the program's own.
     assert_eq!(value("NSpid:").split_whitespace().count(), 3, "{status}");
     assert_eq!((value("CapEff:"), value("CapPrm:")), ("0".repeat(16), "0".repeat(16)));
     let limits = std::fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
     assert!(limits.lines().any(|line| line.starts_with("Max open files") && line.contains(" 128 ")), "{limits}");
-    // Who has its files open for it is its own user as well, has no right and nothing of this process's memory.
+    // The process that has its files open has a user of its own as well, no privileges, and none of this process's
+    // memory.
     let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
     let keeper = keeper_of(process);
     let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
@@ -200,7 +205,7 @@ fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
     assert_eq!(std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap().count(), 6, "kernel, initramfs, disks, states");
 }
 
-/// The first process of the namespace around a jailed one.
+/// Returns the first process of the namespace around a jailed process.
 fn keeper_of(process: u32) -> u32 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse().unwrap()
@@ -220,9 +225,9 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
             first.vm.pause().await.unwrap();
             first.vm.resume().await.unwrap();
             first.vm.resume().await.unwrap();
-            assert!(says_back(&mut first).await, "the connection that it had is still there");
+            assert!(says_back(&mut first).await, "the connection is still open");
         }
-        assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a machine that runs"));
+        assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a running VM"));
         let mut states: Vec<MachineState> = Vec::new();
         for _ in 0..2 {
             first.vm.pause().await.unwrap();
@@ -236,19 +241,19 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
         }
         let memory = states[0].memory();
         assert_eq!(memory.metadata().unwrap().len(), MEMORY.as_bytes());
-        assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take room");
+        assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take space");
         assert!(memory.write_at(b"x", 0).is_err(), "the state can be changed");
         let mut text = [0; 6];
         memory.read_exact_at(&mut text, MARK_AT).unwrap();
         assert_eq!(&text, b"booted");
         promptly(first.vm.kill()).await.unwrap();
-        // Many at once, of one state and of a state of a state.
+        // Several at once, of one state and of a state of a restored VM.
         let mut clones = Vec::new();
         for (state, expected) in [(0, "booted, restored"), (0, "booted, restored"), (1, "booted!, restored")] {
             let mut clone = promptly(driver.restore(stage.hardware(), &states[state])).await.unwrap();
-            assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it waits");
+            assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it is paused");
             clone.vm.resume().await.unwrap();
-            assert!(stage.is_jailed() || makes_more(&mut clone).await == 0, "it made sockets");
+            assert!(stage.is_jailed() || makes_more(&mut clone).await == 0, "it created sockets");
             assert_eq!(mark(&mut clone).await, expected);
             clones.push(clone);
         }
@@ -284,7 +289,7 @@ async fn a_state_goes_on_with_a_jailer_and_without() {
         let source = promptly(from.driver(PATIENCE).start(from.machine().0)).await.unwrap();
         source.vm.pause().await.unwrap();
         let state = promptly(source.vm.snapshot(MOST)).await.unwrap();
-        // Beside each other, of one file.
+        // Concurrently, from one file.
         for stage in [to, from] {
             let mut clone = promptly(stage.driver(PATIENCE).restore(stage.hardware(), &state)).await.unwrap();
             clone.vm.resume().await.unwrap();
@@ -318,7 +323,7 @@ async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
     }
 }
 
-/// What went wrong, and that nothing of the machine is left.
+/// Returns the error, and checks that nothing of the VM is left.
 async fn failure(fault: &str, step: &str) -> Error {
     failure_on(Stage::new(fault, VERSION), fault, step).await
 }
@@ -387,7 +392,7 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
             );
         }
     }
-    // The same of one in a jail, where the processes above it have to be gone as well.
+    // The same in a jail, where the parent processes must be gone as well.
     let test = "a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing";
     for (fault, step) in [
         ("die GET /version", "start"),
@@ -402,10 +407,10 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
         let known = [ErrorKind::Unavailable, ErrorKind::ResourceExhausted];
         assert!(known.contains(&error.kind()), "{fault}: {error}");
     }
-    // It says that it paused, or wrote a state, and did not.
+    // Firecracker claims that it paused, or wrote a state, and did not.
     for (fault, step, says) in [
-        ("lie PATCH /vm", "pause", "says that it is Running"),
-        ("lie PUT /snapshot/create", "snapshot", "the state of its devices has 0 bytes"),
+        ("lie PATCH /vm", "pause", "reports the state Running"),
+        ("lie PUT /snapshot/create", "snapshot", "an invalid size of 0 bytes"),
     ] {
         let error = failure(fault, step).await;
         assert!(error.message().contains(says), "{fault}: {error}");
@@ -461,7 +466,7 @@ async fn starts_that_are_given_up_leave_nothing() {
             let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
             assert!(start.is_err(), "it never starts");
             assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
-            // In a jail there is nothing but processes, and these have the stage's program.
+            // In a jail there are only processes, and these have the stage's program.
             let (begun, program) = (std::time::Instant::now(), stage.path().join("lib/fake"));
             while !processes_of(program.to_str().unwrap()).is_empty() {
                 assert!(begun.elapsed() < NO_HANG, "after {after} ms a process is left");
@@ -499,7 +504,7 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     assert!(is_gone(monitor));
     assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
     let started = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap();
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead one's is gone");
+    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead supervisor's directory is gone");
     promptly(started.vm.kill()).await.unwrap();
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }

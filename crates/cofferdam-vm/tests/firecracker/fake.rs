@@ -1,4 +1,4 @@
-//! Programs that do as Firecracker and its jailer do: scripts that become this test binary, which serves.
+//! Fakes of Firecracker and its jailer: scripts that execute this test binary, which serves the API.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,18 +14,18 @@ use tokio::net::UnixListener;
 
 use crate::support::{Reply, http, listen, quick};
 
-/// What differs from a Firecracker that is as it should be.
+/// The differences from a correct Firecracker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Flaws {
-    /// Lines of the shell that are run before anything else.
+    /// Shell lines to run first.
     pub before: &'static str,
-    /// What the API says is the version.
+    /// The version that the API reports.
     pub version: Option<&'static str>,
-    /// What the API says is the machine's name.
+    /// The VM name that the API reports.
     pub name: Option<&'static str>,
 }
 
-/// A directory with the two programs, and one for what they make.
+/// A directory with the two programs, and one for their files.
 #[derive(Debug)]
 pub(crate) struct Programs {
     directory: TempDir,
@@ -49,7 +49,7 @@ impl Programs {
         programs
     }
 
-    /// Does with directories and processes what the jailer does, but changes neither root nor user.
+    /// Creates directories and processes as the jailer does, but changes neither root nor user.
     pub(crate) fn write_jailer(&self, version: &str) {
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'Jailer v{version}'; exit; fi\n\
@@ -70,7 +70,7 @@ impl Programs {
         self.directory.path().join("jailer")
     }
 
-    /// Where what they make is.
+    /// Returns the directory for their files.
     pub(crate) fn place(&self) -> PathBuf {
         self.directory.path().join("vms")
     }
@@ -79,7 +79,7 @@ impl Programs {
         Launch { ready: Duration::from_secs(20), deadlines: quick(), ..Launch::new(self.firecracker()) }
     }
 
-    /// What is left in the place, after a time in which it may still go.
+    /// Returns the files that are left in that directory after a time limit.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         self.left_in(&self.place())
     }
@@ -97,7 +97,7 @@ impl Programs {
     }
 }
 
-/// A program that was just written can be busy while another thread's new child still holds it open: it is run once.
+/// Writes a program, and runs it once: a new program can be busy while another thread's new child still has it open.
 fn program(path: &Path, script: &str) {
     fs::write(path, script).expect("a script");
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it can be executed");
@@ -109,7 +109,7 @@ fn program(path: &Path, script: &str) {
     }
 }
 
-/// The number of the fake's process, as this process sees it.
+/// Returns the process ID of the fake, as this process sees it.
 pub(crate) fn process_of(machine: &Firecracker) -> u32 {
     let begun = Instant::now();
     loop {
@@ -122,14 +122,14 @@ pub(crate) fn process_of(machine: &Firecracker) -> u32 {
     }
 }
 
-/// Whether a process is gone, or will soon be.
+/// Returns true if a process ends within a time limit.
 pub(crate) fn is_gone(process: u32) -> bool {
     let begun = Instant::now();
     let state = || {
         let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         text.rsplit_once(") ")?.1.chars().next()
     };
-    // One that nobody has waited for yet is gone as well.
+    // A zombie counts as gone.
     while !matches!(state(), None | Some('Z' | 'X')) {
         if begun.elapsed() > Duration::from_secs(5) {
             return false;
@@ -139,7 +139,7 @@ pub(crate) fn is_gone(process: u32) -> bool {
     true
 }
 
-/// The fake's life, in a process of its own.
+/// The main function of the fake, in a process of its own.
 #[tokio::test]
 async fn is_a_firecracker() {
     let Ok(arguments) = std::env::var("COFFERDAM_TEST_FAKE") else { return };
@@ -147,7 +147,7 @@ async fn is_a_firecracker() {
     let version = std::env::var("COFFERDAM_TEST_VERSION").expect("a version");
     let name = std::env::var("COFFERDAM_TEST_NAME").ok().filter(|name| !name.is_empty());
     let name = name.unwrap_or_else(|| id.to_owned());
-    // The number that everybody sees, also from within a namespace.
+    // The process ID outside of namespaces.
     let own = fs::read_link("/proc/self").expect("it sees itself");
     println!("PROCESS {}", own.display());
     let listener = UnixListener::bind(socket).expect("a socket");

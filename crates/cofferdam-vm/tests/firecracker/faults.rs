@@ -1,4 +1,4 @@
-//! A Firecracker that refuses, says nothing, says too much, or is not there.
+//! A Firecracker that refuses requests, is silent, sends too much, or is missing.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{Reply, Server, http, quick};
 
 const START: Request = Request::Act(Action::InstanceStart);
 
-/// Far longer than any deadline: what comes later is a hang.
+/// Far longer than any deadline: anything later is a hang.
 const NO_HANG: Duration = Duration::from_secs(20);
 
 async fn failure(client: &Client, request: &Request) -> Error {
@@ -33,7 +33,7 @@ fn check(error: &Error, kind: ErrorKind, retry: Retry, says: &str) {
 async fn a_socket_that_is_not_there_may_come() {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::new(directory.path().join("none"), quick());
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::MayHelp, "there is no socket");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::MayHelp, "the socket does not exist");
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn a_socket_that_nobody_listens_at_is_the_end() {
     check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "has ended");
 }
 
-/// Whoever broke out into Firecracker owns its directory.
+/// A guest that broke out into Firecracker owns its directory.
 #[tokio::test]
 async fn a_link_in_the_sockets_place_is_not_followed() {
     let server = Server::start(|_| Reply::Say(http(204, "")));
@@ -53,10 +53,10 @@ async fn a_link_in_the_sockets_place_is_not_followed() {
     let link = directory.path().join("api.sock");
     std::os::unix::fs::symlink(server.client().socket(), &link).unwrap();
     let client = Client::new(&link, quick());
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "something else stands");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "the path is not a socket");
     std::fs::remove_file(&link).unwrap();
     std::fs::write(&link, "").unwrap();
-    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "something else stands");
+    check(&failure(&client, &START).await, ErrorKind::Unavailable, Retry::Never, "the path is not a socket");
     assert!(server.seen().is_empty());
 }
 
@@ -130,7 +130,7 @@ async fn an_answer_that_makes_no_sense_is_an_error() {
     for body in ["", "[]", "{}", "nonsense", r#"{"firecracker_version": 7}"#] {
         let server = Server::start(move |_| Reply::Say(http(200, body)));
         let error = server.client().version("create").await.unwrap_err();
-        check(&error, ErrorKind::Unavailable, Retry::Never, "makes no sense");
+        check(&error, ErrorKind::Unavailable, Retry::Never, "is malformed");
     }
     let unknown = r#"{"app_name":"x","id":"x","state":"Exploded","vmm_version":"x"}"#;
     let server = Server::start(move |_| Reply::Say(http(200, unknown)));
@@ -158,7 +158,7 @@ async fn an_answer_that_comes_too_late_is_not_the_next_ones() {
     let client = server.client();
     assert!(client.describe("create").await.is_err());
     let dropped = tokio::time::timeout(Duration::from_millis(20), client.send("create", &START)).await;
-    assert!(dropped.is_err(), "it was given up");
+    assert!(dropped.is_err(), "it was cancelled");
     assert_eq!(client.describe("create").await.unwrap().state, InstanceState::Running);
     let last = server.seen().last().map(|seen| seen.connection);
     assert_eq!(last, Some(3), "neither connection is used again");

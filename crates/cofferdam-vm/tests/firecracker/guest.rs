@@ -1,8 +1,8 @@
-//! A real kernel with the real init and agent, reached by a vsock: as Firecracker would have it, but in a machine of QEMU's
-//! whose vsock is rust-vmm's `vhost-device-vsock`, which speaks to the host as Firecracker's does.
+//! A real kernel with the real init and agent, reached by a vsock as with Firecracker, but in a VM of QEMU whose vsock
+//! is rust-vmm's `vhost-device-vsock`, which has the same protocol to the host as Firecracker.
 //!
-//! What cannot be run here is Firecracker itself with a Linux guest. What can be is all that happens inside of the machine:
-//! disks by the kernel's names, the listening socket, a connection that is lost while the agent is held, and its successor.
+//! Firecracker itself with a Linux guest cannot run here. Everything inside the VM can: disks by the kernel's names,
+//! the listening socket, a connection that is lost while the agent is quiesced, and its successor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,10 +21,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-/// Machines are translated, and others use the processors as well.
+/// VMs are emulated, and other programs use the processors as well.
 const NO_HANG: Duration = Duration::from_secs(240);
 const TRY: Duration = Duration::from_secs(2);
-/// What the init is told.
+/// The options of the init.
 pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
                      cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 cofferdam.shm=1048576:256 \
                      cofferdam.user=4711:4712 cofferdam.port=vsock:1024 cofferdam.memory=134217728 cofferdam.tasks=65";
@@ -58,7 +58,7 @@ impl Machine {
             assert!(begun.elapsed() < NO_HANG, "the device opened no socket");
             std::thread::sleep(Duration::from_millis(10));
         }
-        let words = Qemu::new(QemuConfig::default()).expect("a driver").kernel_words();
+        let kernel_arguments = Qemu::new(QemuConfig::default()).expect("a driver").kernel_words();
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args("-nodefaults -no-user-config -no-reboot -display none -cpu Nehalem-v1 -m 256M -accel tcg".split(' '));
         qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=memory"]);
@@ -67,7 +67,7 @@ impl Machine {
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            .args(["-append", &format!("{words} {OPTIONS}")]);
+            .args(["-append", &format!("{kernel_arguments} {OPTIONS}")]);
         qemu.args(["-serial", &format!("file:{}", path("console"))]);
         let root = image.root.display();
         qemu.args(["-drive", &format!("file={root},if=none,id=root,format=raw,read-only=on,file.locking=off")]);
@@ -78,7 +78,7 @@ impl Machine {
         machine
     }
 
-    /// A connection that the agent took.
+    /// Returns a connection that the agent accepted.
     async fn connected(&self) -> UnixStream {
         let (begun, socket) = (Instant::now(), self.place.path().join("v.sock"));
         loop {
@@ -101,7 +101,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// The image that tests use, or a line that says what is skipped.
+/// Returns the image of the tests, or prints the reason for skipping.
 pub(crate) fn image(test: &str) -> Option<Image> {
     if variable("COFFERDAM_TEST_MACHINES").is_none() {
         println!("SKIP {test}: COFFERDAM_TEST_MACHINES=1 has an image made, and machines tested");
@@ -114,7 +114,7 @@ pub(crate) fn image(test: &str) -> Option<Image> {
     Some(images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"))
 }
 
-/// The image and the device, or a line that says what is skipped.
+/// Returns the image and the device, or prints the reason for skipping.
 fn parts(test: &str) -> Option<(Image, PathBuf)> {
     let Some(device) = variable("VHOST_DEVICE_VSOCK_BIN") else {
         println!("SKIP {test}: VHOST_DEVICE_VSOCK_BIN names no device (cargo install vhost-device-vsock)");
@@ -123,15 +123,15 @@ fn parts(test: &str) -> Option<(Image, PathBuf)> {
     Some((image(test)?, device))
 }
 
-/// Moves bytes between the host's streams and the connection that it was given last.
+/// Forwards bytes between the host's streams and the latest connection.
 async fn pump(mut streams: tokio::io::DuplexStream, mut connections: mpsc::Receiver<Option<UnixStream>>) {
     let mut connection: Option<UnixStream> = None;
     loop {
         let next = match &mut connection {
             None => connections.recv().await,
-            Some(joined) => tokio::select! {
+            Some(current) => tokio::select! {
                 next = connections.recv() => next,
-                _ = tokio::io::copy_bidirectional(&mut streams, joined) => return,
+                _ = tokio::io::copy_bidirectional(&mut streams, current) => return,
             },
         };
         match next {
@@ -157,7 +157,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (connections, given) = mpsc::channel(1);
     tokio::spawn(pump(theirs, given));
-    // A host that gave up is no end of the machine: the agent waits for another one.
+    // A host that disconnected does not end the VM: the agent waits for another one.
     drop(machine.connected().await);
     connections.send(Some(machine.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
@@ -167,7 +167,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     assert_eq!(evidence.uids, vec![4711; 4]);
     assert!(evidence.seccomp_filtered && evidence.no_new_privileges, "{evidence:?}");
     assert_eq!(said(&guest, "echo $(id -u); cat /proc/1/comm").await, "4711\ncofferdam-agent");
-    // No guest reaches the host by it.
+    // Guests cannot reach the host through the vsock.
     let tried = "import socket; socket.socket(40, socket.SOCK_STREAM)";
     let refused = said(&guest, &format!("python3 -c '{tried}' 2>&1 | tail -n 1")).await;
     assert!(refused.contains("not supported") || refused.contains("not permitted"), "{refused}");
@@ -181,9 +181,9 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
         guest.release().await.unwrap();
         said(&guest, "sleep 0.3").await;
         let after: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
-        assert!(after > before, "what ran inside did not go on: {before} {after}");
+        assert!(after > before, "the guest was not resumed: {before} {after}");
     }
-    // Another host takes the held machine over, as one that was made from a state does.
+    // Another host reattaches to the quiesced VM, as after a restore.
     let record = guest.hold().await.unwrap().into_record();
     connections.send(None).await.unwrap();
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -195,7 +195,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     let adopting = Guest::adopt(reader, writer, settings(), (record, None), renewal, Instant::now() + NO_HANG);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
-    // The end of its host is the end of the machine, which this kind has by a restart.
+    // The end of its host ends the VM, here by a restart.
     adopted.close().await;
     drop(other);
     let (mut machine, begun) = (machine, Instant::now());

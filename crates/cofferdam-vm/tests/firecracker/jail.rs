@@ -1,4 +1,4 @@
-//! Jailed processes, with a program that does as the jailer does with directories and processes.
+//! Jailed processes, with a program that creates directories and processes as the jailer does.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use cofferdam_vm::firecracker::{FileName, Jail, Launch};
 use crate::fake::{Flaws, Programs, is_gone, process_of};
 use crate::process::killed_supervisor;
 
-/// None, with a line that says why, where this user cannot jail.
+/// Returns the programs; without root, prints the reason for skipping.
 fn programs(test: &str) -> Option<Programs> {
     if rustix::process::geteuid().is_root() {
         return Some(Programs::new(&Flaws::default()));
@@ -69,13 +69,13 @@ async fn a_killed_supervisor_leaves_a_jail_without_process_that_is_swept() {
     let Some(programs) = programs("a_killed_supervisor_leaves_a_jail_without_process_that_is_swept") else { return };
     let process = killed_supervisor("jail::jails_one_and_waits", &programs);
     assert!(is_gone(process));
-    let foreign = jails(&programs).join("somebody-elses");
+    let foreign = jails(&programs).join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     assert_eq!(std::fs::read_dir(jails(&programs)).unwrap().count(), 2);
     assert_eq!(jail(&programs).sweep(&programs.firecracker()).unwrap(), 1);
     assert_eq!(programs.left_in(&foreign), Vec::<PathBuf>::new());
     let left: Vec<_> = std::fs::read_dir(jails(&programs)).unwrap().flatten().map(|entry| entry.path()).collect();
-    assert_eq!(left, [foreign], "what is not ours is not touched");
+    assert_eq!(left, [foreign], "foreign directories are not touched");
     assert_eq!(jail(&programs).sweep(&programs.firecracker()).unwrap(), 0);
 }
 
@@ -125,12 +125,12 @@ async fn files_are_given_to_a_jail_and_links_in_it_are_not_followed() {
     machine.open(&name("data.img")).unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "data");
 
-    // What somebody who broke out could put there.
+    // Links that a guest which broke out could create.
     let secret = programs.place().join("secret");
     symlink(&secret, machine.directory().join("trap")).unwrap();
     machine.create(&name("trap")).unwrap_err();
     machine.link(&image, &name("trap")).unwrap_err();
-    assert!(!secret.exists(), "nothing is made behind the link");
+    assert!(!secret.exists(), "nothing is created through the link");
     std::fs::write(&secret, "secret").unwrap();
     machine.open(&name("trap")).unwrap_err();
     machine.open(&name("api.sock")).unwrap_err();

@@ -1,6 +1,6 @@
-//! A supervisor with machines of Firecracker's, killed by SIGKILL at each of its steps: nothing is left of it, no process at
-//! once, no control group, directory, mount or socket after the next start. With a program in Firecracker's place, behind our
-//! walls and in jails.
+//! A supervisor with VMs of Firecracker, killed by SIGKILL at each of its steps. Afterwards no process is left, and
+//! after the next start no control group, directory, mount or socket. Tested with a program in place of Firecracker,
+//! with Cofferdam's isolation and in jails.
 
 #[expect(dead_code, reason = "the other suite looks for more")]
 #[path = "../suite/kill/census.rs"]
@@ -18,18 +18,18 @@ use cofferdam_vm::vmm::{Started, Vmm};
 use crate::machine::{Stage, driver_in, machine_in};
 use crate::support::NO_HANG;
 
-/// Tells this program where its stage is, if it is to be a supervisor.
+/// Stage directory of this program, if it is to be a supervisor.
 const PLACE: &str = "COFFERDAM_TEST_WALKED";
-/// Tells it the same, if it is to be the one that starts next.
+/// Stage directory of this program, if it is to be the next one that starts.
 const NEXT: &str = "COFFERDAM_TEST_NEXT";
-/// The step that it does again and again, so that it is killed in it.
+/// The step that it repeats, so that it is killed in it.
 const STAY: &str = "COFFERDAM_TEST_STAY";
-/// What the kills are drawn from, to have the same again.
+/// Seed of the random moments, to repeat a run.
 const SEED: &str = "COFFERDAM_TEST_SEED";
 const VERSION: &str = "1.16.2";
 const PATIENCE: Duration = Duration::from_secs(20);
 const MOST: ByteSize = ByteSize::from_mebibytes(64);
-/// Each step, in order, with the milliseconds within which it is killed, and how often.
+/// The steps in order, each with the maximum delay of the kill in milliseconds, and the number of kills.
 const STEPS: [(&str, u64, usize); 8] = [
     ("begin", 2, 1),
     ("create", 150, 6),
@@ -49,8 +49,8 @@ fn stays_at(step: &str) -> bool {
     std::env::var_os(STAY).is_some_and(|stay| stay == step)
 }
 
-/// Nothing for a test of its own: what the next one kills. It goes from one step to the next, and does the one again and again
-/// at which it is to stay.
+/// The process that the test kills, not a test of its own. It goes through all steps, and repeats the one that it is to
+/// stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
     let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
@@ -84,7 +84,7 @@ async fn supervisor() {
     };
     let mut restored = vec![restore().await];
     while stays_at("restore") {
-        // The one before is dropped while the next is there.
+        // The previous one is dropped while the next one runs.
         restored = vec![restore().await, restore().await];
     }
     at("destroy");
@@ -99,7 +99,7 @@ async fn supervisor() {
     std::future::pending::<()>().await;
 }
 
-/// A supervisor in a session of its own, by which all that it starts is known.
+/// A supervisor in a session of its own, which identifies all processes that it starts.
 struct Supervisor {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -118,11 +118,11 @@ impl Supervisor {
 
     fn reach(&mut self, step: &str) {
         let line = format!("step {step}");
-        let reached = self.lines.by_ref().map_while(Result::ok).any(|said| said == line);
-        assert!(reached, "it never came to the step {step}");
+        let reached = self.lines.by_ref().map_while(Result::ok).any(|text| text == line);
+        assert!(reached, "the supervisor never reached the step {step}");
     }
 
-    /// Kills it, waits for all that it started, and gives its number.
+    /// Kills it, waits for the end of all processes that it started, and returns its process ID.
     fn kill(mut self, after: Duration) -> u32 {
         std::thread::sleep(after);
         let pid = self.child.id();
@@ -133,7 +133,7 @@ impl Supervisor {
         let begun = Instant::now();
         while !census::session(pid).is_empty() {
             let left = census::session(pid);
-            assert!(begun.elapsed() < NO_HANG, "of a killed supervisor is left: {left:?}");
+            assert!(begun.elapsed() < NO_HANG, "processes left by a killed supervisor: {left:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
         println!("   of {had} processes none is left after {:?}", begun.elapsed());
@@ -141,8 +141,8 @@ impl Supervisor {
     }
 }
 
-/// Nothing for a test of its own: what starts next, and sweeps. It is a process of its own: what this one sweeps by depends on
-/// what else it tests meanwhile.
+/// The next start, which sweeps; not a test of its own. It runs in a separate process, because the sweep depends on the
+/// other tests of this one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next() {
     let Some(place) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
@@ -156,7 +156,7 @@ fn start_next(place: &Path) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// What bears the stage's name: mounts, and sockets.
+/// Returns mounts and sockets that contain the stage's name.
 fn of_stage(place: &Path) -> BTreeSet<String> {
     let name = place.file_name().expect("a name").to_str().expect("text");
     let read = |file| std::fs::read_to_string(file).unwrap_or_default();
@@ -179,7 +179,7 @@ fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
     for stage in Stage::each(test, "", VERSION) {
         for (step, within, times) in STEPS {
             for time in 0..times {
-                // Once as it passes by, then in one of many of the same.
+                // Once in the first run of the step, then in one of many repetitions.
                 let mut supervisor = Supervisor::start(stage.path(), if time == 0 { "" } else { step });
                 supervisor.reach(step);
                 let after = Duration::from_millis(random.u64(..within));

@@ -1,5 +1,5 @@
-//! A program in Firecracker's place, behind the driver's walls: it speaks the API as it is described, opens what it is told
-//! to as Firecracker does, writes states that a machine can go on from, and stands for the agent behind its vsock.
+//! A program in place of Firecracker, inside the driver's isolation. It implements the described API, opens files as
+//! Firecracker does, writes states that can be restored, and acts as the agent behind its vsock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,24 +22,24 @@ use crate::contract;
 use crate::support::{Reply, Seen, http, listen};
 
 const PAGE: usize = 4096;
-/// Where the machine's own mark stands in its memory.
+/// Offset of the VM's mark in its memory.
 pub(crate) const MARK_AT: u64 = 8 * PAGE as u64;
 pub(crate) const MEMORY: ByteSize = ByteSize::from_mebibytes(8);
-/// What the agent's byte is.
+/// The byte by which the agent confirms a connection.
 const TAKEN: u8 = 6;
 
-/// The program, what machines are made of, and where they have their directories.
+/// The program, the files of VMs, and their directories.
 #[derive(Debug)]
 pub(crate) struct Stage {
     directory: TempDir,
 }
 
 impl Stage {
-    /// `fault` is what goes wrong at which request, such as `die PUT /vsock`; `version` what the program says.
+    /// Creates a stage. `fault` is a fault at a request, such as `die PUT /vsock`; `version` is the program's version.
     pub(crate) fn new(fault: &str, version: &str) -> Self {
         let stage = Self { directory: tempfile::tempdir().expect("a directory") };
         let path = |name: &str| stage.directory.path().join(name);
-        // Whoever runs the monitor may be another user than this one.
+        // The VMM may run as another user.
         fs::set_permissions(path(""), fs::Permissions::from_mode(0o755)).expect("it can be opened");
         fs::create_dir(path("bin")).expect("a directory");
         fs::create_dir(path("lib")).expect("a directory");
@@ -64,7 +64,7 @@ impl Stage {
         stage
     }
 
-    /// The same, started by a jailer; none, with a line that says why, where this user cannot jail.
+    /// Creates a stage with a jailer; without root, prints the reason for skipping.
     pub(crate) fn jailed(test: &str, fault: &str, version: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIP the jailed half of {test}: only root can jail");
@@ -75,12 +75,12 @@ impl Stage {
         Some(stage)
     }
 
-    /// One of each kind that this user can have.
+    /// Creates one stage of each kind that this user can run.
     pub(crate) fn each(test: &str, fault: &str, version: &str) -> Vec<Self> {
         [Some(Self::new(fault, version)), Self::jailed(test, fault, version)].into_iter().flatten().collect()
     }
 
-    /// A program in the jailer's place; `fault` are words of its shell, before it becomes Firecracker.
+    /// Writes a program in place of the jailer; `fault` is a shell command that it runs before Firecracker.
     pub(crate) fn write_jailer(&self, version: &str, fault: &str) {
         let library = self.directory.path().join("lib");
         let library = library.to_str().expect("a name").trim_start_matches('/');
@@ -112,7 +112,7 @@ impl Stage {
         self.directory.path()
     }
 
-    /// A machine, and the disk that it can write to.
+    /// Returns a VM, and its writable disk.
     pub(crate) fn machine(&self) -> (Machine, File) {
         machine_in(self.directory.path())
     }
@@ -121,7 +121,7 @@ impl Stage {
         self.machine().0.into_parts().0
     }
 
-    /// What is left of machines, after a time in which it may still go.
+    /// Returns the files that are left of VMs after a time limit.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         let begun = std::time::Instant::now();
         loop {
@@ -135,7 +135,7 @@ impl Stage {
     }
 }
 
-/// A program that was just written can be busy while another thread's new child still holds it open: it is run once.
+/// Writes a program, and runs it once: a new program can be busy while another thread's new child still has it open.
 fn executable(path: &Path, script: &str) {
     fs::write(path, script).expect("a script");
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it can be executed");
@@ -145,7 +145,7 @@ fn executable(path: &Path, script: &str) {
     }
 }
 
-/// With the jailer, if there is one beside the program.
+/// Returns a driver, with the jailer if there is one beside the program.
 pub(crate) fn driver_in(directory: &Path, patience: Duration) -> FirecrackerVmm {
     let program = Some(directory.join("bin/firecracker"));
     let jailer = if directory.join("bin/jailer").exists() { Jailer::Beside } else { Jailer::Off };
@@ -173,7 +173,7 @@ pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {
     (machine, work)
 }
 
-/// The requests that a monitor's console tells, in order.
+/// Returns the requests on a VMM's console, in order.
 pub(crate) fn requests(console: &str) -> Vec<(String, Value)> {
     let lines = console.lines().filter_map(|line| line.split_once("SEEN ").map(|(_, rest)| rest));
     lines
@@ -184,7 +184,7 @@ pub(crate) fn requests(console: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// What a console tells under a word.
+/// Returns the text after a word on a console.
 pub(crate) fn told<'a>(console: &'a str, word: &str) -> Option<&'a str> {
     console.lines().find_map(|line| Some(line.split_once(&format!("{word} "))?.1.trim()))
 }
@@ -207,7 +207,7 @@ fn path(body: &Value, key: &str) -> PathBuf {
     body[key].as_str().expect("a path").into()
 }
 
-/// Does what is asked; why not, otherwise.
+/// Executes a request, or returns the reason for its failure.
 fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
     let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
     let body = seen.body.clone().unwrap_or_default();
@@ -216,8 +216,8 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
         ("PUT", "/machine-config") => it.memory = body["mem_size_mib"].as_u64().expect("a number") << 20,
         ("PUT", "/boot-source") => {
             for (key, begin) in [("kernel_image_path", "\u{7f}ELF"), ("initrd_path", "initramfs")] {
-                let place = path(&body, key);
-                let found = fs::read(&place).map_err(|error| failed("cannot open", &place, error))?;
+                let file = path(&body, key);
+                let found = fs::read(&file).map_err(|error| failed("cannot open", &file, error))?;
                 assert!(found.starts_with(begin.as_bytes()), "{key}: {found:?}");
             }
         }
@@ -249,7 +249,7 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             file.write_all(json!({ "drives": drives, "memory": it.memory }).to_string().as_bytes()).expect("it writes");
             let file = open(&memory).map_err(|error| failed("cannot open", &memory, error))?;
             file.set_len(it.memory).expect("its length");
-            // All of it, as a full state is written.
+            // The complete memory, as in a full snapshot.
             for at in (0..it.memory).step_by(1 << 20) {
                 file.write_all_at(&vec![0; 1 << 20], at).expect("it writes");
             }
@@ -264,7 +264,7 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             let drives: BTreeMap<String, (PathBuf, bool)> =
                 serde_json::from_value(saved["drives"].clone()).map_err(|error| error.to_string())?;
             for (place, read_only) in drives.values() {
-                // By the name that it had in the machine before.
+                // By the name that it had in the original VM.
                 let file = File::options().read(true).write(!read_only).open(place);
                 file.map_err(|error| failed("cannot open", place, error))?;
             }
@@ -298,9 +298,9 @@ fn serve_vsock(fake: &Shared, place: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Stands for the agent: says back what it hears, with the machine's mark where it hears `mark`.
+/// Acts as the agent: echoes its input, except for `mark`, which it answers with the VM's mark.
 async fn guest(fake: Shared, stream: UnixStream) {
-    // One that is lost as soon as it was taken.
+    // The connection that is lost immediately after it was confirmed.
     let lost: Option<u32> = fault_of("lose").and_then(|number| number.parse().ok());
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
@@ -308,7 +308,7 @@ async fn guest(fake: Shared, stream: UnixStream) {
     if reader.read_line(&mut line).await.is_err() || line != "CONNECT 1024\n" || lock(&fake).state != "Running" {
         return;
     }
-    // The first time, nobody inside listens yet.
+    // For the first connection, no process inside listens yet.
     let number = {
         let mut connections = CONNECTIONS.lock().expect("no panic");
         *connections += 1;
@@ -345,17 +345,17 @@ async fn guest(fake: Shared, stream: UnixStream) {
     }
 }
 
-/// How many connections came to the agent.
+/// The number of connections to the agent.
 static CONNECTIONS: Mutex<u32> = Mutex::new(0);
 
-/// What goes wrong, if it is of this kind.
+/// Returns the fault if it is of this kind.
 fn fault_of(kind: &str) -> Option<String> {
     let fault = std::env::var("COFFERDAM_TEST_FAULT").ok()?;
     Some(fault.strip_prefix(kind)?.trim().to_owned())
 }
 
-/// What the walls let it see, told once. A jail has no `/proc`.
-fn tell_walls(name: &str) {
+/// Prints what the isolation lets it see. A jail has no `/proc`.
+fn report_isolation(name: &str) {
     println!("NAME {name}");
     println!("USER {}", rustix::process::getuid().as_raw());
     println!("PRIVILEGES {}", u32::from(cofferdam_linux::process::no_new_privileges()));
@@ -374,12 +374,12 @@ fn tell_walls(name: &str) {
     }
 }
 
-/// What the kernel says where there is no way at all, rather than nobody who listens.
+/// Returns true for the kernel's error without any network, rather than a refused connection.
 fn is_unreachable(error: std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NetworkUnreachable
 }
 
-/// The fake's life, in a process of its own.
+/// The main function of the fake, in a process of its own.
 #[tokio::test(flavor = "current_thread")]
 async fn is_a_firecracker_with_a_machine() {
     let Ok(arguments) = std::env::var("COFFERDAM_TEST_MACHINE") else { return };
@@ -388,7 +388,7 @@ async fn is_a_firecracker_with_a_machine() {
     let fault = std::env::var("COFFERDAM_TEST_FAULT").unwrap_or_default();
     let (kind, at) = fault.split_once(' ').unwrap_or_default();
     let (kind, at, name) = (kind.to_owned(), at.to_owned(), id.to_owned());
-    tell_walls(id);
+    report_isolation(id);
     let fake: Shared = Arc::new(Mutex::new(Fake { state: "Not started", ..Fake::default() }));
     let description = contract::description();
     let listener = UnixListener::bind(socket).expect("a socket");
@@ -401,7 +401,7 @@ async fn is_a_firecracker_with_a_machine() {
                 "hang" => return Reply::Silence,
                 "refuse" => return Reply::Say(http(400, r#"{"fault_message":"No space left on device"}"#)),
                 "rubbish" => return Reply::SayAndEnd(b"SSH-2.0-x\r\n\r\n".to_vec()),
-                // It says that it did, and did not.
+                // It claims success without doing anything.
                 "lie" => return Reply::Say(http(204, "")),
                 other => panic!("{other}"),
             }

@@ -1,4 +1,4 @@
-//! The client of Firecracker from outside.
+//! Tests of the public Firecracker client.
 #![forbid(unsafe_code)]
 
 mod contract;

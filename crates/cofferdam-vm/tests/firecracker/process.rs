@@ -1,4 +1,4 @@
-//! Processes that start, do not start, end, and leave nothing.
+//! Processes that start, fail to start, end, and leave nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -63,7 +63,7 @@ async fn an_end_that_nobody_ordered_is_noticed() {
     let process = i32::try_from(process_of(&machine)).ok().and_then(rustix::process::Pid::from_raw).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     tokio::time::timeout(Duration::from_secs(5), machine.ended()).await.expect("it is noticed");
-    machine.client().describe("test").await.expect_err("nobody answers");
+    machine.client().describe("test").await.expect_err("the process is gone");
     machine.end().await.unwrap();
     assert!(!programs.place().join("vm-1").exists());
 }
@@ -72,11 +72,11 @@ async fn an_end_that_nobody_ordered_is_noticed() {
 async fn what_does_not_become_ready_says_why_and_leaves_nothing() {
     let short = Duration::from_millis(300);
     for (flaws, ready, says) in [
-        (Flaws { before: "echo no memory >&2; exit 3", ..Flaws::default() }, None, "ended at once: no memory"),
+        (Flaws { before: "echo no memory >&2; exit 3", ..Flaws::default() }, None, "exited immediately: no memory"),
         (Flaws { before: "exec sleep 3600", ..Flaws::default() }, Some(short), "no socket within 0.3 s"),
         (Flaws { version: Some("1.15.0"), ..Flaws::default() }, None, "1.15.0 is not supported"),
-        (Flaws { version: Some("new"), ..Flaws::default() }, None, "it has version 'new'"),
-        (Flaws { name: Some("vm-2"), ..Flaws::default() }, None, "another machine answers: 'vm-2'"),
+        (Flaws { version: Some("new"), ..Flaws::default() }, None, "the invalid version 'new'"),
+        (Flaws { name: Some("vm-2"), ..Flaws::default() }, None, "another VM answers: 'vm-2'"),
     ] {
         let programs = Programs::new(&flaws);
         let launch = programs.launch();
@@ -95,7 +95,7 @@ async fn what_is_no_program_says_so_and_leaves_nothing() {
     assert_eq!(launch.version().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(launch.start(&programs.place(), &id()).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(programs.left(), Vec::<std::path::PathBuf>::new());
-    for (program, says) in [("/bin/false", "it ended with"), ("/bin/true", "no version")] {
+    for (program, says) in [("/bin/false", "it exited with"), ("/bin/true", "no version")] {
         let error = Launch::new(program).version().await.unwrap_err();
         assert!(error.to_string().contains(says), "{error}");
     }
@@ -122,7 +122,7 @@ async fn a_killed_supervisor_leaves_no_process() {
     assert!(is_gone(process));
 }
 
-/// The number of the process that a supervisor started before it was killed.
+/// Returns the process that a supervisor started before it was killed.
 pub(crate) fn killed_supervisor(test: &str, programs: &Programs) -> u32 {
     let mut supervisor = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])

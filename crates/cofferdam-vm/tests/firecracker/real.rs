@@ -1,4 +1,4 @@
-//! Firecracker itself, where `FIRECRACKER_BIN` names it.
+//! Firecracker itself, if `FIRECRACKER_BIN` names it.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -19,7 +19,7 @@ fn launch(test: &str) -> Option<Launch> {
     program.map(Launch::new)
 }
 
-/// Everything that can be set before a start is taken, and read back; what comes too early or too late is refused.
+/// Everything that can be set before the start is accepted, and read back; requests in the wrong state are refused.
 #[tokio::test]
 async fn the_real_program_takes_each_setting() {
     let Some(launch) = launch("the_real_program_takes_each_setting") else { return };
@@ -60,14 +60,14 @@ async fn the_real_program_takes_each_setting() {
     assert_eq!((set.vcpus(), set.memory(), set.smt()), (config.vcpus(), config.memory(), false));
     let early = client.send("test", &Request::Change(VmState::Paused)).await.unwrap_err();
     assert_eq!(early.kind(), ErrorKind::Conflict, "{early}");
-    // 4 KiB of nothing are no kernel.
+    // 4 KiB of zeros are not a kernel.
     let no_kernel = client.send("test", &Request::Act(Action::InstanceStart)).await.unwrap_err();
     assert_ne!(no_kernel.kind(), ErrorKind::Internal, "{no_kernel}");
     machine.end().await.unwrap();
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
 }
 
-/// The body of a load is understood to the last property: it is refused for what its files are, not for its form.
+/// All properties of a load are accepted: it fails because of its files, not because of its form.
 #[tokio::test]
 async fn the_real_program_understands_a_load() {
     let Some(launch) = launch("the_real_program_understands_a_load") else { return };
@@ -82,7 +82,7 @@ async fn the_real_program_understands_a_load() {
     machine.end().await.unwrap();
 }
 
-/// The jailer of that Firecracker: `JAILER_BIN`, or the program beside it.
+/// Returns the jailer of that Firecracker: `JAILER_BIN`, or the program beside it.
 fn jailer(launch: &Launch) -> Option<Jailer> {
     let beside = launch.program.with_file_name("jailer");
     match std::env::var_os("JAILER_BIN") {
@@ -91,7 +91,7 @@ fn jailer(launch: &Launch) -> Option<Jailer> {
     }
 }
 
-/// The same, started by its own jailer.
+/// Does the same with its own jailer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_jailer_starts_the_real_program_for_the_driver() {
     let test = "the_real_jailer_starts_the_real_program_for_the_driver";
@@ -107,7 +107,7 @@ async fn the_real_jailer_starts_the_real_program_for_the_driver() {
     makes_a_machine(test, launch, jailer).await;
 }
 
-/// A machine by the driver: with the image that tests use where the processor runs ordinary guests, else with what is no
+/// Starts a VM with the driver: with the image of the tests if the processor runs ordinary guests, else with an invalid
 /// kernel, which the real program must refuse without leaving anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_program_makes_a_machine_by_the_driver() {
@@ -144,7 +144,7 @@ async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
         port: "dev.x",
     };
     let error = driver.start(sample).await.unwrap_err().into_contract("create");
-    assert!(error.message().contains("cannot start the machine"), "{error}");
+    assert!(error.message().contains("cannot start the VM"), "{error}");
     assert!(empty(), "something is left");
     let verdict = cofferdam_vm::kvm::Probe { cache: None, ..cofferdam_vm::kvm::Probe::default() }.verdict();
     if !verdict.is_usable() {

@@ -1,4 +1,4 @@
-//! Servers of the tests' own.
+//! HTTP servers for the tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,34 +10,34 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Far longer than anything takes: what comes later is a hang.
+/// Far longer than any operation: anything later is a hang.
 pub(crate) const NO_HANG: Duration = Duration::from_secs(60);
 
-/// What arrived, as a server sees it.
+/// A request that a server received.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub method: String,
     pub path: String,
     pub head: String,
     pub body: Option<Value>,
-    /// Which connection it came by, counted from 1.
+    /// The number of its connection, counted from 1.
     pub connection: usize,
 }
 
-/// What a server does with a request.
+/// A server's reaction to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    /// Says this, to the byte, and waits for the next.
+    /// Sends these bytes, and waits for the next request.
     Say(Vec<u8>),
-    /// Says this and hangs up.
+    /// Sends these bytes, and closes the connection.
     SayAndEnd(Vec<u8>),
-    /// Says nothing.
+    /// Sends nothing.
     Silence,
-    /// Says this again and again.
+    /// Sends these bytes repeatedly.
     Flood(Vec<u8>),
 }
 
-/// An answer of HTTP.
+/// Returns an HTTP answer.
 pub(crate) fn http(status: u16, body: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
         .into_bytes()
@@ -82,7 +82,7 @@ pub(crate) async fn listen(
     }
 }
 
-/// Deadlines after which a test is told what it waits for.
+/// Returns short deadlines.
 pub(crate) fn quick() -> Deadlines {
     let short = Duration::from_millis(300);
     Deadlines { connect: short, call: short, slow: short }
@@ -140,8 +140,8 @@ async fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>, connection: usize) 
     }
     let body: Vec<u8> = buffer.drain(..length).collect();
     let body = (!body.is_empty()).then(|| serde_json::from_slice(&body).expect("a body of JSON"));
-    let mut words = head.split(' ');
-    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut parts = head.split(' ');
+    let (method, path) = (parts.next()?.to_owned(), parts.next()?.to_owned());
     Some(Seen { method, path, head, body, connection })
 }
 

@@ -1,4 +1,4 @@
-//! Streams into a machine: the handshake, and what hostile ends make of it.
+//! Streams into a VM: the handshake, also with hostile ends.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,9 +9,10 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 
-const LIMIT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A socket that answers the first line with this, and gives everything else back; the line comes out of the channel.
+/// Creates a socket that answers the first line with these bytes, and echoes everything else. The channel returns the
+/// line.
 fn socket(answer: &'static [u8], and_end: bool) -> (TempDir, tokio::sync::oneshot::Receiver<String>) {
     let directory = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(directory.path().join("v.sock")).unwrap();
@@ -31,7 +32,7 @@ fn socket(answer: &'static [u8], and_end: bool) -> (TempDir, tokio::sync::onesho
 }
 
 async fn failure(path: &Path) -> Error {
-    let outcome = tokio::time::timeout(Duration::from_secs(20), vsock::connect(path, 52, LIMIT)).await;
+    let outcome = tokio::time::timeout(Duration::from_secs(20), vsock::connect(path, 52, TIMEOUT)).await;
     let error = outcome.expect("no hang").expect_err("there is no stream");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.remedy().is_some() && error.to_string().contains("port 52"), "{error}");
@@ -41,7 +42,7 @@ async fn failure(path: &Path) -> Error {
 #[tokio::test]
 async fn the_guests_first_bytes_come_out_of_the_stream() {
     let (directory, asked) = socket(b"OK 1073741824\nhello", false);
-    let mut stream = vsock::connect(&directory.path().join("v.sock"), 52, LIMIT).await.unwrap();
+    let mut stream = vsock::connect(&directory.path().join("v.sock"), 52, TIMEOUT).await.unwrap();
     assert_eq!(asked.await.unwrap(), "CONNECT 52\n");
     stream.write_all(b" world").await.unwrap();
     let mut text = [0; 11];
@@ -53,7 +54,7 @@ async fn the_guests_first_bytes_come_out_of_the_stream() {
 async fn a_port_that_nobody_listens_at_may_be_tried_again() {
     let (directory, _asked) = socket(b"", true);
     let error = failure(&directory.path().join("v.sock")).await;
-    assert!(error.to_string().contains("nobody inside listens"), "{error}");
+    assert!(error.to_string().contains("no process inside listens"), "{error}");
     assert_eq!(error.retry(), Retry::MayHelp);
 }
 
@@ -62,11 +63,11 @@ async fn what_is_no_greeting_is_refused() {
     for answer in [&b"NO\n"[..], b"OK\n", b"OK x\n", b"OK 99999999999999999999999999\n", b"xxxxxxxxxxxxxxxxxxxxxxxx"] {
         let (directory, _asked) = socket(answer, false);
         let error = failure(&directory.path().join("v.sock")).await;
-        assert!(error.to_string().contains("no greeting"), "{error}");
+        assert!(error.to_string().contains("is malformed"), "{error}");
         assert_eq!(error.retry(), Retry::Never);
     }
     let (directory, _asked) = socket(b"OK 1", true);
-    assert!(failure(&directory.path().join("v.sock")).await.to_string().contains("no greeting"));
+    assert!(failure(&directory.path().join("v.sock")).await.to_string().contains("is malformed"));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Snapshots that travel through a file, between backends that share nothing but their images.
+//! Snapshots in archives, between backends that share only their images.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -35,13 +35,13 @@ async fn counted(sandbox: &Arc<dyn Sandbox>, beyond: u64) -> u64 {
     promptly(counting).await
 }
 
-/// The same images, and everything else elsewhere.
+/// Returns a backend with the same images, and other directories.
 fn elsewhere(place: &std::path::Path, snapshots: u64) -> VmBackend {
     let disks = place.join("disks");
     VmBackend::new(VmConfig { disks, snapshots: ByteSize::from_mebibytes(snapshots), ..support::config() }).unwrap()
 }
 
-/// A stream that takes so many bytes, as a disk that is full then.
+/// A stream that accepts so many bytes, and then fails like a full disk.
 struct Full(u64);
 
 impl Write for Full {
@@ -72,7 +72,7 @@ async fn a_snapshot_travels_between_backends() {
     promptly(source.close()).await.unwrap();
     let taken = VmSnapshot::of(&snapshot).unwrap();
 
-    // To a disk that is full, and with somebody who changes his mind.
+    // To a full disk, and with a cancellation.
     let on = |_| ControlFlow::Continue(());
     let error = taken.save(Full(100_000), SaveOptions::default(), on).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
@@ -95,7 +95,7 @@ async fn a_snapshot_travels_between_backends() {
     let there = elsewhere(place.path(), 512);
     let error = promptly(there.load(input(), LoadOptions::default(), |_| ControlFlow::Break(()))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-    // What was refused has given back what it took of the memory for snapshots: there is room for each of many.
+    // Refused loads have released their memory: there is space for each of many.
     for generation in 0..3 {
         let loaded = promptly(there.load(input(), LoadOptions::default(), on)).await.unwrap();
         let again = loaded.spec().build().unwrap();
@@ -106,7 +106,7 @@ async fn a_snapshot_travels_between_backends() {
         assert!((at_least..at_most).contains(&found), "{generation}: {at_least} {found} {at_most}");
         counted(&clone, found + 3).await;
         promptly(clone.close()).await.unwrap();
-        // And once more, of what came from a file.
+        // Save the loaded snapshot again.
         let mut copy = Vec::new();
         io::Read::read_to_end(&mut input(), &mut copy).unwrap();
         let mut resaved = tempfile::tempfile().unwrap();
@@ -114,7 +114,8 @@ async fn a_snapshot_travels_between_backends() {
         let mut same = Vec::new();
         resaved.rewind().unwrap();
         io::Read::read_to_end(&mut resaved, &mut same).unwrap();
-        // Machines were made from it, and changed nothing in it; only the image's name here may differ, which does not travel.
+        // VMs were restored from it, and did not change it; only the image's local name may differ, which is not in the
+        // archive.
         assert!(copy == same, "{} {}", copy.len(), same.len());
     }
     drop((there, poor));

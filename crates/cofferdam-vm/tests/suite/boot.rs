@@ -1,4 +1,4 @@
-//! Machines without a sandbox around them: they boot, their agent greets, they end, and say how.
+//! VMs without a sandbox around them: boot, connection of the agent, and end with its reason.
 
 use std::time::Instant;
 
@@ -11,15 +11,15 @@ use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
 use crate::support::{self, NO_HANG};
 
 const PORT: &str = "dev.cofferdam.agent";
-pub(crate) const WORDS: &str = "cofferdam.root=serial:root cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 \
+pub(crate) const OPTIONS: &str = "cofferdam.root=serial:root cofferdam.workspace=16777216:4096 cofferdam.tmp=16777216:4096 \
                      cofferdam.shm=1048576:256 cofferdam.user=4711:4712 cofferdam.port=dev.cofferdam.agent \
                      cofferdam.memory=134217728 cofferdam.tasks=65 cofferdam.cpu=50000";
 
-pub(crate) fn machine(image: &Image, words: &str) -> Machine {
+pub(crate) fn machine(image: &Image, options: &str) -> Machine {
     Machine {
         kernel: image.kernel.clone(),
         initramfs: image.initramfs.clone(),
-        command_line: words.to_owned(),
+        command_line: options.to_owned(),
         memory: ByteSize::from_mebibytes(256),
         processors: 1,
         disks: vec![Disk { name: "root", contents: Contents::Shared(image.root.clone()), access: Access::ReadOnly }],
@@ -27,12 +27,12 @@ pub(crate) fn machine(image: &Image, words: &str) -> Machine {
     }
 }
 
-pub(crate) async fn start(image: &Image, words: &str) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(machine(image, words)).await.expect("a machine")
+pub(crate) async fn start(image: &Image, options: &str) -> Started {
+    Qemu::new(QemuConfig::default()).unwrap().start(machine(image, options)).await.expect("a machine")
 }
 
 async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
-    let Started { vm, reader, writer } = start(image, WORDS).await;
+    let Started { vm, reader, writer } = start(image, OPTIONS).await;
     let settings = Settings { patience: NO_HANG, ..Settings::default() };
     match Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await {
         Ok((guest, evidence)) => (vm, guest, evidence),
@@ -85,17 +85,17 @@ async fn a_machine_boots_runs_a_command_and_leaves_nothing() {
 async fn what_the_init_does_not_understand_is_told_on_the_console() {
     let Some(image) = support::image("what_the_init_does_not_understand_is_told_on_the_console") else { return };
     let before = support::census();
-    for (words, says) in [
-        (format!("{WORDS} cofferdam.nonsense=1"), "understand the command line at cofferdam.nonsense=1"),
-        (WORDS.replace("serial:root", "vdb"), "find the disk vdb: error 2"),
-        // Without a power switch, as under Firecracker, where the kernel would stand still for ever. What the init says is lost
-        // with the console, which is found by the same tables here.
-        (format!("{WORDS} cofferdam.nonsense=2 acpi=off"), "reboot: Restarting system"),
+    for (options, says) in [
+        (format!("{OPTIONS} cofferdam.nonsense=1"), "parse the command line at cofferdam.nonsense=1"),
+        (OPTIONS.replace("serial:root", "vdb"), "find the disk vdb: error 2"),
+        // Without a power switch, as with Firecracker, the kernel would hang. The init's message is lost with the
+        // console, which is found through the same ACPI tables here.
+        (format!("{OPTIONS} cofferdam.nonsense=2 acpi=off"), "reboot: Restarting system"),
     ] {
-        let Started { vm, .. } = start(&image, &words).await;
+        let Started { vm, .. } = start(&image, &options).await;
         let ended = promptly(vm.ended()).await;
         assert!(ended.by_itself, "{ended:?}");
-        assert!(vm.console().contains(says), "{words}: {}", vm.console());
+        assert!(vm.console().contains(says), "{options}: {}", vm.console());
     }
     assert_eq!(support::left(&before).await, Default::default());
 }

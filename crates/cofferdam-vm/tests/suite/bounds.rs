@@ -1,4 +1,4 @@
-//! What a monitor may take of the host, and what it is refused for want of its walls.
+//! Host resources of a VMM, and its refusal without isolation.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -17,10 +17,10 @@ use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
 
 use crate::support::{self, NO_HANG};
 
-/// Tells a test that it was started by another one, for something that needs a process of its own.
+/// Marks a test that another one started, because it needs a process of its own.
 const PART: &str = "COFFERDAM_TEST_PART";
 
-/// This program again, for one test alone.
+/// Returns the command for this program with one test alone.
 pub(crate) fn again(test: &str, part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(PART, part);
@@ -31,10 +31,10 @@ fn is_part(name: &str) -> bool {
     std::env::var_os(PART).is_some_and(|part| part == name)
 }
 
-/// The directories of a process's groups that are ours, one in each hierarchy.
+/// Returns the process's control groups of Cofferdam, one in each hierarchy.
 pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let place = |line: &str| {
+    let group = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
         let top = Path::new("/sys/fs/cgroup");
@@ -43,17 +43,17 @@ pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
             mounted.into_iter().map(|mount| mount.join(path)).find(|path| path.join("cgroup.procs").exists())?;
         path.contains("cofferdam-").then_some(found)
     };
-    text.lines().filter_map(place).collect()
+    text.lines().filter_map(group).collect()
 }
 
-/// Whether this user may make groups at all.
+/// Returns true if this user can create control groups.
 async fn has_groups(test: &str) -> bool {
     let place = tempfile::tempdir().unwrap();
     let found = doctor(&VmConfig::new(place.path())).await;
-    let bounds = found.iter().find(|finding| finding.name == "monitor's bounds").expect("it is looked at");
+    let bounds = found.iter().find(|finding| finding.name == "VMM limits").expect("a finding");
     if bounds.state != FindingState::Ok {
         println!("SKIP {test}: {}", bounds.detail);
-        assert!(bounds.detail.contains("not bounded") && bounds.remedy.is_some(), "{bounds:?}");
+        assert!(bounds.detail.contains("bounded only by resource limits") && bounds.remedy.is_some(), "{bounds:?}");
     }
     bounds.state == FindingState::Ok
 }
@@ -95,25 +95,25 @@ async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
             let found = groups.iter().find_map(|group| std::fs::read_to_string(group.join(name)).ok());
             found.map(|text| text.trim().to_owned())
         };
-        // The machine, what its translation and its structures may take, tables; its workspace where that is in memory.
+        // The VM, the VMM's code cache and structures, page tables, and the workspace if it is in memory.
         let bytes: u64 = read("memory.limit_in_bytes").or_else(|| read("memory.max")).unwrap().parse().unwrap();
-        let least = (189 + 128 + 192 + 3) << 20;
-        assert!(bytes >= least && bytes <= least + (2 << 30), "{bytes}");
+        let min = (189 + 128 + 192 + 3) << 20;
+        assert!(bytes >= min && bytes <= min + (2 << 30), "{bytes}");
         assert_eq!(read("pids.max").as_deref(), Some("97"));
         if let Some(quota) = read("cpu.cfs_quota_us").or_else(|| read("cpu.max")) {
             assert!(quota.starts_with("100000"), "{quota}");
         }
-        assert!(memory.contains("the monitor is in a group of cgroup"), "{memory}");
+        assert!(memory.contains("the VMM is in a group of cgroup"), "{memory}");
         tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
         let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
         assert!(left.is_empty(), "{left:?}");
     } else {
-        assert!(memory.contains("not bounded from outside"), "{memory}");
+        assert!(memory.contains("bounded only by resource limits"), "{memory}");
         tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
     }
 }
 
-/// Nothing for a test of its own: what sweeps, as every start of a machine does.
+/// A sweep as by every start of a VM; not a test of its own.
 #[tokio::test]
 async fn sweeper() {
     if is_part("sweeper") {
@@ -121,10 +121,10 @@ async fn sweeper() {
     }
 }
 
-/// Groups of a supervisor that was killed are gone once another process has made some.
+/// Checks that the groups of a killed supervisor are removed once another process has created some.
 pub(crate) fn are_swept(groups: &BTreeSet<PathBuf>) {
     if groups.is_empty() {
-        println!("SKIP sweeping: this user can make no groups");
+        println!("SKIP sweeping: this user cannot create groups");
         return;
     }
     assert!(groups.iter().all(|group| group.exists()), "{groups:?}");
@@ -136,7 +136,7 @@ pub(crate) fn are_swept(groups: &BTreeSet<PathBuf>) {
     }
 }
 
-/// A machine that comes no further than to its monitor's start.
+/// Returns a VM whose VMM starts, and nothing more.
 fn nothing(place: &Path) -> Machine {
     let file = place.join("kernel");
     std::fs::write(&file, "no kernel").unwrap();
@@ -152,7 +152,7 @@ fn nothing(place: &Path) -> Machine {
     }
 }
 
-/// What [`without_its_walls_no_monitor_is_started`] runs where something is missing.
+/// The part of [`without_its_walls_no_monitor_is_started`] that runs without an isolation mechanism.
 #[tokio::test]
 async fn walled() {
     let wall = match std::env::var(PART).as_deref() {
@@ -165,28 +165,28 @@ async fn walled() {
     };
     let place = tempfile::tempdir().unwrap();
     let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(place.path())).await;
-    let error = started.map(drop).expect_err("a monitor without its walls");
+    let error = started.map(drop).expect_err("a VMM without isolation");
     let named = matches!(&error, VmError::NoWall { wall: found } if found.starts_with(wall));
     assert!(named, "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
     let findings = doctor(&VmConfig::new(place.path())).await;
-    let name = if wall == "Landlock" { "monitor's files" } else { "monitor's network" };
+    let name = if wall == "Landlock" { "VMM files" } else { "VMM network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
     println!("refused: {wall}");
 }
 
-/// From here on, this thread and all that it starts have a kernel without Landlock.
+/// Makes the kernel appear without Landlock for this thread and its children.
 fn forbid_landlock() {
     use cofferdam_linux::seccomp::{Instruction, Program, install};
     const CREATE_RULESET: u32 = 444;
     let step = |code, jf, k| Instruction { code, jt: 0, jf, k };
     let refusal = 0x0005_0000 | rustix::io::Errno::NOSYS.raw_os_error().cast_unsigned();
-    // Its number; if it is that one: not implemented; else: allowed.
+    // Load the call number; for that call return "not implemented", otherwise allow it.
     let instructions =
         vec![step(0x20, 0, 0), step(0x15, 1, CREATE_RULESET), step(0x06, 0, refusal), step(0x06, 0, 0x7fff_0000)];
-    cofferdam_linux::process::set_no_new_privileges().expect("no rights to be gained");
+    cofferdam_linux::process::set_no_new_privileges().expect("no_new_privs");
     install(&Program { instructions }).expect("a filter");
 }
 
@@ -196,7 +196,7 @@ fn was_refused(output: &Output, wall: &str) {
     assert!(said.contains(&format!("refused: {wall}")), "{said}");
 }
 
-/// Root starts monitors as somebody else, who may not go where the program is. That is no want of walls.
+/// Root starts VMMs as another user, which may lack access to the program. That is not a lack of isolation.
 #[tokio::test]
 async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
     let test = "a_monitor_that_may_not_be_executed_is_told_as_such";
@@ -210,12 +210,12 @@ async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
     std::fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
     let found = ["/usr/bin", "/usr/local/bin"].map(|place| Path::new(place).join("qemu-system-x86_64"));
     let Some(found) = found.into_iter().find(|path| path.exists()) else {
-        println!("SKIP {test}: QEMU is in no usual directory");
+        println!("SKIP {test}: QEMU is in no standard directory");
         return;
     };
     std::os::unix::fs::symlink(found, hidden.join("qemu")).unwrap();
     let qemu = Qemu::new(QemuConfig { program: Some(hidden.join("qemu")), ..QemuConfig::default() }).unwrap();
-    let error = qemu.start(nothing(place.path())).await.map(drop).expect_err("a monitor that nobody may execute");
+    let error = qemu.start(nothing(place.path())).await.map(drop).expect_err("a VMM without execute permission");
     assert!(matches!(error, VmError::Forbidden { .. }), "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Denied && error.remedy().is_some(), "{error:?}");
@@ -233,7 +233,7 @@ fn without_its_walls_no_monitor_is_started() {
         println!("SKIP {test}: only root can take user namespaces from an ordinary user");
         return;
     }
-    // A user namespace in which there may be no further one, and in it an ordinary user.
+    // A user namespace that permits no further ones, and an ordinary user in it.
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
     let program = place.path().join("suite");
@@ -279,7 +279,7 @@ async fn directories_in_memory_are_full_before_the_memory_is() {
     }
 }
 
-/// Eight programs hold nearly four thousand files each, more than the kernel of so small a machine has in all.
+/// Eight programs that open nearly four thousand files each, more than the kernel of such a small VM allows in total.
 const EVERY_FILE: &str = r"
 : > /tmp/x; names=$(yes /tmp/x | head -n 3900)
 for each in 1 2 3 4 5 6 7 8; do tail -q -n 0 -f $names > /dev/null 2>&1 & done
@@ -302,7 +302,7 @@ async fn who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit() {
     let done = tokio::time::timeout(NO_HANG * 2, sandbox.exec(request)).await.unwrap().unwrap();
     assert!(done.stdout.ends_with(b"full\n"), "{done:?}");
     assert_eq!(done.exit.killed_by, Some(LimitKind::Cpu), "{done:?}");
-    // What is left of them ends with their exec, and the machine is as good as before.
+    // The rest of the programs end with their exec, and the VM is usable as before.
     let done = sandbox.exec(ExecRequest::argv(["cat", "/tmp/x"]).build().unwrap()).await.unwrap();
     assert!(done.exit.success(), "{done:?}");
     sandbox.close().await.unwrap();

@@ -1,8 +1,8 @@
-//! The conformance kit on machines.
+//! The conformance suite on VMs.
 //!
-//! A translated machine boots for a second or two, most of the kit's time. So most of it runs on machines that came from a
-//! snapshot and were claimed: what a pool serves. Cases that are about how a sandbox begins, and those whose spec fits no machine
-//! that was made ahead, have booted ones; on demand all have.
+//! An emulated VM boots for a second or two, which is most of the suite's time. So most cases run on VMs that were
+//! restored from a snapshot and claimed, as from a pool. Cases about the start of a sandbox, and those whose spec is
+//! incompatible with a prepared VM, use booted VMs; on demand all cases do.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,12 +16,12 @@ use cofferdam_vm::VmBackend;
 
 use crate::support;
 
-/// Machines are translated: what takes a second elsewhere takes many here.
+/// VMs are emulated: an operation of a second elsewhere takes many here.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Groups of cases that compare a claim with a create, or measure what a boot has built.
+/// Groups of cases that compare a claim with a create, or measure the result of a boot.
 const BOOTED: [&str; 2] = ["posture/", "warm/"];
 
-/// The backend as a pool uses it: what a machine made ahead can become is claimed, all else is created.
+/// The backend as used by a pool: compatible specs are claimed, all others are created.
 #[derive(Debug)]
 struct Claiming(Arc<VmBackend>);
 
@@ -60,7 +60,7 @@ impl Backend for Claiming {
     }
 }
 
-/// Groups of cases by the names that theirs begin with, or what was asked for.
+/// Returns groups of cases by the prefix of their names, or the requested ones.
 fn groups() -> BTreeSet<String> {
     match std::env::var("COFFERDAM_TEST_CASE") {
         Ok(asked) => BTreeSet::from([asked]),
@@ -81,7 +81,7 @@ async fn run_groups(backend: Arc<dyn Backend>, groups: &BTreeSet<String>, root: 
     reports
 }
 
-/// Runs all, those with booted machines beside the others: there are not many that take long.
+/// Runs all groups, those with booted VMs concurrently with the others: few of them take long.
 async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Report> {
     let backend = Arc::new(backend);
     let is_booted = |group: &String| all_booted || BOOTED.iter().any(|name| group.starts_with(name));
@@ -98,9 +98,9 @@ async fn the_kit_passes_on_translated_machines() {
     let Some(backend) = support::backend(test) else { return };
     let before = support::census();
     let root = tempfile::tempdir().unwrap();
-    support::root(root.path()).expect("packages were had before");
+    support::root(root.path()).expect("packages are cached");
     let all_booted = std::env::var_os("COFFERDAM_TEST_MACHINES").is_some_and(|value| value == "all");
-    // What is kept ready for warm machines goes with the backend.
+    // Template snapshots are dropped with the backend.
     let reports = run_all(backend, root.path(), all_booted).await;
     let cases = || reports.iter().flat_map(|report| &report.cases);
     for case in cases().filter(|case| matches!(case.outcome, Outcome::Skipped(_))) {

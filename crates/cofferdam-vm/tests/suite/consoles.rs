@@ -1,7 +1,7 @@
-//! Root of a machine who floods its consoles: the supervisor keeps the end, and nothing else of it.
+//! Root of a VM that floods its consoles: the supervisor keeps only the tail.
 //!
-//! Guests never are root. A machine with one has an initramfs to which a hostile first program was appended, or a hostile
-//! program in the place of the agent, whose port is the other console.
+//! Guests are never root. So these VMs have an initramfs with an additional hostile first program, or with a hostile
+//! program in place of the agent, whose port is the other console.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,26 +13,26 @@ use cofferdam_vm::image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Machine, Started, Vmm};
 
-use crate::boot::{WORDS, machine, promptly};
+use crate::boot::{OPTIONS, machine, promptly};
 use crate::bounds::again;
 use crate::support::{self, NO_HANG};
 
-/// What the supervisor may take more than before, whatever comes.
-const MOST: u64 = 24 << 20;
-/// The longest end of a console that is kept.
-const KEPT: usize = 64 << 10;
-/// How long a flood is borne.
+/// Maximum additional memory of the supervisor.
+const MAX_MEMORY: u64 = 24 << 20;
+/// Maximum length of a console's tail.
+const MAX_TAIL: usize = 64 << 10;
+/// Duration of a flood.
 const FLOOD: Duration = Duration::from_secs(15);
 const LINE: &str = "a line of the flood that is printed by root of the machine, again and again";
 
-/// Of a process that has its memory for itself.
+/// Returns the peak memory of this process, which runs nothing else.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Appends files to what the kernel unpacks, with their modes: those of the same name take the place of what was there.
+/// Appends files with modes to an initramfs; they replace files of the same name.
 fn append(initramfs: &mut Vec<u8>, files: &[(&str, u32, Vec<u8>)]) {
     let mut entry = |name: &str, mode: u32, data: &[u8]| {
         let fields = [1, mode, 0, 0, 1, 0, data.len() as u32, 0, 0, 0, 0, name.len() as u32 + 1, 0];
@@ -55,16 +55,16 @@ fn append(initramfs: &mut Vec<u8>, files: &[(&str, u32, Vec<u8>)]) {
     entry("TRAILER!!!", 0, &[]);
 }
 
-/// A machine of this image with these files on top of its initramfs.
-fn hostile(image: &Image, place: &Path, words: &str, files: &[(&str, u32, Vec<u8>)]) -> Machine {
+/// Returns a VM of this image with these additional files in its initramfs.
+fn hostile(image: &Image, place: &Path, options: &str, files: &[(&str, u32, Vec<u8>)]) -> Machine {
     let mut initramfs = std::fs::read(&image.initramfs).unwrap();
     append(&mut initramfs, files);
     let path = place.join("initramfs");
     std::fs::write(&path, initramfs).unwrap();
-    Machine { initramfs: path, ..machine(image, words) }
+    Machine { initramfs: path, ..machine(image, options) }
 }
 
-/// A program of the image's packages, with the libraries that shells need.
+/// Returns programs of the image's packages, and the libraries that shells need.
 fn programs(root: &Path, names: &[(&'static str, &'static str)]) -> Vec<(&'static str, u32, Vec<u8>)> {
     let read = |path: &str| {
         let found = [path.to_owned(), format!("usr/{path}")].map(|path| root.join(path));
@@ -77,7 +77,7 @@ async fn started(machine: Machine) -> Started {
     Qemu::new(QemuConfig::default()).unwrap().start(machine).await.expect("a machine")
 }
 
-/// The serial console is flooded from the kernel's first program on; the machine is of use all the same.
+/// Floods the serial console from the kernel's first program on; the VM must stay usable.
 async fn serial(image: &Image, root: &Path, place: &Path) {
     let mut files = programs(
         root,
@@ -90,7 +90,7 @@ async fn serial(image: &Image, root: &Path, place: &Path) {
     let script = format!("#!/bin/sh\n(while :; do echo '{LINE}'; done > /dev/console) &\nexec /init\n");
     files.push(("flood", 0o755, script.into_bytes()));
     let Started { vm, reader, writer } =
-        started(hostile(image, place, &format!("{WORDS} rdinit=/flood"), &files)).await;
+        started(hostile(image, place, &format!("{OPTIONS} rdinit=/flood"), &files)).await;
     let settings = Settings { patience: NO_HANG, ..Settings::default() };
     let connected = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await;
     let (guest, _) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
@@ -101,31 +101,31 @@ async fn serial(image: &Image, root: &Path, place: &Path) {
     assert_eq!(done.stdout, "works\n", "{done:?}");
     let console = vm.console();
     println!("{} bytes of the console, {} KiB more", console.len(), (peak() - before) >> 10);
-    assert!(console.len() <= KEPT && console.matches(LINE).count() > 10, "{console}");
+    assert!(console.len() <= MAX_TAIL && console.matches(LINE).count() > 10, "{console}");
     promptly(vm.pause()).await.unwrap();
     promptly(vm.resume()).await.unwrap();
     promptly(vm.kill()).await.unwrap();
-    assert!(peak() - before < MOST, "{} bytes more", peak() - before);
+    assert!(peak() - before < MAX_MEMORY, "{} bytes more", peak() - before);
 }
 
-/// The agent's port is flooded by a program in the agent's place.
+/// Floods the agent's port by a program in place of the agent.
 async fn port(image: &Image, root: &Path, place: &Path) {
     let agent = programs(root, &[("agent", "bin/yes")]);
-    let Started { vm, reader, writer } = started(hostile(image, place, WORDS, &agent)).await;
+    let Started { vm, reader, writer } = started(hostile(image, place, OPTIONS, &agent)).await;
     let before = peak();
     let settings = Settings { patience: NO_HANG, ..Settings::default() };
     let refused = promptly(Guest::connect(reader, writer, settings, Instant::now() + NO_HANG)).await;
-    let error = refused.map(drop).expect_err("that was no agent");
+    let error = refused.map(drop).expect_err("an invalid agent");
     println!("{error}; {} KiB more", (peak() - before) >> 10);
-    // It floods a port that nothing reads.
+    // The program floods a port that the host does not read.
     tokio::time::sleep(FLOOD).await;
     promptly(vm.pause()).await.unwrap();
     promptly(vm.resume()).await.unwrap();
     promptly(vm.kill()).await.unwrap();
-    assert!(peak() - before < MOST, "{} bytes more", peak() - before);
+    assert!(peak() - before < MAX_MEMORY, "{} bytes more", peak() - before);
 }
 
-/// Nothing for a test of its own: what [`root_who_floods_a_console_costs_its_supervisor_nothing`] runs.
+/// The part that [`root_who_floods_a_console_costs_its_supervisor_nothing`] runs; not a test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flooded() {
     let Ok(part) = std::env::var("COFFERDAM_TEST_PART") else { return };
@@ -133,7 +133,7 @@ async fn flooded() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("root");
     std::fs::create_dir(&root).unwrap();
-    support::root(&root).expect("packages were had before");
+    support::root(&root).expect("packages are cached");
     match part.as_str() {
         "serial" => serial(&image, &root, place.path()).await,
         "port" => port(&image, &root, place.path()).await,

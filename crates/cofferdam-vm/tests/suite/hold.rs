@@ -1,5 +1,4 @@
-//! A machine that is held still, goes on, and becomes another one: all within the same machine, whose host goes and is
-//! followed by another.
+//! A guest that is quiesced, resumed, and renewed: all in the same VM, whose host is replaced by another.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,15 +8,15 @@ use cofferdam_vm::vmm::Started;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 
-use crate::boot::{WORDS, promptly, start};
+use crate::boot::{OPTIONS, promptly, start};
 use crate::support::{self, NO_HANG};
 
-/// Where guests read who their machine is.
+/// Files from which guests read the identity of their VM.
 const IDS: [&str; 2] = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
 
 type Streams = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
 
-/// Stands between a machine and its host, so that the host can go and the machine does not notice.
+/// Forwards the streams between a VM and its host, so that the host can disconnect unnoticed by the VM.
 fn splice(streams: Streams) -> (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>, JoinHandle<Streams>) {
     let (mut reader, mut writer) = streams;
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -60,7 +59,7 @@ async fn file(guest: &Guest, name: &str) -> String {
     text.trim().to_owned()
 }
 
-/// Waits until a file says something else than this, and gives what.
+/// Waits until a file has other contents than `old`, and returns them.
 async fn other_than(guest: &Guest, name: &str, old: &str) -> String {
     promptly(async {
         loop {
@@ -108,11 +107,11 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let test = "a_machine_that_is_held_goes_on_as_another_one_for_another_host";
     let Some(image) = support::image(test) else { return };
     let before = support::census();
-    let Started { vm, reader, writer } = start(&image, WORDS).await;
+    let Started { vm, reader, writer } = start(&image, OPTIONS).await;
     let (reader, writer, splicing) = splice((Box::new(reader), Box::new(writer)));
     let connected = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
     let (guest, first) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
-    // Nobody runs in it, so nobody has to be stopped.
+    // Without execs, no process has to be stopped.
     promptly(guest.hold()).await.unwrap();
     let nothing = ExecRequest::argv(["true"]).build().unwrap();
     let refused = promptly(guest.start(&nothing, &Limits::default())).await.map(drop).unwrap_err();
@@ -125,7 +124,8 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     }
     assert_eq!((&*cold.boot, &*cold.name), (&*first.boot, "sandbox"));
 
-    // One that would block if nobody took its output, and notices signals; one that waits for the end of its input.
+    // One exec that would block if its output was not read, and detects signals; and one that waits for the end of its
+    // input.
     let counts = "trap 'echo continued > signalled' CONT; i=0; while :; do echo a line that is not short at all $i; \
                   echo $i > new; mv new count; i=$((i+1)); done";
     let counter = begin(&guest, counts, NO_HANG, None).await;
@@ -141,14 +141,14 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
         count = other_than(&guest, "count", &count).await;
     }
 
-    // Two whose time is soon over, which is not now.
+    // Two execs near their limits, which must not count the time without a host.
     let limited = begin(&guest, "while :; do sleep 1; done", Duration::from_secs(6), None).await;
     let spinning = begin(&guest, "while :; do :; done", NO_HANG, Some(Duration::from_secs(3))).await;
     let held = promptly(guest.hold()).await.unwrap();
     let running: Vec<_> = [&counter, &waits, &limited, &spinning].map(ExecHandle::id).into();
     drop((guest, counter, waits, limited, spinning));
     let streams = promptly(splicing).await.unwrap();
-    // As long as nobody says a word, nothing happens, and no time passes.
+    // Without a host, nothing happens, and no time is counted.
     tokio::time::sleep(Duration::from_secs(7)).await;
     let day = Duration::from_secs(24 * 3600);
     let renewal = Renewal { now: SystemTime::now() + day, ..Renewal::new("copy-1").unwrap() };
@@ -162,7 +162,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let clock: u64 = run(&guest, "date +%s").await.parse().unwrap();
     let expected = (SystemTime::now() + day).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     assert!(clock.abs_diff(expected) < NO_HANG.as_secs(), "{clock} is not {expected}");
-    // Everything else is as it was.
+    // Everything else is unchanged.
     let same = |of: &Evidence| {
         let bounds = of.bounds;
         (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.marks, of.landlock, of.seccomp_filtered)
@@ -175,14 +175,14 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
         assert!(found.is_some_and(|found| found.read_only), "{mount}: {:?}", evidence.mounts);
         run(&guest, &format!("! echo x > {mount} && ! rm -f {mount} && test -s {mount}")).await;
     }
-    // They go on, for nobody.
+    // The execs continue without a client.
     for _ in 0..3 {
         let next = other_than(&guest, "count", &count).await;
         assert!(next.parse::<u64>().unwrap() > count.parse::<u64>().unwrap(), "{next} after {count}");
         count = next;
     }
     assert_eq!(other_than(&guest, "input", "").await, "ended");
-    assert_eq!(file(&guest, "signalled").await, "", "they noticed nothing of being stopped");
+    assert_eq!(file(&guest, "signalled").await, "", "the stop was invisible");
     promptly(async {
         while guest.adopted() != running[..1] {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -191,7 +191,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     .await;
     assert!(promptly(guest.usage(&Limits::default())).await.unwrap().processes.is_some_and(|count| count >= 1));
 
-    // And once more: what was adopted is written down, too.
+    // A reattached guest can be saved as well.
     let record = promptly(guest.hold()).await.unwrap().into_record();
     drop(guest);
     let streams = promptly(splicing).await.unwrap();
@@ -202,17 +202,17 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let last = ids(&guest).await;
     assert_eq!((&*last.machine, &*last.name), (&*hex(&again.machine_id), "copy-2"));
     assert!(last.boot != now.boot && last.boot != cold.boot && last.boot == evidence.boot);
-    // What a copy can differ in was measured, the rest is what was known.
+    // Properties in which a copy can differ were measured; the others are the known ones.
     assert!(evidence.no_new_privileges && evidence.seccomp_filtered);
     assert_eq!(
         Evidence { no_new_privileges: false, seccomp_filtered: false, boot: known.boot.clone(), ..evidence.clone() },
         known
     );
     let mounts = evidence.mounts.iter().flatten().filter(|mount| mount.path == "/etc/machine-id");
-    assert_eq!(mounts.count(), 1, "nothing is heaped up");
+    assert_eq!(mounts.count(), 1, "no mount is repeated");
     other_than(&guest, "count", &count).await;
 
-    // What is held ends as everything else does.
+    // A quiesced guest ends like any other.
     promptly(guest.hold()).await.unwrap();
     promptly(guest.close()).await;
     drop(promptly(splicing).await.unwrap());

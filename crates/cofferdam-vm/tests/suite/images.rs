@@ -1,4 +1,4 @@
-//! Images: the same from the same, whole or made again, by anybody.
+//! Images: reproducible, complete or rebuilt, and built by any user.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -23,7 +23,7 @@ fn has_mkfs(test: &str) -> bool {
     there
 }
 
-/// A source of files: no package is needed, and no machine would start from it.
+/// Returns a source of files that needs no packages. No VM could boot from it.
 fn sample(place: &Path) -> Source {
     let root = place.join("root");
     fs::create_dir_all(root.join("usr/bin")).unwrap();
@@ -55,7 +55,7 @@ fn the_same_sources_give_the_same_bytes_in_every_cache() {
     {
         assert!(fs::read(one).unwrap() == fs::read(two).unwrap(), "{} differs", one.display());
     }
-    // A directory is looked at each time.
+    // A directory is read each time.
     fs::write(two.path().join("root/usr/bin/program"), "changed").unwrap();
     let changed = images(two.path(), "cache").find(&source, MakePolicy::Never, &mut |_| ()).unwrap();
     assert_ne!(changed.key, second.key);
@@ -129,7 +129,7 @@ fn what_is_too_large_or_not_there_is_refused() {
     assert!(matches!(none, Err(VmError::NoImage)));
 }
 
-/// Neither images nor machines need root.
+/// Neither images nor VMs need root.
 #[test]
 fn an_ordinary_user_makes_an_image_and_a_machine() {
     const USER: u32 = 4711;
@@ -143,7 +143,7 @@ fn an_ordinary_user_makes_an_image_and_a_machine() {
     }
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
-    // What was fetched before need not be fetched again; it is compared with its hashes all the same.
+    // Cached packages need no download; they are verified by their hashes all the same.
     let packages = place.path().join("debian/packages");
     fs::create_dir_all(&packages).unwrap();
     for entry in fs::read_dir(support::cache().join("debian/packages")).unwrap() {
@@ -167,7 +167,7 @@ fn an_ordinary_user_makes_an_image_and_a_machine() {
     assert!(said.contains("greeted and measured"), "{said}");
 }
 
-/// A layer with its digests: of its contents, and of them packed.
+/// Adds a layer, and returns the digests of its contents and of its compressed file.
 fn layer(place: &Path, fill: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> (String, String) {
     let mut tar = tar::Builder::new(Vec::new());
     tar.follow_symlinks(false);
@@ -199,7 +199,7 @@ async fn a_machine_starts_from_a_containers_image() {
     let (root, from) = (place.path().join("root"), place.path().join("layout"));
     fs::create_dir_all(&root).unwrap();
     fs::create_dir_all(&from).unwrap();
-    support::root(&root).expect("packages were had before");
+    support::root(&root).expect("packages are cached");
     let base = layer(&from, |tar| tar.append_dir_all("", &root).unwrap());
     let above = layer(&from, |tar| {
         for (path, data) in [("etc/.wh.debian_version", ""), ("etc/made-by", "a layer")] {
@@ -227,7 +227,7 @@ async fn a_machine_starts_from_a_containers_image() {
     sandbox.close().await.unwrap();
 }
 
-/// A backend whose machines start from a directory.
+/// Returns a backend whose VMs boot from a directory.
 fn of_directory(place: &Path, root: &Path) -> VmBackend {
     let mut config = support::config();
     config.images = place.join("images");
@@ -245,10 +245,10 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("root");
     fs::create_dir_all(&root).unwrap();
-    support::root(&root).expect("packages were had before");
+    support::root(&root).expect("packages are cached");
     fs::create_dir_all(root.join("var/lib/dbus")).unwrap();
     fs::write(root.join(&BUS[1..]), "0123456789abcdef0123456789abcdef\n").unwrap();
-    // Some roots have none, others have a file or a link.
+    // A root may have no such file, a file, or a link.
     let _ = fs::remove_file(root.join("etc/machine-id"));
     std::os::unix::fs::symlink(BUS, root.join("etc/machine-id")).unwrap();
     let backend = of_directory(place.path(), &root);
@@ -268,7 +268,7 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
     }
     assert_ne!(ids[0], ids[1]);
 
-    // Where the directory itself is a link there is no place for an id: that is told.
+    // If the directory itself is a link, the machine ID cannot be bound, which is reported.
     fs::rename(root.join("etc"), root.join("usr/etc")).unwrap();
     std::os::unix::fs::symlink("usr/etc", root.join("etc")).unwrap();
     let backend = of_directory(place.path(), &root);

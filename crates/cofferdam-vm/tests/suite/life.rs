@@ -1,4 +1,4 @@
-//! What happens when something goes wrong: a clear error, no hang, nothing left.
+//! Failures: a clear error, no hang, nothing left.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::bounds;
 use crate::support::{self, NO_HANG};
 
-/// Marks the process that holds a machine until it is killed.
+/// Marks the process that keeps a VM until it is killed.
 const HOLDER: &str = "COFFERDAM_TEST_HOLDER";
 const HOLDS: &str = "it holds a machine";
 
@@ -25,13 +25,13 @@ async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
 }
 
-/// A spec whose machine has an amount of memory that no other's has.
+/// Returns a spec whose VM has a unique amount of memory.
 fn spec(mebibytes: u64) -> Spec {
     let limits = Limits { memory: Some(ByteSize::from_mebibytes(mebibytes)), ..Limits::default() };
     Spec::builder().limits(limits).build().unwrap()
 }
 
-/// Monitors whose parent is this process, by number.
+/// Returns the VMMs whose parent is this process.
 fn monitors_of(parent: u32) -> BTreeSet<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -54,11 +54,11 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
     let before = support::census();
     let sandbox: Arc<dyn Sandbox> = promptly(backend.create(spec(77))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
-    // 77 MiB for guests, and what the kernel takes.
+    // 77 MiB for guests, and the kernel's share.
     let pid = support::monitor_with("176M");
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
-    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
-    assert!(error.to_string().contains("its monitor ended") && error.remedy().is_some(), "{error:?}");
+    let error = promptly(handle.exit()).await.expect_err("the program did not end by itself");
+    assert!(error.to_string().contains("its VMM ended") && error.remedy().is_some(), "{error:?}");
     let error = promptly(sandbox.start(forever())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     promptly(sandbox.close()).await.expect("what is gone is closed");
@@ -70,7 +70,7 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
 async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
     let Some(backend) = support::backend(test) else { return };
-    // As one that a shell left open for this process.
+    // A descriptor that a shell left open for this process.
     let inherited = tempfile::NamedTempFile::new().unwrap();
     rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
     let sandbox = promptly(backend.create(spec(80))).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
         line.map(|rest| rest.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).unwrap_or_default()
     };
     assert_eq!((field("NoNewPrivs"), field("Seccomp")), (vec!["1".to_owned()], vec!["2".to_owned()]), "{status}");
-    // Ours, and its own.
+    // Cofferdam's filter, and QEMU's own.
     assert_eq!(field("Seccomp_filters"), ["2"], "{status}");
     assert!(field("Uid").iter().chain(&field("Gid")).all(|id| id != "0"), "{status}");
     if rustix::process::geteuid().is_root() {
@@ -93,15 +93,15 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
             assert_ne!(namespace(&pid.to_string()), namespace("self"), "{kind}");
         }
     }
-    // No variable of this process is among those that QEMU gets.
+    // QEMU's environment contains no variable of this process.
     let variables = String::from_utf8(std::fs::read(format!("/proc/{pid}/environ")).unwrap()).unwrap();
-    // The C library cuts the words for its allocator into pieces when it has read them.
-    let is_allocators = |word: &&str| word.trim_start_matches("GLIBC_TUNABLES=").starts_with("glibc.malloc.");
+    // The C library splits its settings in place when it has read them.
+    let is_allocators = |variable: &&str| variable.trim_start_matches("GLIBC_TUNABLES=").starts_with("glibc.malloc.");
     let rest: Vec<&str> = variables.split_terminator('\0').filter(|word| !is_allocators(word)).collect();
     assert_eq!(rest, ["LC_ALL=C"], "{variables:?}");
     let line = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap()).into_owned();
     assert!(!line.contains(&*support::cache().to_string_lossy()), "{line}");
-    // What listens has a name for others; what is connected by a pair has none.
+    // Listening sockets have names; connected socket pairs have none.
     let listening = std::fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap();
     if rustix::process::geteuid().is_root() {
         assert!(listening.lines().skip(1).all(|line| line.split_whitespace().count() < 8), "{listening}");
@@ -109,7 +109,7 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     promptly(sandbox.close()).await.unwrap();
 }
 
-/// Nothing for a test of its own: what [`a_killed_supervisor_leaves_no_machine`] kills.
+/// The process that [`a_killed_supervisor_leaves_no_machine`] kills; not a test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder() {
     if std::env::var_os(HOLDER).is_none() {
@@ -132,7 +132,7 @@ fn a_killed_supervisor_leaves_no_machine() {
     let mut child = again.spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let holds = lines.map_while(Result::ok).any(|line| line == HOLDS);
-    assert!(holds, "it made no machine");
+    assert!(holds, "it created no VM");
     let machines = monitors_of(child.id());
     assert_eq!(machines.len(), 1, "{machines:?}");
     let groups = machines.iter().flat_map(|pid| bounds::groups_of(*pid)).collect();
@@ -144,7 +144,7 @@ fn a_killed_supervisor_leaves_no_machine() {
         stat.contains("qemu-system") && !stat.contains(") Z ")
     };
     while machines.iter().any(runs) {
-        assert!(begun.elapsed() < NO_HANG, "the machine goes on");
+        assert!(begun.elapsed() < NO_HANG, "the VM still runs");
         std::thread::sleep(Duration::from_millis(50));
     }
     bounds::are_swept(&groups);
@@ -154,10 +154,10 @@ fn a_killed_supervisor_leaves_no_machine() {
 async fn what_nobody_waits_for_any_more_is_not_left() {
     let Some(backend) = support::backend("what_nobody_waits_for_any_more_is_not_left") else { return };
     let before = support::census();
-    // Given up while it boots.
+    // Cancelled during the boot.
     let given_up = tokio::time::timeout(Duration::from_millis(700), backend.create(spec(81))).await;
-    assert!(given_up.is_err(), "no machine boots that fast");
-    // Dropped without being closed, with a program in it.
+    assert!(given_up.is_err(), "no VM boots that fast");
+    // Dropped without a close, with a running program.
     let sandbox = promptly(backend.create(spec(82))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
     drop((handle, sandbox));
@@ -199,7 +199,7 @@ async fn without(change: impl FnOnce(&mut VmConfig)) -> Error {
     promptly(VmBackend::new(config).unwrap().create(Spec::default())).await.unwrap_err()
 }
 
-/// A program that says this when it is asked for its version.
+/// Returns a program that prints this as its version.
 fn says(directory: &Path, text: &str) -> QemuConfig {
     let program = directory.join("monitor");
     std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -222,8 +222,8 @@ async fn a_monitor_that_will_not_do_is_named_with_what_to_do() {
     assert!(error.to_string().contains("6.2.0 is too old: 7.2 or newer"), "{error}");
     let odd = says(place.path(), "echo hello");
     let error = without(|config| config.qemu = odd).await;
-    assert!(error.to_string().contains("says no version"), "{error}");
-    // One that ends at once, and says why.
+    assert!(error.to_string().contains("prints no version"), "{error}");
+    // A program that exits immediately, with a reason.
     let ends = "case $1 in --version) echo QEMU emulator version 9.9.9;; *) echo no such machine >&2; exit 1;; esac";
     let ends = says(place.path(), ends);
     let error = without(|config| config.qemu = ends).await;
@@ -258,7 +258,7 @@ async fn a_disk_that_fills_up_ends_nothing_but_the_write() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
-/// Waits until a monitor that was stopped is gone.
+/// Waits until a stopped VMM is gone.
 async fn is_gone(pid: Pid) {
     promptly(async {
         while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
@@ -278,15 +278,15 @@ async fn a_machine_that_cannot_go_on_is_ended() {
     let backend = VmBackend::new(VmConfig { qemu, ..support::config() }).unwrap();
     let sandbox = promptly(backend.create(spec(83))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
-    // 83 MiB for guests, and what the kernel takes.
+    // 83 MiB for guests, and the kernel's share.
     let pid = Pid::from_raw(support::monitor_with("182M").cast_signed()).unwrap();
     promptly(sandbox.pause()).await.unwrap();
-    // It is told to go on, and does not answer.
+    // It is told to resume, and does not answer.
     kill_process(pid, Signal::STOP).unwrap();
-    promptly(sandbox.resume()).await.expect_err("nobody answers");
+    promptly(sandbox.resume()).await.expect_err("the VMM is stopped");
     is_gone(pid).await;
-    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
-    assert!(error.to_string().contains("its monitor ended"), "{error:?}");
+    let error = promptly(handle.exit()).await.expect_err("the program did not end by itself");
+    assert!(error.to_string().contains("its VMM ended"), "{error:?}");
     promptly(sandbox.close()).await.unwrap();
 }
 
@@ -300,16 +300,16 @@ async fn a_machine_ends_with_its_connection() {
     let backend = VmBackend::new(VmConfig { deadlines, ..support::config() }).unwrap();
     let sandbox = promptly(backend.create(spec(86))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
-    // 86 MiB for guests, and what the kernel takes.
+    // 86 MiB for guests, and the kernel's share.
     let pid = Pid::from_raw(support::monitor_with("185M").cast_signed()).unwrap();
-    // Its agent says nothing any more, and the connection is given up. Nobody closes the sandbox.
+    // Its agent no longer answers, and the connection is closed. The client does not close the sandbox.
     kill_process(pid, Signal::STOP).unwrap();
-    promptly(handle.exit()).await.expect_err("nobody ended the program");
+    promptly(handle.exit()).await.expect_err("the program did not end by itself");
     is_gone(pid).await;
     drop(sandbox);
 }
 
-/// What a kernel does by itself, each copy of a machine does again, and holds in memory what was translated for it.
+/// Each copy of a VM repeats the background work of its kernel, and uses memory for the code translated for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kernel_of_an_idle_machine_looks_after_nothing_by_itself() {
     let Some(backend) = support::backend("the_kernel_of_an_idle_machine_looks_after_nothing_by_itself") else { return };

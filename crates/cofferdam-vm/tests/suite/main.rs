@@ -1,4 +1,4 @@
-//! Virtual machines, made for real where there is a monitor and where packages can be had.
+//! Virtual machines, created for real if a VMM is installed and packages are available.
 #![forbid(unsafe_code)]
 
 mod archive;

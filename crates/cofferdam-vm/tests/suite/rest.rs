@@ -1,4 +1,4 @@
-//! Sandboxes at rest: what ran goes on in every clone, and no clone is another.
+//! Sandboxes restored from snapshots: execs resume in every clone, and clones are independent.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{self, NO_HANG};
 
-/// Keeps what it made up in memory, looks whether it is still the same, and counts.
+/// Keeps random data in memory, checks that it is unchanged, and counts.
 const COUNTER: &str = "
 import hashlib, os, time
 kept = os.urandom(4 << 20)
@@ -27,7 +27,7 @@ while True:
     os.replace('/workspace/new', '/workspace/count')
     time.sleep(0.02)
 ";
-/// Files in memory and on the disk, with what they are.
+/// Files in memory and on the disk.
 const FILES: &str = "head -c 3000000 /dev/urandom > /workspace/file; head -c 3000000 /dev/urandom > /tmp/file; sync";
 const HASHES: &str = "cat /workspace/file /tmp/file | sha256sum";
 
@@ -46,13 +46,13 @@ async fn begin(sandbox: &Arc<dyn Sandbox>, program: &str) -> ExecHandle {
     promptly(sandbox.start(request)).await.unwrap()
 }
 
-/// How far the program has counted, and what it kept in memory.
+/// Returns the program's count, and the data that it keeps in memory.
 async fn counted(sandbox: &Arc<dyn Sandbox>) -> Option<(u64, String)> {
     let path = SandboxPath::new("count").unwrap();
     let text = promptly(sandbox.read_file_to_end(&path, ByteSize::from_bytes(1000))).await.ok()?;
     let text = String::from_utf8(text).unwrap();
     let words: Vec<&str> = text.split(' ').collect();
-    assert_eq!(words[1], words[2], "what was kept in memory has changed");
+    assert_eq!(words[1], words[2], "data in memory has changed");
     Some((words[0].parse().unwrap(), words[1].to_owned()))
 }
 
@@ -62,7 +62,7 @@ async fn beyond(sandbox: &Arc<dyn Sandbox>, count: u64) -> (u64, String) {
     loop {
         match counted(sandbox).await {
             Some(found) if found.0 > count => return found,
-            found => assert!(begun.elapsed() < NO_HANG, "it stands at {found:?}"),
+            found => assert!(begun.elapsed() < NO_HANG, "no progress from {found:?}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -88,7 +88,7 @@ async fn a_program_goes_on_over_three_generations() {
         let begun = Instant::now();
         let snapshot = promptly(last.snapshot()).await.unwrap();
         println!("generation {generation}: {:?} in {:?}", VmSnapshot::of(&snapshot).unwrap().sizes(), begun.elapsed());
-        // Far enough that whoever began anew, or went on from here, would be found out.
+        // Far enough to detect a program that restarted, or that resumed from a later point.
         let source_at = beyond(last, at_least + 20).await.0;
         let begun = Instant::now();
         let clone = promptly(backend.restore(snapshot, Spec::default())).await.unwrap();
@@ -100,7 +100,7 @@ async fn a_program_goes_on_over_three_generations() {
         );
         assert_eq!(beyond(&clone, restored.0 + 3).await.1, kept);
         assert_eq!(run(&clone, HASHES).await, files);
-        // Each goes its own way.
+        // Clones are independent.
         run(&clone, &format!("echo {generation} > /workspace/file; echo {generation} > /tmp/file")).await;
         assert_eq!(run(last, HASHES).await, files, "a clone's change is seen in its source");
         run(&clone, "false || true").await;
@@ -129,22 +129,22 @@ async fn eight_clones_are_eight_machines() {
     let before = support::census();
     let source = create(&backend).await;
     let snapshot = promptly(source.snapshot()).await.unwrap();
-    // A clock that was only copied would be behind by this.
+    // A clock that was only copied would be late by this.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let mut looks = vec![look(&source).await];
+    let mut identities = vec![identity(&source).await];
     let mut clones = Vec::new();
     for _ in 0..8 {
         let clone = promptly(backend.restore(snapshot.clone(), Spec::default())).await.unwrap();
-        looks.push(look(&clone).await);
+        identities.push(identity(&clone).await);
         clones.push(clone);
     }
     let fork = promptly(clones[7].fork()).await.unwrap();
-    looks.push(look(&fork).await);
+    identities.push(identity(&fork).await);
     clones.push(fork);
     for (at, what) in ["urandom", "python", "hostname", "boot id", "machine id"].into_iter().enumerate() {
-        let all: BTreeSet<&String> = looks.iter().map(|look| &look[at]).collect();
+        let all: BTreeSet<&String> = identities.iter().map(|identity| &identity[at]).collect();
         println!("{what}: {all:?}");
-        assert_eq!(all.len(), looks.len(), "{what} repeats: {all:?}");
+        assert_eq!(all.len(), identities.len(), "{what} repeats: {all:?}");
     }
     for clone in clones.into_iter().chain([source]) {
         promptly(clone.close()).await.unwrap();
@@ -153,9 +153,9 @@ async fn eight_clones_are_eight_machines() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
-/// What must be a machine's alone; looks at its clock by the way.
-async fn look(sandbox: &Arc<dyn Sandbox>) -> Vec<String> {
-    // The small Python of these images has not all modules; those draw from what is looked at here.
+/// Returns values that must be unique to each VM, and checks its clock.
+async fn identity(sandbox: &Arc<dyn Sandbox>) -> Vec<String> {
+    // The small Python of these images lacks some modules, which use the same sources of randomness.
     let python = "
 import os, random
 print(random.random(), random.SystemRandom().random(), os.urandom(8).hex())
@@ -171,8 +171,8 @@ except ImportError:
     );
     let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let begun = seconds();
-    let said = run(sandbox, &line).await;
-    let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    let output = run(sandbox, &line).await;
+    let lines: Vec<String> = output.lines().map(str::to_owned).collect();
     let (there, here) = (lines[5].parse::<u64>().unwrap(), seconds());
     assert!((begun - 1..=here + 1).contains(&there), "its clock says {there} between {begun} and {here}");
     lines
@@ -251,7 +251,7 @@ async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.remedy().is_some(), "{error:?}");
     }
-    // As an archive would: bytes, and a backend that never saw the machine.
+    // As from an archive: bytes, and a backend that did not create the VM.
     let taken = VmSnapshot::of(&snapshot).unwrap();
     let copy = |from: &std::fs::File| {
         let into = sparse::blank(0).unwrap();
@@ -289,7 +289,7 @@ async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
 async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
     let Some(backend) = support::backend("a_dead_or_hostile_guest_hangs_no_snapshot") else { return };
     let before = support::census();
-    // A busy one, with processes that come and go and output that nobody reads.
+    // A busy one, with short-lived processes and output that is not read.
     let busy = create(&backend).await;
     let line = "while :; do (true) & echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; wait; done & yes & yes > /dev/null & wait";
     let handle = promptly(busy.start(ExecRequest::shell(line).build().unwrap())).await.unwrap();
@@ -301,12 +301,12 @@ async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
     promptly(fork.close()).await.unwrap();
     promptly(busy.close()).await.unwrap();
     drop((handle, fork, busy));
-    // One whose monitor is killed, or hangs, while it is written down.
+    // One whose VMM is killed while it is saved.
     for (signal, wait) in [(Signal::KILL, 0), (Signal::KILL, 5), (Signal::KILL, 40)] {
         let limits = Limits { memory: Some(ByteSize::from_mebibytes(91)), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().unwrap();
         let sandbox = promptly(backend.create(spec)).await.unwrap();
-        // 91 MiB for guests, and what the kernel takes.
+        // 91 MiB for guests, and the kernel's share.
         let pid = Pid::from_raw(support::monitor_with("190M").cast_signed()).unwrap();
         let (taken, ()) = tokio::join!(promptly(sandbox.snapshot()), async {
             tokio::time::sleep(Duration::from_millis(wait)).await;
@@ -324,7 +324,7 @@ async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
 async fn warm_machines_come_from_one_snapshot_and_differ() {
     let Some(backend) = support::backend("warm_machines_come_from_one_snapshot_and_differ") else { return };
     let before = support::census();
-    let mut looks = Vec::new();
+    let mut identities = Vec::new();
     for turn in 0..3 {
         let begun = Instant::now();
         let warm = promptly(backend.warm(Spec::default())).await.unwrap();
@@ -344,18 +344,19 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
         assert_eq!(VmSnapshot::of(&snapshot).unwrap().manifest().limits(), spec.limits());
         drop(snapshot);
         assert!(run(&sandbox, "ls /workspace /tmp").await.lines().all(|line| line.starts_with('/') || line.is_empty()));
-        looks.push(look(&sandbox).await);
+        identities.push(identity(&sandbox).await);
         run(&sandbox, "echo x > /workspace/mine").await;
         promptly(sandbox.close()).await.unwrap();
     }
     for at in 0..5 {
-        assert_eq!(looks.iter().map(|look| &look[at]).collect::<BTreeSet<_>>().len(), 3, "{looks:?}");
+        assert_eq!(identities.iter().map(|identity| &identity[at]).collect::<BTreeSet<_>>().len(), 3, "{identities:?}");
     }
     drop(backend);
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
-/// A clone reads and fills memory that its source never touched: it has each page twice then, and stays within its bounds.
+/// A clone reads and writes memory that its source never touched: then each page exists twice, and the VMM stays within
+/// its limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_may_fill_all_of_its_memory() {
     let Some(backend) = support::backend("a_clone_may_fill_all_of_its_memory") else { return };

@@ -1,4 +1,4 @@
-//! States of machines without a sandbox around them: they go on from there, again and again, and what is no state is told.
+//! VM states without a sandbox: restored repeatedly, and refused with a reason if invalid.
 
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use cofferdam_vm::vmm::{Hardware, Machine, MachineState, Started, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::boot::{WORDS, machine, promptly};
+use crate::boot::{OPTIONS, machine, promptly};
 use crate::support::{self, NO_HANG};
 
 const MOST: ByteSize = ByteSize::from_mebibytes(1024);
@@ -21,23 +21,23 @@ const PING: [u8; 13] = [9, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0, 0];
 const PONG: [u8; 13] = [9, 0, 0, 0, 14, 0, 0, 0, 0, 0, 0, 0, 0];
 
 fn hardware(image: &Image) -> Hardware {
-    machine(image, WORDS).into_parts().0
+    machine(image, OPTIONS).into_parts().0
 }
 
 fn qemu() -> Qemu {
     Qemu::new(QemuConfig::default()).unwrap()
 }
 
-/// Whether the agent in a machine answers, one that has no host any more.
+/// Returns true if the agent of a VM without a host answers.
 async fn answers(started: &mut Started) -> bool {
     started.writer.write_all(&PING).await.unwrap();
     let mut answer = [0; PONG.len()];
     promptly(started.reader.read_exact(&mut answer)).await.is_ok() && answer == PONG
 }
 
-/// A machine whose agent was greeted and then left alone.
+/// Returns a VM whose agent has connected, and is not used further.
 async fn booted(image: &Image) -> Started {
-    let mut started = qemu().start(machine(image, WORDS)).await.expect("a machine");
+    let mut started = qemu().start(machine(image, OPTIONS)).await.expect("a machine");
     let hello = [&[17, 0, 0, 0, 1, 1][..], &[0; 7], b"DGFC", &PROTOCOL.to_le_bytes()].concat();
     started.writer.write_all(&hello).await.unwrap();
     let mut greeting = [0; 25];
@@ -53,10 +53,10 @@ async fn a_state_of_a_state_is_as_good_as_the_first() {
     let mut machine = booted(&image).await;
     let mut states: Vec<MachineState> = Vec::new();
     for generation in 0..4 {
-        assert!(machine.vm.snapshot(MOST).await.is_err(), "a machine that runs was written down");
+        assert!(machine.vm.snapshot(MOST).await.is_err(), "a running VM was saved");
         machine.vm.pause().await.unwrap();
         let refused = machine.vm.snapshot(ByteSize::from_mebibytes(1)).await.unwrap_err().to_string();
-        assert!(refused.contains("takes more"), "{refused}");
+        assert!(refused.contains("exceeds the memory"), "{refused}");
         let begun = Instant::now();
         let state = promptly(machine.vm.snapshot(MOST)).await.unwrap();
         let (memory, devices) = (state.memory(), state.devices());
@@ -64,7 +64,7 @@ async fn a_state_of_a_state_is_as_good_as_the_first() {
         println!("generation {generation}: {took:?} bytes in {:?}", begun.elapsed());
         assert!(took[0] > 1 << 20 && took[0] < memory.metadata().unwrap().len() && took[1] > 1000, "{took:?}");
         assert!(memory.write_at(b"x", 0).is_err() && devices.set_len(0).is_err());
-        // The source goes on after it, and may be written down again.
+        // The source can be resumed, and saved again.
         machine.vm.resume().await.unwrap();
         assert!(answers(&mut machine).await);
         machine.vm.pause().await.unwrap();
@@ -78,7 +78,7 @@ async fn a_state_of_a_state_is_as_good_as_the_first() {
         println!("generation {generation}: went on after {:?}", begun.elapsed());
         states.push(state);
     }
-    // The first is still what it was.
+    // The first state is unchanged.
     let mut again = promptly(qemu().restore(hardware(&image), &states[0])).await.unwrap();
     again.vm.resume().await.unwrap();
     assert!(answers(&mut again).await);
@@ -117,7 +117,7 @@ async fn what_is_no_state_of_this_machine_is_refused_with_a_reason() {
         let error = refused.expect_err(what).to_string();
         println!("{what}: {error}");
     }
-    // A disk less than the state speaks of.
+    // One disk less than the state has.
     let refused = promptly(qemu().restore(Hardware { disks: Vec::new(), ..hardware(&image) }, &state)).await;
     println!("a disk less: {}", refused.map(drop).expect_err("a disk less"));
     drop((machine, state));
@@ -132,7 +132,7 @@ async fn a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody() {
         let patience = std::time::Duration::from_secs(5);
         let qemu = Qemu::new(QemuConfig { patience, ..QemuConfig::default() }).unwrap();
         let memory = ByteSize::from_mebibytes(131);
-        let started = qemu.start(Machine { memory, ..machine(&image, WORDS) }).await.expect("a machine");
+        let started = qemu.start(Machine { memory, ..machine(&image, OPTIONS) }).await.expect("a machine");
         let settings = Settings { patience: NO_HANG, ..Settings::default() };
         let Started { vm, reader, writer } = started;
         let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await.unwrap();

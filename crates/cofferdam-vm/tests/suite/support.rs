@@ -1,4 +1,4 @@
-//! What tests start machines from, and what must not be left of them.
+//! Images for the tests' VMs, and checks for leaks.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use cofferdam_debian::{Cache, Recipe};
 use cofferdam_vm::image::{Image, Images, RootSource, Source};
 use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
 
-/// Whatever takes longer is a hang: machines are translated, and others use the processors as well.
+/// Anything longer is a hang: VMs are emulated, and other programs use the processors as well.
 pub(crate) const NO_HANG: Duration = Duration::from_secs(240);
 
-/// Where tests keep images and packages: they are large, and the same each time.
+/// Returns the tests' directory of images and packages: they are large, and reused.
 pub(crate) fn cache() -> PathBuf {
     if let Some(named) = std::env::var_os("COFFERDAM_TEST_CACHE") {
         return named.into();
@@ -36,33 +36,33 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-/// Whether machines can be made here at all.
+/// Returns true if VMs can run on this host.
 pub(crate) fn has_monitor() -> bool {
     cfg!(target_arch = "x86_64") && has("qemu-system-x86_64")
 }
 
-/// The image that tests use, made once; the reason why there is none otherwise. Where machines are to be tested and can be, an
-/// image that cannot be made is a failure.
+/// Returns the image of the tests, built once, or the reason why there is none. If VM tests are enabled and possible, a
+/// failed build is a test failure.
 fn made() -> &'static Result<Image, String> {
     static MADE: OnceLock<Result<Image, String>> = OnceLock::new();
     MADE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
-            return Err("translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested".to_owned());
+            return Err("tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1".to_owned());
         }
         if !has("qemu-system-x86_64") {
             return Err("no QEMU here (package qemu-system-x86)".to_owned());
         }
         if !cfg!(target_arch = "x86_64") {
-            return Err("the driver makes machines of this kind on x86_64 only".to_owned());
+            return Err("the driver runs VMs on x86_64 only".to_owned());
         }
         match images().find(&source(), MakePolicy::Missing, &mut |_| ()) {
             Ok(image) => Ok(image),
-            Err(error) => panic!("no image could be made: {error}"),
+            Err(error) => panic!("cannot build the image: {error}"),
         }
     })
 }
 
-/// The image, or a line that says what is skipped.
+/// Returns the image, or prints the reason for skipping.
 pub(crate) fn image(test: &str) -> Option<Image> {
     match made() {
         Ok(image) => Some(image.clone()),
@@ -73,7 +73,7 @@ pub(crate) fn image(test: &str) -> Option<Image> {
     }
 }
 
-/// A directory with the root file system of that image.
+/// Unpacks the root file system of that image into a directory.
 pub(crate) fn root(into: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let plan = cofferdam_debian::resolve(&Recipe::tiny(), &Cache::new(cache().join("debian")), &mut |_| ())?;
     let mut tar = tempfile::tempfile()?;
@@ -82,7 +82,7 @@ pub(crate) fn root(into: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(tar::Archive::new(tar).unpack(into)?)
 }
 
-/// Processes below this one, and its descriptors of sockets and files.
+/// Returns child processes of this one, and its descriptors of sockets and files.
 pub(crate) fn census() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let own = std::process::id();
@@ -98,7 +98,7 @@ pub(crate) fn census() -> BTreeSet<String> {
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let target = std::fs::read_link(entry.path()).unwrap_or_default().display().to_string();
         if target.contains("pidfd") {
-            // They all have one name; whose it is tells them apart.
+            // All pidfds have the same name; their process distinguishes them.
             let about = Path::new("/proc/self/fdinfo").join(entry.file_name());
             let about = std::fs::read_to_string(about).unwrap_or_default();
             all.insert(format!("{target} {}", about.lines().find(|line| line.starts_with("Pid:")).unwrap_or_default()));
@@ -109,7 +109,7 @@ pub(crate) fn census() -> BTreeSet<String> {
     all
 }
 
-/// What is there that was not before, in every look for a while: what other tests make meanwhile comes and goes.
+/// Returns the additional resources in every census of a period: those of concurrent tests come and go.
 pub(crate) async fn left(before: &BTreeSet<String>) -> BTreeSet<String> {
     let begun = Instant::now();
     let mut left: Option<BTreeSet<String>> = None;
@@ -124,12 +124,12 @@ pub(crate) async fn left(before: &BTreeSet<String>) -> BTreeSet<String> {
     }
 }
 
-/// A backend with that image, or a line that says what is skipped.
+/// Returns a backend with that image, or prints the reason for skipping.
 pub(crate) fn backend(test: &str) -> Option<VmBackend> {
     image(test).map(|_| VmBackend::new(config()).expect("the configuration is valid"))
 }
 
-/// How that backend is set up.
+/// Returns the configuration of that backend.
 pub(crate) fn config() -> VmConfig {
     VmConfig {
         images: cache().join("vm"),
@@ -142,7 +142,7 @@ pub(crate) fn config() -> VmConfig {
     }
 }
 
-/// The monitor of ours whose machine has this much memory: other tests of this process have machines, too.
+/// Returns the VMM of this process whose VM has this much memory: concurrent tests have VMs, too.
 pub(crate) fn monitor_with(memory: &str) -> u32 {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

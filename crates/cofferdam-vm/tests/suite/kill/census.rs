@@ -1,4 +1,4 @@
-//! What there is of a supervisor, and of all: processes, control groups, mounts, sockets, devices, files.
+//! A census of a supervisor's and of the host's resources: processes, control groups, mounts, sockets, devices, files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,17 +7,17 @@ use std::time::Instant;
 
 use crate::support::NO_HANG;
 
-/// How deep control groups are looked for.
+/// Maximum depth of the search for control groups.
 const DEPTH: usize = 12;
-/// Where programs leave what is to be there for a while.
-const USUAL: [&str; 5] = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/dev/mqueue"];
+/// Standard directories for temporary files.
+const TEMPORARY: [&str; 5] = ["/tmp", "/run", "/var/tmp", "/dev/shm", "/dev/mqueue"];
 
 fn numbers() -> impl Iterator<Item = u32> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Name, state, parent and session of a process.
+/// Returns name, state, parent and session of a process.
 fn about(pid: u32) -> Option<(String, String, u32, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (name, rest) = stat.rsplit_once(") ")?;
@@ -25,7 +25,7 @@ fn about(pid: u32) -> Option<(String, String, u32, u32)> {
     Some((name.to_owned(), fields[0].to_owned(), fields[1].parse().ok()?, fields[3].parse().ok()?))
 }
 
-/// Processes of a session that have not ended. Those that have and that nobody has waited for are their new parent's.
+/// Returns processes of a session that have not ended. Zombies belong to their new parent.
 pub(super) fn session(leader: u32) -> BTreeSet<String> {
     let of = |pid: u32| {
         let (name, state, _, session) = about(pid)?;
@@ -34,13 +34,13 @@ pub(super) fn session(leader: u32) -> BTreeSet<String> {
     numbers().filter_map(of).collect()
 }
 
-/// Of a process whose first thread has ended, others may be ending still.
+/// Returns true if all threads have ended: other threads may outlive the first one.
 fn has_ended(pid: u32, state: &str) -> bool {
     let threads = || fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count();
     ["Z", "X"].contains(&state) && threads() <= 1
 }
 
-/// Monitors that a process started and that have not ended, by number.
+/// Returns the running VMMs that a process started.
 pub(super) fn monitors_of(parent: u32) -> BTreeSet<u32> {
     let is_one = |pid: &u32| {
         about(*pid).is_some_and(|(name, state, found, _)| {
@@ -50,13 +50,13 @@ pub(super) fn monitors_of(parent: u32) -> BTreeSet<u32> {
     numbers().filter(is_one).collect()
 }
 
-/// A monitor that is asked for its version has no machine; nor has what has not become one yet.
+/// Returns true if a VMM has a VM: not if it only prints its version, or has not executed yet.
 fn is_a_machine(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|&byte| byte == 0).any(|word| word == b"-machine" || word == b"-M")
 }
 
-/// Control groups that bear the name of a process.
+/// Returns the control groups whose name contains a process ID.
 pub(super) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     groups_below(Path::new("/sys/fs/cgroup"), DEPTH, pid, &mut found);
@@ -79,7 +79,7 @@ fn groups_below(parent: &Path, depth: usize, pid: u32, found: &mut BTreeSet<Path
     }
 }
 
-/// Every file below a directory, by its path in it.
+/// Returns all files below a directory, by relative path.
 pub(super) fn files(place: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     files_below(place, place, &mut found);
@@ -95,8 +95,8 @@ fn files_below(place: &Path, directory: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// What is the host's and may be ours: mounts, namespaces that are held by one, sockets with names, network devices that
-/// machines have, and what bears our name in the usual directories.
+/// Returns host resources that may be Cofferdam's: mounts, namespaces held by mounts, named sockets, network devices of
+/// VMs, and files with its name in standard directories.
 pub(super) fn host() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let ours = |line: &&str| line.contains("cofferdam") || line.contains("nsfs") || line.contains("/.tmp");
@@ -111,10 +111,10 @@ pub(super) fn host() -> BTreeSet<String> {
             found.insert(format!("network device {name}"));
         }
     }
-    for place in USUAL {
+    for place in TEMPORARY {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Tests and benchmarks, which may run beside this one, say by their names that they are.
+            // Concurrent tests and benchmarks have these prefixes.
             let is_of_tests = ["cofferdam-test-", "cofferdam-bench-"].iter().any(|begin| name.starts_with(begin));
             if name.contains("cofferdam") && !is_of_tests {
                 found.insert(entry.path().display().to_string());
@@ -124,7 +124,7 @@ pub(super) fn host() -> BTreeSet<String> {
     found
 }
 
-/// What of the host is there that was not before, in every look for a while: others come and go.
+/// Returns the additional host resources in every census of a period: those of other programs come and go.
 pub(super) fn host_left(before: &BTreeSet<String>) -> BTreeSet<String> {
     let begun = Instant::now();
     let mut left: BTreeSet<String> = &host() - before;

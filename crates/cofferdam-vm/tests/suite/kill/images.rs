@@ -1,4 +1,5 @@
-//! A maker of images, killed at each of its steps: the next start has the whole image, or makes it, and nothing else is there.
+//! A builder of images, killed at each of its steps: the next start has the complete image, or builds it, and nothing
+//! else is left.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,23 +25,23 @@ fn source(place: &Path, root: &str) -> Source {
     Source { kernel, root: RootSource::Directory(place.join(root)), ..Source::default() }
 }
 
-/// Nothing for a test of its own: what [`an_image_whose_maker_is_killed_is_whole_or_not_there`] kills.
+/// The process that [`an_image_whose_maker_is_killed_is_whole_or_not_there`] kills; not a test of its own.
 #[test]
 fn maker() {
     let Some(place) = place_of(PART) else { return };
     let mut count = 0;
-    let mut tell = |step: Progress| {
+    let mut report = |step: Progress| {
         count += 1;
         at(&count.to_string());
         println!("{step}");
     };
-    images(&place).make_named(NAME, "a test", &source(&place, "root"), &mut tell).unwrap();
+    images(&place).make_named(NAME, "a test", &source(&place, "root"), &mut report).unwrap();
     at("end");
-    // Whoever kills us was slower.
+    // The kill may be late.
     std::thread::sleep(Duration::from_secs(3600));
 }
 
-/// Files of some size, and a directory that is closed to its owner.
+/// Creates files of some size, and a directory without write permission.
 fn sample(root: &Path) {
     std::fs::create_dir_all(root.join("closed")).unwrap();
     for number in 0..400 {
@@ -51,7 +52,7 @@ fn sample(root: &Path) {
     std::fs::set_permissions(root.join("closed"), closed).unwrap();
 }
 
-/// What is in the cache once the image was made without anybody's being killed, and how many steps that takes.
+/// Returns the cache's files after an undisturbed build, and its number of steps.
 fn undisturbed(place: &Place) -> (BTreeSet<PathBuf>, usize) {
     let mut steps = 0;
     images(place.path()).make_named(NAME, "a test", &source(place.path(), "root"), &mut |_| steps += 1).unwrap();
@@ -85,7 +86,7 @@ fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
                 Ok(_) => assert_eq!(names, whole),
                 Err(error) => assert!(error.to_string().contains(NAME), "{error}"),
             }
-            // Whatever starts next has nothing of it, whether it makes an image or not.
+            // The next start removes all temporary files, whether it builds an image or not.
             let names = census::files(&cache);
             let more: Vec<_> = names.difference(&whole).collect();
             assert!(more.is_empty(), "{} files are left: {:?}", more.len(), more[0]);
@@ -94,7 +95,7 @@ fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
             assert_eq!(census::files(&cache), whole);
         }
     }
-    // One that is made already needs no making, and what was left of another goes all the same.
+    // A completed image needs no build, and temporary files of another are removed all the same.
     let mut maker = Supervisor::start(TEST, PART, place.path(), "");
     maker.reach("end");
     maker.kill(Duration::ZERO);

@@ -1,5 +1,5 @@
-//! Supervisors and monitors that are killed at every step. Nothing is left of them: no process at once, no control group,
-//! file, mount or socket after the next start.
+//! Supervisors and VMMs that are killed at every step. Afterwards no process is left, and after the next start no
+//! control group, file, mount or socket.
 //!
 //! ```text
 //! test --starts, in a session of its own--> this program again: the supervisor --> monitors
@@ -21,32 +21,32 @@ use cofferdam_vm::{VmConfig, doctor};
 
 use crate::support::{self, NO_HANG};
 
-/// Tells this program which supervisor it is.
+/// Name of the supervisor that this program is to be.
 const PART: &str = "COFFERDAM_TEST_KILLED";
-/// The directory that is the supervisor's alone.
+/// Directory of the supervisor.
 const PLACE: &str = "COFFERDAM_TEST_PLACE";
-/// The step that it does again and again, so that it is killed in it.
+/// The step that it repeats, so that it is killed in it.
 const STAY: &str = "COFFERDAM_TEST_STAY";
-/// What its kills are drawn from, to have the same again.
+/// Seed of the random moments, to repeat a run.
 const SEED: &str = "COFFERDAM_TEST_SEED";
 
-/// The directory of the supervisor that this process is to be, if it is to be this one.
+/// Returns the supervisor's directory, if this process is to be this supervisor.
 fn place_of(part: &str) -> Option<PathBuf> {
     let is_it = std::env::var_os(PART).is_some_and(|found| found == part);
-    is_it.then(|| std::env::var_os(PLACE).expect("it has a place").into())
+    is_it.then(|| std::env::var_os(PLACE).expect("a directory").into())
 }
 
-/// Whether a supervisor stays at this step.
+/// Returns true if the supervisor stays at this step.
 fn stays_at(step: &str) -> bool {
     std::env::var_os(STAY).is_some_and(|stay| stay == step)
 }
 
-/// Tells the test how far the supervisor is.
+/// Reports the supervisor's step to the test.
 fn at(step: &str) {
     println!("\nstep {step}");
 }
 
-/// Where random moments come from; the number is printed, and can be given.
+/// Returns the source of random moments; its seed is printed, and can be set.
 fn moments(test: &str) -> fastrand::Rng {
     let given = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
@@ -54,11 +54,11 @@ fn moments(test: &str) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-fn millis(random: &mut fastrand::Rng, most: u64) -> Duration {
-    Duration::from_millis(random.u64(..most))
+fn millis(random: &mut fastrand::Rng, max: u64) -> Duration {
+    Duration::from_millis(random.u64(..max))
 }
 
-/// Directories of supervisors that come one after the other.
+/// The directory of successive supervisors.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -74,7 +74,7 @@ impl Place {
         self.0.path()
     }
 
-    /// Nothing is remembered of this host, so that the next supervisor finds it out.
+    /// Removes cached findings about this host, so that the next supervisor probes again.
     fn forget(&self) {
         for entry in std::fs::read_dir(self.path().join("probes")).expect("a list") {
             std::fs::remove_file(entry.expect("an entry").path()).expect("it is removed");
@@ -82,19 +82,19 @@ impl Place {
     }
 }
 
-/// How a supervisor with this directory is set up: images are those of all tests.
+/// Returns the configuration of a supervisor with this directory, and the images of all tests.
 fn config(place: &Path) -> VmConfig {
     VmConfig { disks: place.join("disks"), probes: Some(place.join("probes")), ..support::config() }
 }
 
-/// A supervisor that runs.
+/// A running supervisor.
 struct Supervisor {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Supervisor {
-    /// Starts one: the test of this name, in a session of its own, by which all that it starts is known.
+    /// Starts the test of this name in a session of its own, which identifies all processes that it starts.
     fn start(test: &str, part: &str, place: &Path, stay: &str) -> Self {
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().expect("this program has a path"));
@@ -105,29 +105,29 @@ impl Supervisor {
         Self { child, lines }
     }
 
-    /// Waits until it says that it is at this step.
+    /// Waits until it reports this step.
     fn reach(&mut self, step: &str) {
         let line = format!("step {step}");
-        let reached = self.lines.by_ref().map_while(Result::ok).any(|said| said == line);
-        assert!(reached, "it never came to the step {step}");
+        let reached = self.lines.by_ref().map_while(Result::ok).any(|text| text == line);
+        assert!(reached, "the supervisor never reached the step {step}");
     }
 
-    /// Waits until it has started a monitor.
+    /// Waits until it has started a VMM.
     fn has_monitor(&self) {
         let begun = Instant::now();
         while census::monitors_of(self.child.id()).is_empty() {
-            assert!(begun.elapsed() < NO_HANG, "it starts no monitor");
+            assert!(begun.elapsed() < NO_HANG, "the supervisor starts no VMM");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Kills it, waits for all that it started, and gives its number.
+    /// Kills it, waits for the end of all processes that it started, and returns its process ID.
     fn kill(self, after: Duration) -> u32 {
-        self.kill_unasked(after).asked_about()
+        self.kill_unreaped(after).reap()
     }
 
-    /// The same, and does not ask how it ended: what is left of it stays in the table of processes.
-    fn kill_unasked(mut self, after: Duration) -> Unasked {
+    /// Does the same without reaping it: it stays a zombie.
+    fn kill_unreaped(mut self, after: Duration) -> Zombie {
         std::thread::sleep(after);
         let pid = self.child.id();
         let had = census::session(pid).len();
@@ -137,38 +137,38 @@ impl Supervisor {
             let left = census::session(pid);
             if left.is_empty() {
                 println!("   of {had} processes none is left after {:?}", begun.elapsed());
-                return Unasked(self.child);
+                return Zombie(self.child);
             }
-            assert!(begun.elapsed() < NO_HANG, "of a killed supervisor is left: {left:?}");
+            assert!(begun.elapsed() < NO_HANG, "processes left by a killed supervisor: {left:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-/// A supervisor that was killed, and whose parent does not know it yet.
-struct Unasked(Child);
+/// A killed supervisor that was not reaped.
+struct Zombie(Child);
 
-impl Unasked {
+impl Zombie {
     fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// Asks how it ended, and gives its number.
-    fn asked_about(mut self) -> u32 {
+    /// Reaps it, and returns its process ID.
+    fn reap(mut self) -> u32 {
         let status = self.0.wait().expect("it ends");
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "it had ended before: {status}");
         self.0.id()
     }
 }
 
-/// Nothing for a test of its own: what starts next, and sweeps.
+/// The next start, which sweeps; not a test of its own.
 #[tokio::test]
 async fn next() {
     let Some(place) = place_of("next") else { return };
     doctor(&config(&place)).await;
 }
 
-/// Another supervisor of the same directories, which does no more than to start.
+/// Starts another supervisor with the same directories, which only starts.
 fn start_next(place: &Path) {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", "kill::next"]).env(PART, "next").env(PLACE, place).env("TMPDIR", place.join("tmp"));

@@ -1,5 +1,5 @@
-//! Monitors that are killed by SIGKILL while their supervisor has something done: it goes on, says why that came to nothing,
-//! has nothing left of them, and makes the next machine.
+//! VMMs that are killed by SIGKILL during operations of their supervisor. The supervisor continues, reports the reason,
+//! has no resources of them left, and creates the next VM.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -16,9 +16,9 @@ use tokio::io::AsyncWriteExt;
 use super::{PART, PLACE, Place, census, config, millis, moments, place_of};
 use crate::support::{self, NO_HANG};
 
-/// What tells this program that it is the supervisor.
+/// Marks this program as the supervisor.
 const KEEPER: &str = "keeper";
-/// Far less than any bound on an answer, and far more than any step takes.
+/// Far shorter than any deadline, and far longer than any step.
 const PROMPT: Duration = Duration::from_secs(60);
 
 fn spec() -> Spec {
@@ -31,19 +31,19 @@ fn monitors() -> BTreeSet<u32> {
 }
 
 fn kill(pid: u32) {
-    // It may have ended by itself, with what was done.
+    // It may have ended by itself.
     let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
 }
 
-/// Whose monitor is killed.
+/// The VMM to kill.
 enum Whose<'a> {
-    /// One that is there.
+    /// An existing one.
     Known(u32),
-    /// The first besides these.
+    /// The first one besides these.
     New(&'a BTreeSet<u32>),
 }
 
-/// Kills a monitor while something is done, and gives what came of it. What takes long is a hang.
+/// Kills a VMM during an operation, and returns the outcome. An operation that takes too long is a hang.
 async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output = T>) -> T {
     let mut done = false;
     let mut work = std::pin::pin!(work);
@@ -67,11 +67,11 @@ async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output =
         () = killer => None,
         () = tokio::time::sleep(PROMPT) => None,
     };
-    assert!(done, "no end within {:?}", begun.elapsed());
+    assert!(done, "still running after {:?}", begun.elapsed());
     outcome.unwrap()
 }
 
-/// What is said of a machine that was killed.
+/// Checks the error of an operation on a killed VM.
 fn is_told<T>(step: &str, outcome: Result<T>) -> bool {
     let Err(error) = outcome else {
         println!("{step}: done before it was killed");
@@ -79,7 +79,8 @@ fn is_told<T>(step: &str, outcome: Result<T>) -> bool {
     };
     let text = error.to_string();
     println!("{step}: {error}");
-    let has_reason = text.contains("its monitor ended (signal: 9 (SIGKILL))") || text.contains("died while it waited");
+    let has_reason =
+        text.contains("its VMM ended (signal: 9 (SIGKILL))") || text.contains("died before it was claimed");
     let is_its_own = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
     assert!(has_reason && is_its_own && !text.contains("within") && !text.contains("in time"), "{step}: {error:?}");
     true
@@ -92,7 +93,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// A machine that works, and the number of its monitor.
+    /// Returns a working VM, and the process ID of its VMM.
     async fn machine(&self) -> (Arc<dyn Sandbox>, u32) {
         let before = monitors();
         let sandbox = prompt(self.backend.restore(self.good.clone(), spec())).await.unwrap();
@@ -103,12 +104,12 @@ impl Keeper {
         (sandbox, new[0])
     }
 
-    /// Moments in a step: at once, and two random ones.
-    fn moments(&mut self, most: u64) -> [Duration; 3] {
-        [Duration::ZERO, millis(&mut self.random, most / 4 + 1), millis(&mut self.random, most)]
+    /// Returns moments in a step: at once, and two random ones.
+    fn moments(&mut self, max: u64) -> [Duration; 3] {
+        [Duration::ZERO, millis(&mut self.random, max / 4 + 1), millis(&mut self.random, max)]
     }
 
-    /// A sandbox whose monitor is gone: everything says so, and closing it is no error.
+    /// Checks a sandbox whose VMM is gone: all operations report that, and closing it is no error.
     async fn is_over(&self, sandbox: Arc<dyn Sandbox>) {
         assert!(is_told("exec after it", prompt(sandbox.start(forever())).await.map(drop)));
         assert!(is_told("list after it", prompt(sandbox.list_dir(&SandboxPath::default())).await));
@@ -141,7 +142,7 @@ impl Keeper {
             assert!(is_told("exec with output", killed(Whose::Known(pid), after, output).await));
             assert!(is_told("exec with input", prompt(reads.exit()).await));
             let mut stdin = reads.stdin().unwrap();
-            prompt(stdin.write_all(&vec![7; 4 << 20])).await.expect_err("nobody reads it");
+            prompt(stdin.write_all(&vec![7; 4 << 20])).await.expect_err("the reader is gone");
             self.is_over(sandbox).await;
             let (sandbox, pid) = self.machine().await;
             let path = SandboxPath::new("file").unwrap();
@@ -173,7 +174,7 @@ impl Keeper {
             self.is_over(sandbox).await;
             assert!(monitors().is_subset(&before));
         }
-        assert!(cut_off > 0, "none was killed in the midst of it");
+        assert!(cut_off > 0, "no kill interrupted an operation");
     }
 
     async fn pauses(&mut self) {
@@ -191,7 +192,7 @@ impl Keeper {
             assert!(is_told("its exec", prompt(handle.exit()).await));
             self.is_over(sandbox).await;
         }
-        // Killed while it stands still, and never told to go on.
+        // Killed while it is paused, and never resumed.
         let (sandbox, pid) = self.machine().await;
         prompt(sandbox.pause()).await.unwrap();
         kill(pid);
@@ -210,7 +211,7 @@ impl Keeper {
             cut_off += u32::from(is_told(&format!("restore, {after:?}"), restored));
             assert_eq!(monitors(), before);
         }
-        assert!(cut_off > 0, "none was killed in the midst of it");
+        assert!(cut_off > 0, "no kill interrupted an operation");
     }
 
     async fn warms(&mut self) {
@@ -218,7 +219,7 @@ impl Keeper {
         let boot = millis(&mut self.random, 600);
         let warmed = killed(Whose::New(&before), boot, self.backend.warm(spec())).await;
         assert!(is_told("the first warm one", warmed));
-        // What could not be made is made by the next that asks.
+        // The next call creates the template that could not be created.
         let mut warm = prompt(self.backend.warm(spec())).await.unwrap();
         for after in self.moments(150) {
             let there = monitors();
@@ -239,7 +240,7 @@ impl Keeper {
         assert!(is_told("claim", prompt(warm.claim(spec())).await.map(drop)));
         warm = prompt(self.backend.warm(spec())).await.unwrap();
         let pid = *monitors().difference(&before).next().unwrap();
-        // The claim may not have seen that it is dead; then its first exec does.
+        // The claim may not detect the death; then the first exec does.
         kill(pid);
         if let Ok(sandbox) = prompt(warm.claim(spec())).await {
             self.is_over(sandbox).await;
@@ -269,8 +270,8 @@ async fn prompt<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PROMPT, work).await.expect("no hang")
 }
 
-/// Nothing for a test of its own: the supervisor of [`a_supervisor_goes_on_whenever_its_monitor_is_killed`], a process with no
-/// machines but its own.
+/// The supervisor of [`a_supervisor_goes_on_whenever_its_monitor_is_killed`], in a process with no other VMs; not a
+/// test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeper() {
     let Some(place) = place_of(KEEPER) else { return };
@@ -286,7 +287,7 @@ async fn keeper() {
     keeper.restores().await;
     keeper.warms().await;
     keeper.closes().await;
-    // The one that was there all the time, and one that boots, work.
+    // The first sandbox, and a new one, work.
     for sandbox in [first, prompt(keeper.backend.create(spec())).await.unwrap()] {
         let done = prompt(sandbox.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
         assert_eq!(&*done.stdout, b"works\n");

@@ -1,4 +1,4 @@
-//! A supervisor with machines, killed by SIGKILL at each of its steps, and at random moments of the longer ones.
+//! A supervisor with VMs, killed by SIGKILL at each of its steps, and at random moments of the longer ones.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::support;
 
 const PART: &str = "supervisor";
 const TEST: &str = "kill::supervisor::supervisor";
-/// Random moments in each step that takes long.
+/// Number of random moments in each step that takes long.
 const RANDOM: usize = 2;
 
 fn spec() -> Spec {
@@ -21,7 +21,7 @@ fn spec() -> Spec {
     Spec::builder().limits(limits).build().unwrap()
 }
 
-/// A program that never ends, and says so.
+/// Starts a program that never ends, and waits for its output.
 async fn begin(sandbox: &Arc<dyn Sandbox>) -> cofferdam_contract::ExecHandle {
     let line = "i=0; while :; do i=$((i+1)); echo $i; echo $i > /workspace/count; done";
     let request = ExecRequest::shell(line).timeout(Duration::from_secs(3600)).build().unwrap();
@@ -31,8 +31,8 @@ async fn begin(sandbox: &Arc<dyn Sandbox>) -> cofferdam_contract::ExecHandle {
     handle
 }
 
-/// Nothing for a test of its own: what [`a_supervisor_killed_at_any_step_leaves_nothing`] kills. It goes from one step to the
-/// next, and does the one again and again at which it is to stay.
+/// The process that [`a_supervisor_killed_at_any_step_leaves_nothing`] kills; not a test of its own. It goes through
+/// all steps, and repeats the one that it is to stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
     let Some(place) = place_of(PART) else { return };
@@ -77,7 +77,7 @@ async fn supervisor() {
     }
     if stays_at("warm") {
         at("warm");
-        // The first boots, is frozen and closed; the others come from its snapshot.
+        // The first call boots the template's VM, saves and closes it; later ones restore its snapshot.
         let warm = backend.warm(Spec::default()).await.unwrap();
         at("warmed");
         loop {
@@ -96,7 +96,7 @@ async fn supervisor() {
     std::future::pending::<()>().await;
 }
 
-/// Where a supervisor is killed: at which step it stays, after which step it has come to, how much later at most.
+/// A moment of a kill: the step to stay at, the step to wait for, and the maximum delay.
 struct Moment {
     stay: &'static str,
     step: &'static str,
@@ -106,12 +106,12 @@ struct Moment {
 
 enum For {
     Step,
-    /// The step, with nothing known of this host, which then is looked at again.
+    /// The step, without cached findings about the host, which is then probed again.
     Finding,
     Monitor,
-    /// The step, and nobody asks how it ended before the next one starts: as where the first process of a container is
-    /// none that does.
-    Nobody,
+    /// The step, without reaping the process before the next start, as in a container whose first process reaps
+    /// nothing.
+    Unreaped,
 }
 
 fn steps() -> Vec<(Moment, usize)> {
@@ -120,7 +120,7 @@ fn steps() -> Vec<(Moment, usize)> {
     let boot = |within| Moment { stay: "", step: "create", wait: For::Monitor, within };
     vec![
         (moment("", "create", 1), 1),
-        // While the host is looked at, and the image; then while the machine boots.
+        // During the probes of the host and the check of the image; then during the boot of the VM.
         (finding(500), RANDOM),
         (boot(1), 1),
         (boot(700), RANDOM),
@@ -135,11 +135,11 @@ fn steps() -> Vec<(Moment, usize)> {
         (moment("warm", "warmed", 400), 1),
         (moment("", "destroy", 40), RANDOM),
         (moment("", "end", 1), 1),
-        (Moment { stay: "snapshot", step: "snapshot", wait: For::Nobody, within: 300 }, 1),
+        (Moment { stay: "snapshot", step: "snapshot", wait: For::Unreaped, within: 300 }, 1),
     ]
 }
 
-/// Nothing may be there but what every start leaves for the next: what was found out about this host.
+/// Checks that nothing is left but the cached findings about this host.
 fn is_clean(place: &Place, pid: u32, before: &BTreeSet<String>) {
     start_next(place.path());
     assert_eq!(census::groups_of(pid), BTreeSet::new());
@@ -171,13 +171,13 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
             }
             let after = millis(&mut random, moment.within);
             println!("at {}{}, after {after:?}", moment.step, if moment.stay.is_empty() { "" } else { " and again" });
-            let killed = supervisor.kill_unasked(after);
-            if let For::Nobody = moment.wait {
+            let killed = supervisor.kill_unreaped(after);
+            if let For::Unreaped = moment.wait {
                 is_clean(&place, killed.pid(), &before);
-                killed.asked_about();
+                killed.reap();
                 continue;
             }
-            is_clean(&place, killed.asked_about(), &before);
+            is_clean(&place, killed.reap(), &before);
         }
     }
 }

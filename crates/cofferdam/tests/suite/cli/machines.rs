@@ -190,7 +190,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert!(code == 127 && stderr.contains("\"two\""), "{code} {stderr}");
     for (words, says) in [
         (&["build-image", "--from", "/no/such"][..], "/no/such"),
-        (&["build-image", "--name", "../x", "--from", "."], "is no name"),
+        (&["build-image", "--name", "../x", "--from", "."], "not a valid image name"),
         (&["build-image", "--from", "/etc/hostname"], "cannot be unpacked"),
     ] {
         let (code, _, stderr) = vm(words);
@@ -217,9 +217,7 @@ fn doctor_tells_what_machines_need() {
             .unwrap_or_else(|| panic!("nothing about {name}: {report}"))
             .clone()
     };
-    for name in
-        ["qemu", "accelerator", "disks", "monitor's files", "monitor's network", "monitor's bounds", "firecracker"]
-    {
+    for name in ["qemu", "accelerator", "disks", "VMM files", "VMM network", "VMM limits", "firecracker"] {
         let item = find(name);
         assert!(item["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{item}");
         assert!(item["state"] == "ok" || item["remedy"].is_string(), "{item}");
@@ -230,7 +228,7 @@ fn doctor_tells_what_machines_need() {
     odd.env("COFFERDAM_VM_QEMU", "/no/such/qemu").env("COFFERDAM_VM_ACCELERATOR", "tcg");
     let (code, stdout, _) = outcome(odd.args(["doctor", "--backend", "vm"]));
     assert!(code == 1 && stdout.contains("missing  qemu") && stdout.contains("apt-get install"), "{stdout}");
-    assert!(stdout.contains("as asked for"), "{stdout}");
+    assert!(stdout.contains("as configured"), "{stdout}");
 }
 
 #[test]
@@ -247,7 +245,7 @@ fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
     let row = |name: &str| rows.iter().find(|row| row["protection"] == name).expect(name)["mechanism"].to_string();
     assert!(row("pid-namespace").contains("a kernel of its own"), "{}", row("pid-namespace"));
     assert!(row("pid-namespace").contains("(tcg)") || row("pid-namespace").contains("(kvm)"));
-    assert!(row("memory").contains("the monitor"), "{}", row("memory"));
+    assert!(row("memory").contains("the VMM"), "{}", row("memory"));
     assert!(rows.iter().all(|row| !row["remedy"].is_string()), "{rows:?}");
 }
 
@@ -295,10 +293,10 @@ fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
         println!("SKIP {test}: this host's KVM works");
         return;
     }
-    assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm was asked for"), "{stdout}");
+    assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm is required"), "{stdout}");
     let Some(mut command) = with_machines(run(["--backend", "vm", "--", "true"]), test) else { return };
     let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "kvm"));
-    assert!(code == 125 && stderr.contains("kvm was asked for") && stderr.contains("  try: "), "{code} {stderr}");
+    assert!(code == 125 && stderr.contains("kvm is required") && stderr.contains("  try: "), "{code} {stderr}");
 }
 
 #[test]

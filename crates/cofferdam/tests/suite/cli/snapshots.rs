@@ -184,7 +184,7 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     let lies: [(&str, Change<Parts>); 5] = [
         ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
         ("its agent speaks version 2", |parts| parts.machine["manifest"]["guest"]["version"] = 2.into()),
-        ("not understood", |parts| parts.machine["more"] = 1.into()),
+        ("cannot parse", |parts| parts.machine["more"] = 1.into()),
         ("'memory' has 4096 bytes", |parts| parts.memory = vec![1; 4096]),
         ("has 4 parts", |parts| parts.workspace = Some(vec![1; 4096])),
     ];
@@ -397,8 +397,8 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
         ("the image with the key", |machine| machine["manifest"]["image"] = "ab".repeat(32).into()),
         ("the image's disk", |machine| machine["root"] = "ab".repeat(32).into()),
         ("version 0.9", |machine| machine["manifest"]["origin"]["version"] = "0.9.1".into()),
-        ("the monitor firecracker", |machine| machine["manifest"]["origin"]["monitor"] = "firecracker".into()),
-        ("a machine q35", |machine| machine["manifest"]["origin"]["machine"] = "q35 x86_64".into()),
+        ("the VMM firecracker", |machine| machine["manifest"]["origin"]["monitor"] = "firecracker".into()),
+        ("the VM type q35", |machine| machine["manifest"]["origin"]["machine"] = "q35 x86_64".into()),
         ("the accelerator kvm", |machine| machine["manifest"]["origin"]["accelerator"] = "kvm".into()),
         ("the processor EPYC-v9", |machine| machine["manifest"]["origin"]["processor"] = "EPYC-v9".into()),
         ("the archive's limit on pids is 9999", |machine| machine["manifest"]["limits"]["pids"] = 9999.into()),

@@ -93,7 +93,7 @@ fn an_image_is_exported_and_imported_by_another_user() {
         (&["import-image", "none"][..], "no such file"),
         (&["import-image", "."], "no regular file"),
         (&["import-image", "/dev/zero"], "no regular file"),
-        (&["import-image", file, "--name", "../x"], "is no name"),
+        (&["import-image", file, "--name", "../x"], "not a valid image name"),
         (&["import-image", file, "--max-size", "64K"], "raise the limit"),
         (&["export-image", "none", "--out", "x"], "no image \"none\""),
         (&["export-image", "--out", "x"], "no image \"default\""),
