@@ -177,7 +177,7 @@ async fn many_functions_of_large_types_are_refused() {
 #[tokio::test]
 async fn types_nested_beyond_every_stack_are_refused() {
     // A type section of one type, which is an instance type of one declaration, which is a type, and so on.
-    for (depth, why) in [(490, "has instances"), (600, "nested too deeply"), (2_000_000, "nested too deeply")] {
+    for (depth, why) in [(490, "contains instances"), (600, "nested too deeply"), (2_000_000, "nested too deeply")] {
         let mut section = vec![1];
         for _ in 0..depth {
             section.extend([0x42, 1, 1]);

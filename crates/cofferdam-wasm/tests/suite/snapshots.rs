@@ -305,7 +305,7 @@ async fn a_descriptor_that_could_write_cannot_where_the_workspace_is_read_only_n
 async fn what_cannot_be_frozen_says_why() {
     let backend = WasmBackend::default();
     for (code, why) in [
-        (r#"(data $d "x") (func (export "f") (data.drop $d))"#, "places itself"),
+        (r#"(data $d "x") (func (export "f") (data.drop $d))"#, "passive data"),
         (r#"(global (mut funcref) (ref.null func)) (func (export "f"))"#, "references"),
     ] {
         let session = open(&backend, library(code), Spec::default()).await;

@@ -199,7 +199,7 @@ async fn what_is_missing_says_why() {
         let asked = ExecRequest::argv(["python3", option, "json.tool"]).build().unwrap();
         let error = sandbox.start(asked).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains(&format!("no option '{option}'")), "{error}");
+        assert!(error.to_string().contains(&format!("the option '{option}'")), "{error}");
     }
 }
 
@@ -484,7 +484,7 @@ async fn a_damaged_or_foreign_entry_of_the_cache_is_made_again() {
     let request = source(Language::JavaScript, "main.js", "1").build().unwrap();
     let refused = backend.run(patient(), request).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
-    assert!(refused.to_string().contains("other users may write"), "{refused}");
+    assert!(refused.to_string().contains("other users can write"), "{refused}");
     std::fs::remove_dir_all(&top).unwrap();
 }
 
