@@ -1,4 +1,4 @@
-//! Takes files out of archives that were hashed before, and still believes nothing that they say about paths.
+//! Extraction of files from archives whose hash was verified. Paths in an archive are still untrusted.
 
 use std::fs::{self, File};
 use std::io::{self as stdio, Read};
@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Result, SupplyError, io};
 
-/// The most that one file of an archive may unpack to.
+/// The maximum unpacked size of one file of an archive.
 const MAX_BYTES: u64 = 512 * 1024 * 1024;
 
 fn refused(archive: &Path, reason: impl Into<String>) -> SupplyError {
@@ -14,7 +14,7 @@ fn refused(archive: &Path, reason: impl Into<String>) -> SupplyError {
     SupplyError::BadArchive { archive: name.to_string_lossy().into_owned(), reason: reason.into() }
 }
 
-/// The path as a plain relative one, or nothing.
+/// Returns the path if it is relative and has only normal components.
 fn plain(path: &Path) -> Option<PathBuf> {
     let parts: Option<PathBuf> = path
         .components()
@@ -30,8 +30,8 @@ fn plain(path: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// [`SupplyError::BadArchive`] if the archive is cut off, if it does not hold that file exactly once as a plain file, or
-/// if any entry has a path that is absolute or leads upwards, or is a link or device.
+/// [`SupplyError::BadArchive`] if the archive is truncated, if it does not contain that file exactly once as a regular
+/// file, or if any entry has a path that is absolute or leads upwards, or is a link or device.
 pub fn unpack_tgz_file(archive: &Path, name: &str, target: &Path) -> Result<()> {
     let file = File::open(archive).map_err(io("open", archive))?;
     let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(file));
@@ -41,27 +41,28 @@ pub fn unpack_tgz_file(archive: &Path, name: &str, target: &Path) -> Result<()> 
         let mut entry = entry.map_err(broken)?;
         let path = entry.path().map_err(broken)?.into_owned();
         let Some(path) = plain(&path) else {
-            return Err(refused(archive, format!("its entry {} leads out of it", path.display())));
+            return Err(refused(archive, format!("entry {} leads out of the archive", path.display())));
         };
         let kind = entry.header().entry_type();
         if kind.is_dir() {
             continue;
         }
         if !kind.is_file() {
-            return Err(refused(archive, format!("its entry {} is no plain file", path.display())));
+            return Err(refused(archive, format!("entry {} is not a regular file", path.display())));
         }
         if path == Path::new(name) {
             if found {
-                return Err(refused(archive, format!("it holds {name} twice")));
+                return Err(refused(archive, format!("it contains {name} twice")));
             }
             copy(archive, &mut entry, target)?;
             found = true;
         }
     }
-    if found { Ok(()) } else { Err(refused(archive, format!("it does not hold {name}"))) }
+    if found { Ok(()) } else { Err(refused(archive, format!("it does not contain {name}"))) }
 }
 
-/// Unpacks a zip's entries whose path `wanted` accepts into the directory `target`. One named `executable` may be executed.
+/// Unpacks the zip entries whose path `wanted` accepts into the directory `target`. The entry named `executable` is
+/// made executable.
 ///
 /// # Errors
 ///
@@ -74,27 +75,27 @@ pub fn unpack_zip_under(archive: &Path, target: &Path, executable: &str, wanted:
         let mut entry = zip.by_index(index).map_err(|error| refused(archive, error.to_string()))?;
         let name = entry.name().to_owned();
         let Some(path) = plain(Path::new(&name)).filter(|_| !name.contains('\\')) else {
-            return Err(refused(archive, format!("its entry {name} leads out of it")));
+            return Err(refused(archive, format!("entry {name} leads out of the archive")));
         };
         if entry.is_symlink() {
-            return Err(refused(archive, format!("its entry {name} is a link")));
+            return Err(refused(archive, format!("entry {name} is a link")));
         }
         if entry.is_dir() || !wanted(&name) {
             continue;
         }
-        let place = target.join(path);
-        let parent = place.parent().unwrap_or(target);
+        let path = target.join(path);
+        let parent = path.parent().unwrap_or(target);
         fs::create_dir_all(parent).map_err(io("create", parent))?;
-        copy(archive, &mut entry, &place)?;
+        copy(archive, &mut entry, &path)?;
         if name == executable {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-            fs::set_permissions(&place, mode).map_err(io("make executable", &place))?;
+            fs::set_permissions(&path, mode).map_err(io("make executable", &path))?;
         }
     }
     Ok(())
 }
 
-/// Only into a new file: what is there is never followed or overwritten.
+/// Copies an entry into a new file. An existing file or link is neither followed nor overwritten.
 fn copy(archive: &Path, entry: &mut impl Read, target: &Path) -> Result<()> {
     let mut file = File::create_new(target).map_err(io("create", target))?;
     let mut buffer = vec![0; 128 * 1024];
@@ -106,7 +107,7 @@ fn copy(archive: &Path, entry: &mut impl Read, target: &Path) -> Result<()> {
         }
         total += count as u64;
         if total > MAX_BYTES {
-            return Err(refused(archive, "a file in it is larger than anything that belongs there"));
+            return Err(refused(archive, format!("a file in it is larger than the limit of {MAX_BYTES} bytes")));
         }
         stdio::Write::write_all(&mut file, &buffer[..count]).map_err(io("write", target))?;
     }

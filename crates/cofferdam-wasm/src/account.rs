@@ -1,8 +1,8 @@
-//! What a sandbox holds of its memory limit: linear memories, tables, and files, which lie in memory too.
+//! Accounting of a sandbox's memory limit: linear memories, tables, and files, which are in memory too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A count of bytes with a bound. Shared by everything that belongs to one sandbox.
+/// A byte counter with a limit, shared by all parts of one sandbox.
 #[derive(Debug)]
 pub(crate) struct Account {
     used: AtomicU64,
@@ -15,11 +15,11 @@ impl Account {
         Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), limit: limit.unwrap_or(u64::MAX) }
     }
 
-    /// Takes bytes if they fit.
+    /// Reserves bytes and returns true, or returns false if they exceed the limit.
     #[must_use]
-    pub(crate) fn take(&self, bytes: u64) -> bool {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let within_limit = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within_limit) {
             Ok(before) => {
                 self.peak.fetch_max(before + bytes, Ordering::Relaxed);
                 true
@@ -28,8 +28,8 @@ impl Account {
         }
     }
 
-    /// Gives back what was taken.
-    pub(crate) fn give(&self, bytes: u64) {
+    /// Releases bytes that were reserved.
+    pub(crate) fn release(&self, bytes: u64) {
         let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)));
     }
 
@@ -49,11 +49,11 @@ mod tests {
     #[test]
     fn the_bound_holds_and_the_peak_stays() {
         let account = Account::new(Some(10));
-        assert!(account.take(10));
-        assert!(!account.take(1));
-        assert!(!account.take(u64::MAX));
-        account.give(4);
+        assert!(account.reserve(10));
+        assert!(!account.reserve(1));
+        assert!(!account.reserve(u64::MAX));
+        account.release(4);
         assert_eq!((account.used(), account.peak()), (6, 10));
-        assert!(account.take(4));
+        assert!(account.reserve(4));
     }
 }

@@ -1,4 +1,4 @@
-//! Makes sandboxes of WebAssembly.
+//! The backend that creates WebAssembly sandboxes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -20,8 +20,8 @@ use crate::{Loaded, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig
 /// The backend's name.
 pub(crate) const NAME: &str = "wasm";
 
-/// The backend of level 1. Making it costs nothing: the engine comes with the first module. Needs a tokio runtime with
-/// time enabled.
+/// The backend of the wasm isolation level. Creating it is cheap: the engine is created with the first module. It needs
+/// a tokio runtime with time enabled.
 #[derive(Debug)]
 pub struct WasmBackend {
     common: Arc<Common>,
@@ -34,14 +34,14 @@ impl Default for WasmBackend {
 }
 
 impl WasmBackend {
-    /// A backend with these bounds.
+    /// Creates a backend with this configuration.
     pub fn new(config: WasmConfig) -> Self {
-        let places = Arc::new(Semaphore::new(config.guests.clamp(1, Semaphore::MAX_PERMITS)));
-        let common = Common { engines: Engines::new(config.clone()), config, places, made: AtomicU64::new(0) };
+        let slots = Arc::new(Semaphore::new(config.guests.clamp(1, Semaphore::MAX_PERMITS)));
+        let common = Common { engines: Engines::new(config.clone()), config, slots, created: AtomicU64::new(0) };
         Self { common: Arc::new(common) }
     }
 
-    /// Opens a session: a guest that is called again and again, in a sandbox of its own.
+    /// Opens a session: a guest that is called repeatedly, in its own sandbox.
     ///
     /// # Errors
     ///
@@ -50,26 +50,26 @@ impl WasmBackend {
         session::open(&self.common, kind, spec).await
     }
 
-    /// Opens a session that goes on where a snapshot was made, in a sandbox of this spec.
+    /// Opens a session that resumes from a snapshot, in a sandbox of this spec.
     ///
     /// # Errors
     ///
-    /// As `create`; `Unsupported` if the snapshot is of another version of the interpreter.
+    /// As `create`; `Unsupported` if the snapshot was taken by another version of the interpreter.
     pub async fn restore_session(&self, snapshot: &SessionSnapshot, spec: Spec) -> Result<Session> {
         session::restore(&self.common, snapshot, spec).await
     }
 
-    /// Makes an interpreter ready that the supply has: compiled for this machine, started, and frozen, all of it kept in
-    /// the cache. Without this the first run does it.
+    /// Prepares an installed interpreter: compiles it for this host, starts it, freezes it, and stores the result in
+    /// the cache. Without this call the first run does so.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if it was not obtained.
+    /// `Unavailable` if the interpreter is not installed.
     pub async fn prepare(&self, language: Language, progress: impl FnMut(Preparing) + Send + 'static) -> Result<()> {
         self.common.engines.make_interpreter(language, false, progress).await.map(drop)
     }
 
-    /// Loads a module for runs without a sandbox around them, under the limits of `spec`.
+    /// Loads a module for direct runs, without a sandbox, under the limits of `spec`.
     ///
     /// # Errors
     ///
@@ -77,14 +77,14 @@ impl WasmBackend {
     pub async fn load(&self, module: Bytes, spec: Spec) -> Result<Loaded> {
         let terms = Terms::new(spec)?;
         let (tenant, allowed) = (terms.spec().tenant().clone(), terms.spec().limits().wall_time);
-        let (program, machine) = self.common.engines.program(module, &tenant, terms.is_metered(), allowed).await?;
+        let (program, engine) = self.common.engines.program(module, &tenant, terms.is_metered(), allowed).await?;
         if !program.is_command() {
-            return Err(not_executable("the module is no command: it exports no function _start without arguments"));
+            return Err(not_executable("the module is not a command: it exports no function _start without arguments"));
         }
-        Ok(Loaded::of_module(machine, program, terms, self.stack()))
+        Ok(Loaded::of_module(engine, program, terms, self.stack()))
     }
 
-    /// Loads an interpreter for runs without a sandbox around them, under the limits of `spec`.
+    /// Loads an interpreter for direct runs, without a sandbox, under the limits of `spec`.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ impl WasmBackend {
     pub async fn load_language(&self, language: Language, spec: Spec) -> Result<Loaded> {
         let terms = Terms::new(spec)?;
         let allowed = terms.spec().limits().wall_time;
-        let warm = self.common.engines.interpreter(language, terms.is_metered(), allowed).await?;
-        Ok(Loaded::of_language(&warm, terms, self.stack()))
+        let prepared = self.common.engines.interpreter(language, terms.is_metered(), allowed).await?;
+        Ok(Loaded::of_language(&prepared, terms, self.stack()))
     }
 
     fn stack(&self) -> usize {
@@ -125,17 +125,17 @@ impl Backend for WasmBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(WasmSandbox(Shared::filled(&self.common, spec).await?)))
+        Ok(Arc::new(WasmSandbox(Shared::with_workspace(&self.common, spec).await?)))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        let foreign = || Error::invalid("restore", "the snapshot is of another backend");
+        let foreign = || Error::invalid("restore", "the snapshot was taken by another backend");
         let files = Some(&snapshot).filter(|snapshot| snapshot.backend() == NAME).and_then(Snapshot::payload);
         let shared = Shared::copied(&self.common, spec, files.ok_or_else(foreign)?)?;
         Ok(Arc::new(WasmSandbox(Arc::new(shared))))
     }
 
     async fn warm(&self, _: Spec) -> Result<Box<dyn Warm>> {
-        Err(Error::unsupported("warm", "the wasm backend makes no sandbox ahead of its request"))
+        Err(Error::unsupported("warm", "the wasm backend does not prepare sandboxes"))
     }
 }

@@ -1,4 +1,4 @@
-//! Bounds what decoding takes in memory: a byte of a file can stand for something that takes a hundred.
+//! A memory limit for decoding: one byte of a file can expand to a hundred bytes in memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -6,15 +6,15 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
-/// What an element takes that has memory of its own.
+/// The memory charged for an element that owns an allocation.
 const OWN: u64 = 64;
 
 thread_local! {
-    /// Bytes that lists may still take on this thread.
+    /// The bytes that lists can still allocate on this thread.
     static LEFT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Does `decode`, in which all [`list`]s together take no more than `bytes`.
+/// Runs `decode`, in which all [`list`]s together allocate at most `bytes`.
 pub(crate) fn within<T>(bytes: u64, decode: impl FnOnce() -> T) -> T {
     LEFT.set(bytes);
     let decoded = decode();
@@ -22,7 +22,7 @@ pub(crate) fn within<T>(bytes: u64, decode: impl FnOnce() -> T) -> T {
     decoded
 }
 
-/// A list whose elements are charged before they are kept. Outside of [`within`] there is room for none.
+/// Decodes a list and charges its elements before storing them. Outside of [`within`] the budget is zero.
 pub(crate) fn list<'a, D: Deserializer<'a>, T: Deserialize<'a>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     deserializer.deserialize_seq(List(PhantomData))
 }
@@ -37,12 +37,12 @@ impl<'a, T: Deserialize<'a>> Visitor<'a> for List<T> {
     }
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-        // A list that grows has up to twice the room that it needs.
+        // A growing list has up to twice the capacity that it needs.
         let own = if std::mem::needs_drop::<T>() { OWN } else { 0 };
         let each = 2 * size_of::<T>() as u64 + own;
         let mut list = Vec::new();
         while let Some(element) = elements.next_element()? {
-            let left = LEFT.get().checked_sub(each).ok_or_else(|| A::Error::custom("it takes too much memory"))?;
+            let left = LEFT.get().checked_sub(each).ok_or_else(|| A::Error::custom("it needs too much memory"))?;
             LEFT.set(left);
             list.push(element);
         }

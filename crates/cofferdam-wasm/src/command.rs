@@ -1,4 +1,4 @@
-//! From a request to a module and what it is told.
+//! Conversion of an exec request into a module with its arguments and environment.
 
 use bytes::Bytes;
 use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Result, SandboxPath, Stdin};
@@ -9,102 +9,102 @@ use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink, ROOT};
 use crate::screen::{is_wasm, not_executable};
 use crate::state::Shared;
 
-/// What stands for the engine where a script names its interpreter.
+/// The interpreter name by which a script selects the engine itself.
 pub(crate) const INTERPRETER: &str = "wasm";
 
-/// What to run.
+/// The program of a request.
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum ProgramSource {
     Module(Bytes),
     Script(Language, Bytes),
 }
 
-/// A program to run, and what it is told.
+/// A program with its arguments and environment.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) what: What,
+pub(crate) struct Invocation {
+    pub(crate) source: ProgramSource,
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<String>,
     pub(crate) working_dir: Ino,
-    /// The same as a path.
+    /// The working directory as a path.
     pub(crate) cwd: String,
 }
 
-/// What every guest is told, whatever it is.
+/// The parts of a request that do not depend on the program.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ExecContext {
     pub(crate) env: Vec<String>,
     pub(crate) working_dir: Ino,
-    /// The same as a path.
+    /// The working directory as a path.
     pub(crate) cwd: String,
 }
 
-/// Reads what does not depend on the program, and refuses what no guest can be given.
-pub(crate) fn check(shared: &Shared, request: &ExecRequest) -> Result<Told> {
+/// Reads the parts of a request that do not depend on the program, and rejects unsupported features.
+pub(crate) fn check(shared: &Shared, request: &ExecRequest) -> Result<ExecContext> {
     request.validate()?;
     if request.terminal().is_some() {
-        return Err(Error::unsupported("start", "a WebAssembly guest has no terminal"));
+        return Err(Error::unsupported("start", "WebAssembly guests do not support terminals"));
     }
     if shared.policy.seed.is_some() && *request.stdin() == Stdin::Stream {
-        let what = "a deterministic exec takes no streaming input: when it comes is never the same twice";
+        let what = "a deterministic exec does not support streaming input: its arrival times are not reproducible";
         return Err(Error::unsupported("start", what).with_remedy("give the input as bytes"));
     }
     let working_dir = directory(shared, request.working_dir())?;
-    Ok(Told { env: environment(request), working_dir, cwd: request.working_dir().inside() })
+    Ok(ExecContext { env: environment(request), working_dir, cwd: request.working_dir().inside() })
 }
 
-/// Reads a request, and refuses what a guest cannot be given.
-pub(crate) fn read(shared: &Shared, request: &ExecRequest) -> Result<Asked> {
-    let Told { env, working_dir, cwd } = check(shared, request)?;
-    let (what, args) = match request.command() {
+/// Reads a request, and rejects unsupported features.
+pub(crate) fn read(shared: &Shared, request: &ExecRequest) -> Result<Invocation> {
+    let ExecContext { env, working_dir, cwd } = check(shared, request)?;
+    let (source, args) = match request.command() {
         Command::Shell(_) => return Err(Error::unsupported("start", "a WebAssembly sandbox has no shell")),
         Command::Argv(argv) => named(shared, request.working_dir(), argv)?,
         Command::Script(script) => {
             let args = [script.name.clone()].into_iter().chain(script.args.iter().cloned()).collect();
-            let what = match language(&script.interpreter)? {
-                Some(language) => What::Script(language, script.contents.clone()),
-                None => What::Module(script.contents.clone()),
+            let source = match language(&script.interpreter)? {
+                Some(language) => ProgramSource::Script(language, script.contents.clone()),
+                None => ProgramSource::Module(script.contents.clone()),
             };
-            (what, args)
+            (source, args)
         }
     };
-    match &what {
-        What::Module(module) if !is_wasm(module) => {
-            Err(not_executable("the file is no WebAssembly module").with_context("program", shown(&args)))
+    match &source {
+        ProgramSource::Module(module) if !is_wasm(module) => {
+            Err(not_executable("the file is not a WebAssembly module").with_context("program", shown(&args)))
         }
-        _ => Ok(Asked { what, args, env, working_dir, cwd }),
+        _ => Ok(Invocation { source, args, env, working_dir, cwd }),
     }
 }
 
-/// The language of an interpreter with its options; `None` is the engine itself.
+/// Returns the language of an interpreter command with its options. `None` is the engine itself.
 pub(crate) fn language(interpreter: &[String]) -> Result<Option<Language>> {
     let (program, options) = interpreter.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
     let name = program.rsplit('/').next().unwrap_or_default();
     let (language, ignored): (_, &[&str]) = match name {
         INTERPRETER if options.is_empty() => return Ok(None),
-        // Output is live in any case, and there is no user's directory.
+        // Output is always unbuffered, and there is no user directory.
         _ if name.starts_with("python") => (Language::Python, &["-u", "-B", "-I", "-s", "-S", "-E"]),
         "node" | "javascript" | "qjs" => (Language::JavaScript, &["--v8-pool-size=2"]),
         _ => {
             let what = format!("a WebAssembly sandbox has no interpreter '{}'", program.escape_debug());
             return Err(Error::unsupported("start", what)
-                .with_remedy("it has Python and JavaScript; use level process for other languages"));
+                .with_remedy("use Python or JavaScript, or use level process for other languages"));
         }
     };
     match options.iter().find(|option| !ignored.contains(&option.as_str())) {
         None => Ok(Some(language)),
         Some(option) => {
-            let what = format!("the interpreters for WebAssembly have no option '{}'", option.escape_debug());
-            Err(Error::unsupported("start", what).with_remedy("leave it out, or use level process"))
+            let what = format!("interpreters for WebAssembly do not support the option '{}'", option.escape_debug());
+            Err(Error::unsupported("start", what).with_remedy("omit the option, or use level process"))
         }
     }
 }
 
-/// A command by name: a module in the sandbox, or an interpreter with a script.
-fn named(shared: &Shared, working_dir: &SandboxPath, argv: &[String]) -> Result<(What, Vec<String>)> {
+/// Resolves a command by name: a module in the sandbox, or an interpreter with a script.
+fn named(shared: &Shared, working_dir: &SandboxPath, argv: &[String]) -> Result<(ProgramSource, Vec<String>)> {
     let name = argv.first().ok_or_else(|| Error::invalid("start", "the command is empty"))?;
     let no_module = match file(shared, working_dir, name) {
-        Ok(module) => return Ok((What::Module(module), argv.to_vec())),
+        Ok(module) => return Ok((ProgramSource::Module(module), argv.to_vec())),
         Err(error) => error,
     };
     if name == INTERPRETER || name.contains('/') {
@@ -112,24 +112,24 @@ fn named(shared: &Shared, working_dir: &SandboxPath, argv: &[String]) -> Result<
     }
     let options = argv[1..].iter().take_while(|word| word.starts_with('-') && !inline(name, word) && *word != "-");
     let count = 1 + options.count();
-    // Without its options it tells whether it is an interpreter at all.
+    // The name without options determines whether this is an interpreter.
     let Ok(Some(_)) = language(&argv[..1]) else { return Err(no_module) };
     let Some(language) = language(&argv[..count])? else { return Err(no_module) };
     match &argv[count..] {
         [flag, code, args @ ..] if inline(name, flag) => {
             let shown = if language == Language::Python { "-c" } else { "[eval]" };
             let args = [shown.to_owned()].into_iter().chain(args.iter().cloned()).collect();
-            Ok((What::Script(language, code.clone().into_bytes().into()), args))
+            Ok((ProgramSource::Script(language, code.clone().into_bytes().into()), args))
         }
         [script, ..] if script != "-" => {
-            Ok((What::Script(language, file(shared, working_dir, script)?), argv[count..].to_vec()))
+            Ok((ProgramSource::Script(language, file(shared, working_dir, script)?), argv[count..].to_vec()))
         }
-        _ => Err(Error::unsupported("start", "an interpreter for WebAssembly reads no program from its input")
+        _ => Err(Error::unsupported("start", "interpreters for WebAssembly do not read programs from standard input")
             .with_remedy("name a file in the workspace, or give the code as an argument")),
     }
 }
 
-/// Whether an option says that the code comes next.
+/// Returns true if the next argument after this option is code.
 fn inline(interpreter: &str, option: &str) -> bool {
     if interpreter.starts_with("python") { option == "-c" } else { option == "-e" || option == "--eval" }
 }
@@ -138,12 +138,12 @@ fn shown(args: &[String]) -> String {
     args.first().map(|name| name.escape_debug().to_string()).unwrap_or_default()
 }
 
-/// What every guest finds in its environment. WASI has no working directory; `PWD` tells those that want to know.
+/// Returns the base environment of every guest. WASI has no working directory, so `PWD` carries it.
 pub(crate) fn base_environment(working_dir: &str) -> [(&'static str, &str); 4] {
     [("PATH", "/workspace"), ("HOME", "/workspace"), ("LANG", "C.UTF-8"), ("PWD", working_dir)]
 }
 
-/// The same for a guest whose request changes nothing, in the order that requests have.
+/// Returns the environment of a guest whose request changes nothing, in the order of requests.
 pub(crate) fn plain_environment() -> Vec<String> {
     let base = base_environment(cofferdam_contract::WORKSPACE_PATH);
     cofferdam_contract::EnvDelta::default()
@@ -158,7 +158,7 @@ fn environment(request: &ExecRequest) -> Vec<String> {
     request.env().apply(base_environment(&inside)).into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// A directory of the workspace.
+/// Returns the inode of a directory in the workspace.
 pub(crate) fn directory(shared: &Shared, path: &SandboxPath) -> Result<Ino> {
     if path.is_workspace() {
         return Ok(shared.workspace);
@@ -172,7 +172,7 @@ pub(crate) fn directory(shared: &Shared, path: &SandboxPath) -> Result<Ino> {
     found.map_err(|error| error.into_error("start", path.as_str()))
 }
 
-/// The bytes of a module that lies in the sandbox.
+/// Returns the bytes of a module in the sandbox.
 fn file(shared: &Shared, working_dir: &SandboxPath, name: &str) -> Result<Bytes> {
     let absolute = if name.starts_with('/') { name.to_owned() } else { format!("{}/{name}", working_dir.inside()) };
     let top = Base { ino: ROOT, name: Some("") };
@@ -182,13 +182,13 @@ fn file(shared: &Shared, working_dir: &SandboxPath, name: &str) -> Result<Bytes>
             FsError::NotFound | FsError::NotADirectory | FsError::Escape => ErrorKind::NotFound,
             _ => ErrorKind::NotExecutable,
         };
-        Error::new(kind, "start", format!("there is no module of this name in the sandbox: {error}"))
+        Error::new(kind, "start", format!("no module of this name in the sandbox: {error}"))
             .with_context("program", name.escape_debug().to_string())
-            .with_remedy("put the module into the workspace and name it by its path")
+            .with_remedy("put the module into the workspace and give its path")
     })?;
-    let most = shared.common.config.module_size;
-    if contents.length() > most.as_bytes() {
-        return Err(not_executable(format!("the module is larger than {most}")));
+    let limit = shared.common.config.module_size;
+    if contents.length() > limit.as_bytes() {
+        return Err(not_executable(format!("the module is larger than {limit}")));
     }
     let mut bytes = vec![0; usize::try_from(contents.length()).unwrap_or_default()];
     contents.read(0, &mut bytes);

@@ -1,30 +1,30 @@
-//! What a backend of WebAssembly takes upon itself, whatever a spec asks for.
+//! Configuration of the WebAssembly backend, independent of any spec.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cofferdam_contract::ByteSize;
 
-/// Bounds of a backend. Those of a sandbox are in its spec.
+/// Limits of a backend. The limits of a sandbox are in its spec.
 #[derive(Debug, Clone)]
 pub struct WasmConfig {
-    /// Guests running at once, of all sandboxes; each has a thread. Default 64.
+    /// The maximum number of guests that run at once, over all sandboxes. Each has a thread. Default 64.
     pub guests: usize,
-    /// How long a start waits for a place among them before it is refused. Default 10 s.
+    /// The time that a start waits for a free guest slot before it fails. Default 10 s.
     pub patience: Duration,
-    /// Modules compiled at once. One whose time ran out runs on beside them; beyond four such
-    /// it counts until its compiler stops. Default 2.
+    /// The maximum number of modules that compile at once. A compilation that timed out continues outside of this
+    /// limit; beyond four such it counts until its compiler stops. Default 2.
     pub compilers: usize,
-    /// Real time that one module may take to compile. Default 30 s.
+    /// The wall time limit of one compilation. Default 30 s.
     pub compile_time: Duration,
-    /// The largest module. Default 16 MiB.
+    /// The maximum module size. Default 16 MiB.
     pub module_size: ByteSize,
-    /// Compiled modules kept for later runs of the same tenant. Default 32.
+    /// The number of compiled modules that are cached for later runs of the same tenant. Default 32.
     pub kept_modules: usize,
-    /// Stack of a guest. Default 2 MiB, which is what the interpreters need.
+    /// The stack size of a guest. Default 2 MiB, which the interpreters need.
     pub stack: ByteSize,
-    /// Where interpreters are kept: a directory of this user alone, which is made when it is needed. Default none: then
-    /// no script runs, only modules.
+    /// The cache directory of interpreters. It belongs to this user alone and is created when it is needed. Without
+    /// one, which is the default, only modules run, and no scripts.
     pub cache: Option<PathBuf>,
 }
 

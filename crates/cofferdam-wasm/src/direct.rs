@@ -1,7 +1,7 @@
-//! Runs without a sandbox around them: one call, on the caller's own thread, with files that live as long as it.
+//! Direct runs without a sandbox: one call on the caller's own thread, with files that exist only during the call.
 //!
-//! For plugins and snippets that come by the thousand: no thread is made, nothing is handed from one to another. The
-//! limits are those of a spec, and hold as they do for execs.
+//! For plugins and snippets at a high rate: a run creates no thread and passes nothing between threads. The limits are
+//! those of a spec, and are enforced as for execs.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,12 @@ use cofferdam_contract::{
 
 use crate::account::Account;
 use crate::command::plain_environment;
-use crate::ending::Ending;
-use crate::engine::Machine;
+use crate::ending::Termination;
+use crate::engine::WasmEngine;
 use crate::fs::Tree;
 use crate::guest::{self, Guest};
-use crate::languages::{self, Mode, Warm};
-use crate::leash::{Input, Leash};
+use crate::languages::{self, Mode, PreparedInterpreter};
+use crate::leash::{GuestControl, Input};
 use crate::limiter::Limiter;
 use crate::network::{Egress, Rules};
 use crate::output::{Collected, Output};
@@ -28,10 +28,10 @@ use crate::program::{Entry, Frozen, Program};
 use crate::state::Files;
 use crate::wasi::{Host, HostParts, Run};
 
-/// Stack for the host's part of a runner's thread, and for what its owner does there.
-const OWNERS_STACK: usize = 1 << 20;
+/// Stack for the host's part of a runner's thread, and for the caller's work on it.
+const CALLER_STACK: usize = 1 << 20;
 
-/// What one run is given.
+/// The input of one run.
 #[derive(Debug, Clone, Default)]
 pub struct Call {
     /// Arguments, the program's name first.
@@ -40,15 +40,15 @@ pub struct Call {
     pub env: Vec<(String, String)>,
     /// Standard input.
     pub stdin: Bytes,
-    /// What an interpreter is to run. Of no use to a module.
+    /// The source that an interpreter runs. Modules ignore it.
     pub source: Bytes,
-    /// Real time that it may take; `None` is the spec's.
+    /// The wall time limit of the run. `None` is the spec's.
     pub timeout: Option<Duration>,
-    /// The most output that is kept, in bytes of both streams together. `None` is 1 MiB.
+    /// The maximum output that is kept, in bytes of both streams together. `None` is 1 MiB.
     pub max_output: Option<ByteSize>,
 }
 
-/// Under which terms a program runs.
+/// The spec of a program's runs, with its policy and posture.
 pub(crate) struct Terms {
     policy: Policy,
     spec: Spec,
@@ -56,13 +56,13 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Refused where it would be weaker than asked.
+    /// Creates the terms, or fails if the posture is weaker than the spec demands.
     pub(crate) fn new(spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
         crate::preopens::refuse_named(&spec)?;
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
-            return Err(Error::unsupported("load", "a direct run begins with no files")
-                .with_remedy("use a sandbox or a session, or give the files as input"));
+            return Err(Error::unsupported("load", "a direct run cannot start with the files of a host directory")
+                .with_remedy("use a sandbox or a session, or pass the data on standard input"));
         }
         let posture = crate::posture::posture(&spec);
         posture.require(spec.allow_weaker())?;
@@ -78,27 +78,27 @@ impl Terms {
     }
 }
 
-/// A program that is loaded once and run many times, each time in an instance of its own from the same beginning.
+/// A program that is loaded once and run many times, each time in a new instance from the same initial state.
 pub struct Loaded {
-    machine: Arc<Machine>,
+    engine: Arc<WasmEngine>,
     program: Arc<Program>,
-    beginning: Frozen,
+    initial: Frozen,
     entry: Entry,
-    /// Nanoseconds that an interpreter's clock has seen; `None` for a module.
+    /// The nanoseconds that an interpreter's clock has advanced; `None` for a module.
     passed: Option<u64>,
     policy: Policy,
     spec: Spec,
     posture: Posture,
     stack: usize,
-    /// Guests that wait to be used again, each as it was before anything of it ran.
+    /// Idle guests for reuse, each in its initial state.
     spare: Mutex<Vec<Guest>>,
-    /// What guests that wait see.
+    /// The empty file system of idle guests.
     no_files: Arc<Mutex<Tree>>,
-    /// How a usual request begins.
-    usual: Bytes,
+    /// The encoded request of a call with default arguments and environment.
+    default_request: Bytes,
 }
 
-/// Guests that wait, at most: as many as there are threads to run them is plenty.
+/// The maximum number of idle guests. There are seldom more threads that run guests.
 const MAX_SPARE: usize = 64;
 
 impl std::fmt::Debug for Loaded {
@@ -108,30 +108,30 @@ impl std::fmt::Debug for Loaded {
 }
 
 impl Loaded {
-    /// A command, from its beginning.
-    pub(crate) fn of_module(machine: Arc<Machine>, program: Arc<Program>, terms: Terms, stack: usize) -> Self {
-        let beginning = program.beginning().clone();
-        Self::new((machine, program), (beginning, Entry::Command, None), terms, stack)
+    /// Loads a command, starting from its initial state.
+    pub(crate) fn of_module(engine: Arc<WasmEngine>, program: Arc<Program>, terms: Terms, stack: usize) -> Self {
+        let initial = program.initial().clone();
+        Self::new((engine, program), (initial, Entry::Command, None), terms, stack)
     }
 
-    /// An interpreter, from where it waits.
-    pub(crate) fn of_language(warm: &Warm, terms: Terms, stack: usize) -> Self {
-        let program = (Arc::clone(&warm.machine), Arc::clone(&warm.program));
-        Self::new(program, (warm.beginning.clone(), warm.entry.clone(), Some(warm.passed)), terms, stack)
+    /// Loads an interpreter, starting from its prepared state.
+    pub(crate) fn of_language(prepared: &PreparedInterpreter, terms: Terms, stack: usize) -> Self {
+        let program = (Arc::clone(&prepared.engine), Arc::clone(&prepared.program));
+        Self::new(program, (prepared.initial.clone(), prepared.entry.clone(), Some(prepared.passed)), terms, stack)
     }
 
     fn new(
-        (machine, program): (Arc<Machine>, Arc<Program>),
-        (beginning, entry, passed): (Frozen, Entry, Option<u64>),
+        (engine, program): (Arc<WasmEngine>, Arc<Program>),
+        (initial, entry, passed): (Frozen, Entry, Option<u64>),
         Terms { policy, spec, posture }: Terms,
         stack: usize,
     ) -> Self {
         let no_files = Arc::new(Mutex::new(Tree::new(None, Arc::new(Account::new(None)))));
         let spare = Mutex::default();
         Self {
-            machine,
+            engine,
             program,
-            beginning,
+            initial,
             entry,
             passed,
             policy,
@@ -140,20 +140,20 @@ impl Loaded {
             stack,
             spare,
             no_files,
-            usual: usual_request(),
+            default_request: default_request(),
         }
     }
 
-    /// What holds for each run.
+    /// Returns the posture of each run.
     pub fn posture(&self) -> &Posture {
         &self.posture
     }
 
-    /// Has `work` done on a thread whose stack is large enough for guests, and waits for it.
+    /// Runs `work` on a new thread whose stack is large enough for guests, and waits for it.
     ///
     /// # Errors
     ///
-    /// If there is no thread to be had, or `work` panics.
+    /// `ResourceExhausted` if no thread can be started; `Internal` if `work` panics.
     pub fn on_runner<T: Send>(&self, work: impl FnOnce(&Runner<'_>) -> T + Send) -> Result<T> {
         let thread = std::thread::Builder::new().name("wasm-runner".to_owned());
         std::thread::scope(|scope| {
@@ -162,74 +162,74 @@ impl Loaded {
                 let top = std::ptr::from_ref(&here).addr();
                 work(&Runner { loaded: self, top, _here: PhantomData })
             };
-            let thread = thread.stack_size(self.stack + OWNERS_STACK + OWNERS_STACK).spawn_scoped(scope, run);
-            let no_thread =
-                |error| Error::new(ErrorKind::ResourceExhausted, "run", "no thread for the guest").with_source(error);
-            let failed = |_| Error::new(ErrorKind::Internal, "run", "the work on the guest's thread failed");
+            let thread = thread.stack_size(self.stack + CALLER_STACK + CALLER_STACK).spawn_scoped(scope, run);
+            let no_thread = |error| {
+                Error::new(ErrorKind::ResourceExhausted, "run", "cannot start the guest thread").with_source(error)
+            };
+            let failed = |_| Error::new(ErrorKind::Internal, "run", "the work on the guest thread panicked");
             thread.map_err(no_thread)?.join().map_err(failed)
         })
     }
 }
 
-/// A thread that guests can run on. It stays where it is.
+/// A thread that guests can run on. It cannot be moved to another thread.
 #[derive(Debug)]
 pub struct Runner<'a> {
     loaded: &'a Loaded,
-    /// Where this thread's stack began, about.
+    /// The approximate address of the base of this thread's stack.
     top: usize,
     _here: PhantomData<*const ()>,
 }
 
 impl Runner<'_> {
-    /// Runs the program in a new instance until it ends; blocks the thread. Nothing of another run is visible to it, and
-    /// nothing of it to any other.
+    /// Runs the program in a new instance until it ends; blocks the thread. Runs see nothing of each other.
     ///
     /// # Errors
     ///
-    /// What a guest does is an exit, not an error. `ResourceExhausted` if it could not be set up.
+    /// A guest's failure is an exit, not an error. `ResourceExhausted` if the guest could not be set up.
     pub fn run(&self, call: &Call) -> Result<Completed> {
         let here = 0u8;
-        if self.top.abs_diff(std::ptr::from_ref(&here).addr()) > OWNERS_STACK {
-            return Err(Error::invalid("run", "this thread's stack is used too far for a guest"));
+        if self.top.abs_diff(std::ptr::from_ref(&here).addr()) > CALLER_STACK {
+            return Err(Error::invalid("run", "too little of this thread's stack is left for a guest"));
         }
-        let Loaded { machine, program, beginning, entry, policy, spec, .. } = self.loaded;
+        let Loaded { engine, program, initial, entry, policy, spec, .. } = self.loaded;
         let started = Instant::now();
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
-        let ticking = machine.tick().map_err(|error| {
-            Error::new(ErrorKind::ResourceExhausted, "run", "no thread for the clock").with_source(error)
+        let ticking = engine.tick().map_err(|error| {
+            Error::new(ErrorKind::ResourceExhausted, "run", "cannot start the clock thread").with_source(error)
         })?;
         let host = self.loaded.host(call, &account, started)?;
-        let mut guest = match self.loaded.spare() {
+        let mut guest = match self.loaded.take_spare() {
             Some(mut guest) => {
-                if !guest.adopt(host) {
+                if !guest.attach(host) {
                     let what = "the guest does not fit into its memory limit";
                     return Err(Error::new(ErrorKind::ResourceExhausted, "run", what));
                 }
                 guest
             }
             None => {
-                let mut guest = Guest::new(machine, program, host);
-                // What does not fit is found again, and told, when it is run.
-                let _ = guest.make_to_last(beginning, entry);
+                let mut guest = Guest::new(engine, program, host);
+                // A guest that exceeds the limit fails again, with an error, when it runs.
+                let _ = guest.instantiate_reusable(initial, entry);
                 guest
             }
         };
-        let ending = guest.run(*policy, beginning, entry);
+        let termination = guest.run(*policy, initial, entry);
         drop(ticking);
-        let (host, guest) = guest.renewed(Host::nobody(&self.loaded.no_files));
+        let (host, guest) = guest.reset(Host::idle(&self.loaded.no_files));
         if let Some(guest) = guest {
-            self.loaded.keep(guest);
+            self.loaded.return_spare(guest);
         }
-        completed(host, ending, started, &account)
+        completed(host, termination, started, &account)
     }
 }
 
 impl Loaded {
-    fn spare(&self) -> Option<Guest> {
+    fn take_spare(&self) -> Option<Guest> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn keep(&self, guest: Guest) {
+    fn return_spare(&self, guest: Guest) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < MAX_SPARE {
             spare.push(guest);
@@ -244,7 +244,7 @@ impl Loaded {
         let allowed = call.timeout.map_or(limits.wall_time, |timeout| timeout.min(limits.wall_time));
         let (env, request) = match self.passed {
             None => (call.variables().collect(), None),
-            Some(_) => (Vec::new(), Some(call.request(&self.usual))),
+            Some(_) => (Vec::new(), Some(call.request(&self.default_request))),
         };
         let parts = HostParts {
             args: call.args.clone(),
@@ -255,9 +255,9 @@ impl Loaded {
             random: guest::random(*policy),
             limiter: Limiter::new(Arc::clone(account)),
             run: Run {
-                leash: Arc::new(Leash::default()),
+                control: Arc::new(GuestControl::default()),
                 input: Input::Given(call.stdin.clone()),
-                output: Output::kept(call.max_output.map_or(1 << 20, ByteSize::as_bytes), started),
+                output: Output::collected(call.max_output.map_or(1 << 20, ByteSize::as_bytes), started),
                 deadline: started + allowed,
                 cpu_limit: limits.cpu_time,
                 request,
@@ -269,16 +269,16 @@ impl Loaded {
     }
 }
 
-/// What an interpreter is told by a call that says nothing but the source, without the source.
-fn usual_request() -> Bytes {
+/// Returns the encoded request of a call with default arguments and environment, without the source.
+fn default_request() -> Bytes {
     languages::request(Mode::Script, WORKSPACE_PATH, &["main".to_owned()], &plain_environment(), &[])
 }
 
 impl Call {
-    /// What an interpreter is told. Variables of the call come after those that every guest has.
-    fn request(&self, usual: &[u8]) -> Bytes {
+    /// Encodes the request for an interpreter. Variables of the call follow those of the base environment.
+    fn request(&self, default_request: &[u8]) -> Bytes {
         if self.args.is_empty() && self.env.is_empty() {
-            return [usual, &self.source].concat().into();
+            return [default_request, &self.source].concat().into();
         }
         let mut env = plain_environment();
         env.extend(self.variables());
@@ -287,11 +287,11 @@ impl Call {
         languages::request(Mode::Script, WORKSPACE_PATH, args, &env, &self.source)
     }
 
-    /// What a guest is told ends its words with NUL.
+    /// Rejects NUL, which terminates the fields of a request, and invalid variable names.
     fn check(&self) -> Result<()> {
         let names = self.env.iter().any(|(name, _)| name.is_empty() || name.contains(['=', '\0']));
         if names || self.args.iter().chain(self.env.iter().map(|(_, value)| value)).any(|word| word.contains('\0')) {
-            return Err(Error::invalid("run", "a word has NUL in it, or a variable has no good name"));
+            return Err(Error::invalid("run", "an argument or value contains NUL, or a variable name is invalid"));
         }
         Ok(())
     }
@@ -301,16 +301,21 @@ impl Call {
     }
 }
 
-fn completed(mut host: Host, ending: Result<Ending>, started: Instant, account: &Account) -> Result<Completed> {
-    if let Some(words) = guest::last_words(&ending) {
-        host.output.write(cofferdam_contract::OutputStream::Stderr, &words);
+fn completed(
+    mut host: Host,
+    termination: Result<Termination>,
+    started: Instant,
+    account: &Account,
+) -> Result<Completed> {
+    if let Some(message) = guest::trap_message(&termination) {
+        host.output.write(cofferdam_contract::OutputStream::Stderr, &message);
     }
     if let Some(egress) = &host.egress {
-        host.output.write(cofferdam_contract::OutputStream::Stderr, egress.last_words().as_bytes());
+        host.output.write(cofferdam_contract::OutputStream::Stderr, egress.refusals().as_bytes());
     }
     let Collected { stdout, stderr, seen, truncated } = host.output.collect();
     let usage =
         Usage { cpu_seconds: host.cpu().as_secs_f64(), peak_memory_bytes: Some(account.peak()), output_bytes: seen };
-    let exit = guest::exit(ending?, host.limits_hit(), started, usage);
+    let exit = guest::exit(termination?, host.limits_hit(), started, usage);
     Ok(Completed { exit: cofferdam_contract::Exit { truncated, ..exit }, stdout, stderr })
 }

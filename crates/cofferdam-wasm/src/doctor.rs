@@ -1,4 +1,4 @@
-//! Tries what a posture claims, on this machine.
+//! Tests of the posture's claims on this host.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,20 +16,20 @@ const GROW: &str = r#"(module (memory 1)
   (func (export "_start") (if (i32.ne (memory.grow (i32.const 1024)) (i32.const -1)) (then (loop (br 0))))))"#;
 const RECURSE: &str = r#"(module (func $deeper (export "_start") (call $deeper)))"#;
 
-/// One thing that was tried.
+/// The result of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is.
+    /// The name of the test.
     pub name: &'static str,
-    /// Whether it held.
+    /// True if the claim holds.
     pub holds: bool,
-    /// What was seen.
+    /// The observed behaviour.
     pub detail: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
-/// Runs small modules that misbehave, and says what became of them.
+/// Runs small modules that misbehave, and reports the results.
 pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
     let looped = Limits { wall_time: Duration::from_millis(200), ..Limits::default() };
     let spun = Limits { cpu_time: Some(Duration::from_millis(100)), ..Limits::default() };
@@ -39,10 +39,13 @@ pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
         finding("CPU time", "an endless loop was interrupted", trial(LOOP, spun).await, |done| {
             done.exit.killed_by == Some(LimitKind::Cpu)
         }),
-        finding("memory", "64 MiB were refused under a limit of 16 MiB", trial(GROW, grown).await, |done| {
-            done.exit.success() && done.exit.limits_hit == [LimitKind::Memory]
-        }),
-        finding("stack", "an endless recursion was ended", trial(RECURSE, Limits::default()).await, |done| {
+        finding(
+            "memory",
+            "an allocation of 64 MiB was refused under a limit of 16 MiB",
+            trial(GROW, grown).await,
+            |done| done.exit.success() && done.exit.limits_hit == [LimitKind::Memory],
+        ),
+        finding("stack", "an endless recursion was stopped", trial(RECURSE, Limits::default()).await, |done| {
             done.exit.signal == Some(SIGSEGV)
         }),
     ];
@@ -50,15 +53,15 @@ pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
     findings
 }
 
-/// Whether an interpreter is there, with every file hashed.
+/// Checks that an interpreter is installed, and verifies the hash of every file.
 fn installed(cache: Option<&Path>, language: Language) -> Finding {
     let (name, word) = names(language);
     let found = cache.map(|cache| Supply::new(cache).find(language));
     let (holds, detail) = match found {
-        Some(Ok(Some(found))) => (true, format!("{} is installed, and is what it should be", found.version)),
-        Some(Ok(None)) => (false, "not installed: scripts in it do not run at this level".to_owned()),
+        Some(Ok(Some(found))) => (true, format!("{} is installed and verified", found.version)),
+        Some(Ok(None)) => (false, "not installed: its scripts do not run at this level".to_owned()),
         Some(Err(error)) => (false, error.to_string()),
-        None => (false, "there is no cache directory to keep it in".to_owned()),
+        None => (false, "no cache directory is configured".to_owned()),
     };
     Finding { name, holds, detail, remedy: (!holds).then(|| format!("cofferdam setup {word}")) }
 }
@@ -67,9 +70,7 @@ fn finding(name: &'static str, good: &str, seen: Result<Completed>, holds: impl 
     match seen {
         Err(error) => Finding { name, holds: false, detail: error.to_string(), remedy: None },
         Ok(done) if holds(&done) => Finding { name, holds: true, detail: good.to_owned(), remedy: None },
-        Ok(done) => {
-            Finding { name, holds: false, detail: format!("it ended otherwise: {:?}", done.exit), remedy: None }
-        }
+        Ok(done) => Finding { name, holds: false, detail: format!("unexpected exit: {:?}", done.exit), remedy: None },
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a guest's run came to its end.
+//! Termination of a guest's run.
 
 use cofferdam_contract::LimitKind;
 use wasmtime::Trap;
@@ -10,9 +10,9 @@ pub(crate) const SIGKILL: i32 = 9;
 pub(crate) const SIGSEGV: i32 = 11;
 pub(crate) const SIGTERM: i32 = 15;
 
-/// Why a guest goes no further. Travels through the engine as the error of a host call.
+/// The reason for which a guest ended. It passes through the engine as the error of a host call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Ending {
+pub(crate) enum Termination {
     #[error("returned")]
     Returned,
     #[error("ended with code {0}")]
@@ -21,7 +21,7 @@ pub(crate) enum Ending {
     Raised(i32),
     #[error("cancelled")]
     Cancelled {
-        /// As which signal it surfaces.
+        /// The signal that the exit reports.
         signal: i32,
     },
     #[error("real time ran out")]
@@ -30,29 +30,29 @@ pub(crate) enum Ending {
     Limit(LimitKind),
     #[error("trapped")]
     Trapped {
-        /// As which signal it surfaces.
+        /// The signal that the exit reports.
         signal: i32,
-        /// What happened.
+        /// The description of the trap.
         what: &'static str,
     },
 }
 
-/// A trap as the signal that a native program would have died of.
-pub(crate) fn of_trap(trap: Trap) -> Ending {
+/// Converts a trap to the signal that would have killed a native program.
+pub(crate) fn termination_of_trap(trap: Trap) -> Termination {
     let (signal, what) = match trap {
-        Trap::OutOfFuel => return Ending::Limit(LimitKind::Cpu),
+        Trap::OutOfFuel => return Termination::Limit(LimitKind::Cpu),
         Trap::UnreachableCodeReached => (SIGABRT, "unreachable code was reached"),
         Trap::StackOverflow => (SIGSEGV, "the call stack is exhausted"),
         Trap::MemoryOutOfBounds => (SIGSEGV, "memory out of bounds"),
         Trap::HeapMisaligned => (SIGSEGV, "memory misaligned"),
         Trap::TableOutOfBounds => (SIGSEGV, "table out of bounds"),
-        Trap::IndirectCallToNull => (SIGSEGV, "an indirect call of nothing"),
-        Trap::BadSignature => (SIGSEGV, "an indirect call of another type"),
+        Trap::IndirectCallToNull => (SIGSEGV, "indirect call to null"),
+        Trap::BadSignature => (SIGSEGV, "indirect call with a wrong signature"),
         Trap::NullReference => (SIGSEGV, "a null reference"),
         Trap::IntegerOverflow => (SIGFPE, "integer overflow"),
         Trap::IntegerDivisionByZero => (SIGFPE, "integer division by zero"),
-        Trap::BadConversionToInteger => (SIGFPE, "a number that is no integer"),
+        Trap::BadConversionToInteger => (SIGFPE, "invalid conversion to integer"),
         _ => (SIGILL, "a trap"),
     };
-    Ending::Trapped { signal, what }
+    Termination::Trapped { signal, what }
 }

@@ -1,5 +1,5 @@
-//! The compiler and its engine, made when the first module comes and not before; and the clock that lets every running
-//! guest be looked at again and again.
+//! The compiler and its engine, created with the first module; and the ticker that interrupts running guests at regular
+//! intervals so that their limits are checked.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -16,34 +16,34 @@ use wasmtime::{Config, Engine, Linker, Module, WasmBacktraceDetails};
 use crate::WasmConfig;
 use crate::component::{self, is_component};
 use crate::instrument::{Instrumented, Layout, instrument};
-use crate::languages::{Preparing, Warm, names, warm};
+use crate::languages::{PreparedInterpreter, Preparing, names, prepare};
 use crate::program::Program;
-use crate::screen::{not_executable, screen};
+use crate::screen::{check_module, not_executable};
 use crate::sys::{Image, Slots};
 use crate::wasi::{Host, add_to};
 
-/// Between two looks at a running guest.
-const TICK: Duration = Duration::from_millis(10);
-/// Bytes of modules that are kept compiled.
+/// The interval between two checks of a running guest.
+const TICK_INTERVAL: Duration = Duration::from_millis(10);
+/// The maximum bytes of modules whose compiled code is cached.
 const KEPT_BYTES: usize = 128 << 20;
-/// Stack of a thread that compiles. Nesting is bounded by the validator, and the compiler recurses little.
+/// Stack of a compiler thread. The validator bounds nesting, and the compiler recurses little.
 const COMPILER_STACK: usize = 8 << 20;
 
-/// Compilations that run on after their callers gave up, besides those that have a place among the compilers.
+/// Compilations that continue after their callers gave up, besides those that have a compile slot.
 const MAX_ABANDONED: usize = 4;
 
-/// An interpreter that is made once, however many wait for it.
-type OnceMade = Arc<OnceCell<Arc<Warm>>>;
+/// An interpreter that is prepared once for all concurrent callers.
+type OncePrepared = Arc<OnceCell<Arc<PreparedInterpreter>>>;
 
-/// The engines of a backend: one for guests at full speed, one for guests whose steps are counted.
+/// The engines of a backend: one for guests at full speed, one for guests with metered execution.
 #[derive(Debug)]
 pub(crate) struct Engines {
     config: WasmConfig,
-    plain: OnceLock<Arc<Machine>>,
-    metered: OnceLock<Arc<Machine>>,
+    plain: OnceLock<Arc<WasmEngine>>,
+    metered: OnceLock<Arc<WasmEngine>>,
     compilers: Arc<Semaphore>,
     abandoned: Arc<Semaphore>,
-    interpreters: Mutex<HashMap<(Language, bool), OnceMade>>,
+    interpreters: Mutex<HashMap<(Language, bool), OncePrepared>>,
 }
 
 impl Engines {
@@ -54,89 +54,95 @@ impl Engines {
         Self { config, plain, metered, compilers, abandoned, interpreters: Mutex::default() }
     }
 
-    fn machine(&self, metered: bool) -> Result<Arc<Machine>> {
-        let place = if metered { &self.metered } else { &self.plain };
-        if let Some(machine) = place.get() {
-            return Ok(Arc::clone(machine));
+    fn engine(&self, metered: bool) -> Result<Arc<WasmEngine>> {
+        let cell = if metered { &self.metered } else { &self.plain };
+        if let Some(engine) = cell.get() {
+            return Ok(Arc::clone(engine));
         }
-        let machine = Arc::new(Machine::new(&self.config, metered).map_err(unavailable)?);
-        // Another may have been faster.
-        Ok(Arc::clone(place.get_or_init(|| machine)))
+        let engine = Arc::new(WasmEngine::new(&self.config, metered).map_err(unavailable)?);
+        // Another thread may have been faster.
+        Ok(Arc::clone(cell.get_or_init(|| engine)))
     }
 
-    /// The module compiled, and the machine that it was compiled for.
+    /// Returns a compiled module, from the cache or after compiling it.
     ///
-    /// Compiled modules are kept for their tenant alone: that a module was seen before is nobody else's to know.
+    /// Compiled modules are cached per tenant, so that a tenant cannot learn from the start time whether another tenant
+    /// ran the same module.
     pub(crate) async fn program(
         &self,
         bytes: Bytes,
         tenant: &TenantId,
         metered: bool,
-        most: Duration,
-    ) -> Result<(Arc<Program>, Arc<Machine>)> {
+        max_time: Duration,
+    ) -> Result<(Arc<Program>, Arc<WasmEngine>)> {
         if bytes.len() as u64 > self.config.module_size.as_bytes() {
             return Err(not_executable(format!("the module is larger than {}", self.config.module_size)));
         }
-        let machine = self.machine(metered)?;
-        let kept = machine.kept().find(tenant, &bytes);
-        if let Some(program) = kept {
-            return Ok((program, machine));
+        let engine = self.engine(metered)?;
+        let cached = engine.cache().find(tenant, &bytes);
+        if let Some(program) = cached {
+            return Ok((program, engine));
         }
-        let most = most.min(self.config.compile_time);
-        let compiled = timeout(most, self.compile(Arc::clone(&machine), bytes.clone())).await;
+        let max_time = max_time.min(self.config.compile_time);
+        let compiled = timeout(max_time, self.compile(Arc::clone(&engine), bytes.clone())).await;
         let program = compiled.map_err(|_| {
-            let message = format!("compiling the module took longer than {} s", most.as_secs_f64());
+            let message = format!("compiling the module took longer than {} s", max_time.as_secs_f64());
             Error::new(ErrorKind::ResourceExhausted, "start", message)
         })??;
-        machine.kept().keep(tenant.clone(), bytes, Arc::clone(&program), self.config.kept_modules);
-        Ok((program, machine))
+        engine.cache().insert(tenant.clone(), bytes, Arc::clone(&program), self.config.kept_modules);
+        Ok((program, engine))
     }
 
-    /// An interpreter that waits for what it is to run. Made once, however many ask for it.
-    pub(crate) async fn interpreter(&self, language: Language, metered: bool, most: Duration) -> Result<Arc<Warm>> {
+    /// Returns a prepared interpreter. Concurrent callers share one preparation.
+    pub(crate) async fn interpreter(
+        &self,
+        language: Language,
+        metered: bool,
+        max_time: Duration,
+    ) -> Result<Arc<PreparedInterpreter>> {
         let cell = {
             let mut interpreters = self.interpreters.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(interpreters.entry((language, metered)).or_default())
         };
-        if let Some(warm) = cell.get() {
-            return Ok(Arc::clone(warm));
+        if let Some(prepared) = cell.get() {
+            return Ok(Arc::clone(prepared));
         }
         let late = |_| {
-            let message = format!("making {} ready took longer than {} s", names(language).0, most.as_secs_f64());
+            let message = format!("preparing {} took longer than {} s", names(language).0, max_time.as_secs_f64());
             Error::new(ErrorKind::ResourceExhausted, "start", message).with_remedy(format!(
-                "allow more time, or have it made ready once: cofferdam setup {}",
+                "allow more time, or prepare it in advance: cofferdam setup {}",
                 names(language).1
             ))
         };
-        let made = cell.get_or_try_init(|| self.make_interpreter(language, metered, |_| {}));
-        timeout(most, made).await.map_err(late)?.map(Arc::clone)
+        let prepared = cell.get_or_try_init(|| self.make_interpreter(language, metered, |_| {}));
+        timeout(max_time, prepared).await.map_err(late)?.map(Arc::clone)
     }
 
-    /// Makes an interpreter ready on a thread of its own, which goes on if nobody waits any more.
+    /// Prepares an interpreter on its own thread, which continues if the caller stops waiting.
     pub(crate) async fn make_interpreter(
         &self,
         language: Language,
         metered: bool,
         mut progress: impl FnMut(Preparing) + Send + 'static,
-    ) -> Result<Arc<Warm>> {
+    ) -> Result<Arc<PreparedInterpreter>> {
         let cache = self.config.cache.clone().ok_or_else(|| {
-            Error::unsupported("start", "this WebAssembly backend has no directory to keep interpreters in")
-                .with_remedy("set HOME or XDG_CACHE_HOME; a program of your own gives it WasmConfig::cache")
+            Error::unsupported("start", "no cache directory for interpreters is configured")
+                .with_remedy("set HOME or XDG_CACHE_HOME, or WasmConfig::cache in your own program")
         })?;
-        let machine = self.machine(metered)?;
-        on_thread(move || warm(&machine, &cache, language, &mut progress).map(Arc::new)).await
+        let engine = self.engine(metered)?;
+        on_thread(move || prepare(&engine, &cache, language, &mut progress).map(Arc::new)).await
     }
 
-    /// Compiles on a thread of its own. A compilation whose caller gives up runs on, as a compiler cannot be stopped. It gives
-    /// its place to others, unless [`MAX_ABANDONED`] such compilations run.
-    async fn compile(&self, machine: Arc<Machine>, bytes: Bytes) -> Result<Arc<Program>> {
-        let closed = |_| Error::new(ErrorKind::Internal, "start", "the compilers are gone");
+    /// Compiles on its own thread. A compilation continues after its caller gives up, since a compiler cannot be
+    /// stopped. It then frees its compile slot for others, unless [`MAX_ABANDONED`] such compilations run.
+    async fn compile(&self, engine: Arc<WasmEngine>, bytes: Bytes) -> Result<Arc<Program>> {
+        let closed = |_| Error::new(ErrorKind::Internal, "start", "the compile slots are closed");
         let permit = Arc::clone(&self.compilers).acquire_owned().await.map_err(closed)?;
-        let place = Place(Arc::new(Mutex::new(Some(permit))));
-        let mut waiting = Waiting { place: place.clone(), abandoned: Arc::clone(&self.abandoned), ended: false };
+        let slot = CompileSlot(Arc::new(Mutex::new(Some(permit))));
+        let mut waiting = Waiting { slot: slot.clone(), abandoned: Arc::clone(&self.abandoned), ended: false };
         let result = on_thread(move || {
-            let result = machine.compile(&bytes);
-            place.put(None);
+            let result = engine.compile(&bytes);
+            slot.set(None);
             result
         })
         .await;
@@ -145,27 +151,28 @@ impl Engines {
     }
 }
 
-/// The place of a compilation: among the compilers, later among those that were abandoned.
+/// The slot of a compilation: a compile slot, later one for abandoned compilations.
 #[derive(Debug, Clone)]
-struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+struct CompileSlot(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
 
-impl Place {
-    /// Replaces the place, if the compilation has not ended.
+impl CompileSlot {
+    /// Replaces the slot, if the compilation has not ended.
     fn exchange(&self, permit: OwnedSemaphorePermit) {
-        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.is_some() {
-            *place = Some(permit);
+        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.is_some() {
+            *slot = Some(permit);
         }
     }
 
-    fn put(&self, permit: Option<OwnedSemaphorePermit>) {
+    fn set(&self, permit: Option<OwnedSemaphorePermit>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = permit;
     }
 }
 
-/// The caller of a compilation. Dropped before its end, it frees the place among the compilers, if there is another.
+/// The caller of a compilation. If it is dropped before the compilation ends, the compile slot is exchanged for an
+/// abandoned slot, if one is free.
 struct Waiting {
-    place: Place,
+    slot: CompileSlot,
     abandoned: Arc<Semaphore>,
     ended: bool,
 }
@@ -175,72 +182,72 @@ impl Drop for Waiting {
         if !self.ended
             && let Ok(permit) = Arc::clone(&self.abandoned).try_acquire_owned()
         {
-            self.place.exchange(permit);
+            self.slot.exchange(permit);
         }
     }
 }
 
-/// Has work done on a thread with a compiler's stack.
+/// Runs work on a thread with a compiler's stack.
 pub(crate) async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     let thread = std::thread::Builder::new().name("wasm-compiler".to_owned()).stack_size(COMPILER_STACK);
-    // Whoever asked may have gone.
+    // The receiver may be gone.
     let work = move || drop(sender.send(work()));
     thread.spawn(work).map_err(|error| {
-        Error::new(ErrorKind::ResourceExhausted, "start", "no thread to compile on").with_source(error)
+        Error::new(ErrorKind::ResourceExhausted, "start", "cannot start a compiler thread").with_source(error)
     })?;
-    receiver.await.map_err(|_| not_executable("the compiler failed on the module"))?
+    receiver.await.map_err(|_| not_executable("the compiler panicked on the module"))?
 }
 
-/// An engine with the calls that its guests can make.
-pub(crate) struct Machine {
-    pub(crate) engine: Engine,
-    /// Whether its guests' steps are counted.
+/// A wasmtime engine with the host functions of its guests.
+pub(crate) struct WasmEngine {
+    pub(crate) inner: Engine,
+    /// True if execution is metered by fuel.
     pub(crate) metered: bool,
     linker: Linker<Host>,
     ticker: Arc<Mutex<Ticker>>,
-    kept: Mutex<Kept>,
+    cache: Mutex<ModuleCache>,
 }
 
-impl fmt::Debug for Machine {
+impl fmt::Debug for WasmEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").finish_non_exhaustive()
+        f.debug_struct("WasmEngine").finish_non_exhaustive()
     }
 }
 
-impl Machine {
+impl WasmEngine {
     fn new(config: &WasmConfig, metered: bool) -> wasmtime::Result<Self> {
-        let engine = Engine::new(&settings(config, metered))?;
-        let mut linker = Linker::new(&engine);
+        let inner = Engine::new(&settings(config, metered))?;
+        let mut linker = Linker::new(&inner);
         add_to(&mut linker)?;
-        Ok(Self { engine, metered, linker, ticker: Arc::default(), kept: Mutex::default() })
+        Ok(Self { inner, metered, linker, ticker: Arc::default(), cache: Mutex::default() })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, ModuleCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compile(&self, bytes: &[u8]) -> Result<Arc<Program>> {
         if is_component(bytes) {
-            return component::compile(&self.engine, bytes).and_then(Program::of_component).map(Arc::new);
+            return component::compile(&self.inner, bytes).and_then(Program::of_component).map(Arc::new);
         }
-        screen(bytes)?;
+        check_module(bytes)?;
         let Instrumented { module, layout, image } = instrument(bytes, None)?;
-        let module = Module::from_binary(&self.engine, &module)
-            .map_err(|error| not_executable(format!("the module cannot be compiled: {}", reason(&error))))?;
+        let module = Module::from_binary(&self.inner, &module)
+            .map_err(|error| not_executable(format!("cannot compile the module: {}", reason(&error))))?;
         self.program(&module, layout, image).map(Arc::new)
     }
 
     pub(crate) fn program(&self, module: &Module, layout: Layout, image: Arc<Image>) -> Result<Program> {
         Program::new(&self.linker, module, layout, image)
-            .map_err(|error| not_executable(format!("the module asks for what there is not: {}", reason(&error))))
+            .map_err(|error| not_executable(format!("the module has an unknown import: {}", reason(&error))))
     }
 
-    /// Has the guests looked at while the answer lives.
+    /// Starts the periodic checks of guests, which run while the returned value lives.
     pub(crate) fn tick(self: &Arc<Self>) -> std::io::Result<Ticking> {
         let mut ticker = lock(&self.ticker);
         if !ticker.runs {
-            let (engine, shared) = (self.engine.clone(), Arc::clone(&self.ticker));
+            let (engine, shared) = (self.inner.clone(), Arc::clone(&self.ticker));
             std::thread::Builder::new().name("wasm-ticker".to_owned()).spawn(move || tick(&engine, &shared))?;
             ticker.runs = true;
         }
@@ -249,7 +256,7 @@ impl Machine {
     }
 }
 
-/// What went wrong, in one line.
+/// Returns the error as one line.
 fn reason(error: &wasmtime::Error) -> String {
     let text = format!("{error:#}");
     let line: String = text.lines().next().unwrap_or_default().chars().take(300).collect();
@@ -257,10 +264,11 @@ fn reason(error: &wasmtime::Error) -> String {
 }
 
 fn unavailable(error: wasmtime::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "start", format!("this machine cannot run WebAssembly: {}", reason(&error)))
+    Error::new(ErrorKind::Unavailable, "start", format!("this host cannot run WebAssembly: {}", reason(&error)))
 }
 
-/// Every proposal that is not needed is off: each is more compiler for hostile code to reach.
+/// Creates the compiler settings. Every proposal that is not needed is disabled: each one is more compiler code that
+/// hostile modules could reach.
 fn settings(limits: &WasmConfig, metered: bool) -> Config {
     let mut config = Config::new();
     config
@@ -270,8 +278,8 @@ fn settings(limits: &WasmConfig, metered: bool) -> Config {
         .wasm_reference_types(true)
         .wasm_extended_const(true)
         .wasm_relaxed_simd(false)
-        // What is made between two components copies from one memory to another. No module of a guest has more than one:
-        // the screen sees to that.
+        // Generated adapters between two components copy from one memory to another. A guest's own modules have at most
+        // one memory, which the static analysis ensures.
         .wasm_multi_memory(true)
         .wasm_memory64(false)
         .wasm_tail_call(false)
@@ -307,10 +315,10 @@ fn lock(ticker: &Mutex<Ticker>) -> MutexGuard<'_, Ticker> {
     ticker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends when no guest runs any more.
+/// Advances the engine's epoch at regular intervals, and ends when no guest runs.
 fn tick(engine: &Engine, shared: &Mutex<Ticker>) {
     loop {
-        std::thread::sleep(TICK);
+        std::thread::sleep(TICK_INTERVAL);
         engine.increment_epoch();
         let mut ticker = lock(shared);
         if ticker.guests == 0 {
@@ -320,7 +328,7 @@ fn tick(engine: &Engine, shared: &Mutex<Ticker>) {
     }
 }
 
-/// A guest that is looked at.
+/// A guest that is checked periodically.
 #[derive(Debug)]
 pub(crate) struct Ticking(Arc<Mutex<Ticker>>);
 
@@ -330,25 +338,25 @@ impl Drop for Ticking {
     }
 }
 
-/// Compiled modules, the one used last at the end. Compared byte by byte, so that no module can pass for another.
+/// Compiled modules, the most recently used last. Modules are compared byte by byte, so that none can pass for another.
 #[derive(Default)]
-struct Kept(VecDeque<(TenantId, Bytes, Arc<Program>)>);
+struct ModuleCache(VecDeque<(TenantId, Bytes, Arc<Program>)>);
 
-impl Kept {
+impl ModuleCache {
     fn find(&mut self, tenant: &TenantId, bytes: &Bytes) -> Option<Arc<Program>> {
-        let place = self.0.iter().position(|(whose, kept, _)| whose == tenant && kept == bytes)?;
-        let found = self.0.remove(place)?;
+        let index = self.0.iter().position(|(owner, cached, _)| owner == tenant && cached == bytes)?;
+        let found = self.0.remove(index)?;
         let program = Arc::clone(&found.2);
         self.0.push_back(found);
         Some(program)
     }
 
-    fn keep(&mut self, tenant: TenantId, bytes: Bytes, program: Arc<Program>, most: usize) {
+    fn insert(&mut self, tenant: TenantId, bytes: Bytes, program: Arc<Program>, max_entries: usize) {
         if bytes.len() > KEPT_BYTES || self.find(&tenant, &bytes).is_some() {
             return;
         }
         self.0.push_back((tenant, bytes, program));
-        while self.0.len() > most || self.0.iter().map(|(_, bytes, _)| bytes.len()).sum::<usize>() > KEPT_BYTES {
+        while self.0.len() > max_entries || self.0.iter().map(|(_, bytes, _)| bytes.len()).sum::<usize>() > KEPT_BYTES {
             self.0.pop_front();
         }
     }
@@ -362,9 +370,9 @@ mod tests {
     fn an_abandoned_compilation_frees_its_place_as_long_as_few_are_abandoned() {
         let (compilers, abandoned) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
         let begin = || {
-            let permit = Arc::clone(&compilers).try_acquire_owned().expect("a free place");
-            let place = Place(Arc::new(Mutex::new(Some(permit))));
-            (place.clone(), Waiting { place, abandoned: Arc::clone(&abandoned), ended: false })
+            let permit = Arc::clone(&compilers).try_acquire_owned().expect("a free slot");
+            let slot = CompileSlot(Arc::new(Mutex::new(Some(permit))));
+            (slot.clone(), Waiting { slot, abandoned: Arc::clone(&abandoned), ended: false })
         };
         let (first, waiting) = begin();
         assert_eq!(compilers.available_permits(), 0);
@@ -372,12 +380,12 @@ mod tests {
         assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 0));
         let (second, waiting) = begin();
         drop(waiting);
-        assert_eq!(compilers.available_permits(), 0, "one too many keeps its place");
-        first.put(None);
-        second.put(None);
+        assert_eq!(compilers.available_permits(), 0, "one too many keeps its compile slot");
+        first.set(None);
+        second.set(None);
         assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 1));
         let (ended, waiting) = begin();
-        ended.put(None);
+        ended.set(None);
         drop(waiting);
         assert_eq!((compilers.available_permits(), abandoned.available_permits()), (1, 1));
     }

@@ -1,11 +1,11 @@
-//! From the files' errors to the contract's.
+//! Conversion of file system errors to the contract's errors.
 
 use cofferdam_contract::{Error, ErrorKind};
 
 use crate::fs::FsError;
 
 impl FsError {
-    /// What a caller gets.
+    /// Converts to the error that a caller gets.
     pub(crate) fn into_error(self, operation: &'static str, path: &str) -> Error {
         let kind = match self {
             Self::NotFound => ErrorKind::NotFound,

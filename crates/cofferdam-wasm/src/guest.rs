@@ -1,4 +1,4 @@
-//! A guest in its store: made, run, and asked how it ended.
+//! A guest in its store: instantiation, runs, and termination.
 
 use std::sync::Arc;
 
@@ -8,45 +8,45 @@ use std::time::Instant;
 use wasmtime::{Instance, Store, Trap, UpdateDeadline};
 
 use crate::component;
-use crate::ending::{Ending, SIGKILL, of_trap};
-use crate::engine::Machine;
+use crate::ending::{SIGKILL, Termination, termination_of_trap};
+use crate::engine::WasmEngine;
 use crate::policy::Policy;
-use crate::program::{Entry, Frozen, Known, Made, Program, Value};
+use crate::program::{Entry, Frozen, Instantiated, Program, ResolvedEntry, Value};
 use crate::time::{Clock, Random};
 use crate::wasi::Host;
 
-/// A guest that runs now, or can go on.
+/// A guest that is running or can continue.
 pub(crate) struct Guest {
     pub(crate) store: Store<Host>,
     program: Arc<Program>,
-    made: Option<Made>,
-    /// What can be used again after this run: what it was before it.
-    before: Option<Before>,
-    /// What it is entered by, if it is used again.
-    known: Option<Known>,
+    instantiated: Option<Instantiated>,
+    /// The initial state, if the guest can be reset after this run.
+    baseline: Option<Baseline>,
+    /// The resolved entry, if the guest can be reset.
+    resolved_entry: Option<ResolvedEntry>,
 }
 
-/// An instance before anything of it ran.
-struct Before {
+/// The state of an instance before it ran.
+struct Baseline {
     globals: Vec<Value>,
     /// Bytes that were charged for it.
     charged: u64,
 }
 
 impl Guest {
-    /// A store for a guest of `program`, which is not made yet.
-    pub(crate) fn new(machine: &Machine, program: &Arc<Program>, host: Host) -> Self {
-        let mut store = Store::new(&machine.engine, host);
+    /// Creates a store for a guest of `program`. The guest is instantiated later.
+    pub(crate) fn new(engine: &WasmEngine, program: &Arc<Program>, host: Host) -> Self {
+        let mut store = Store::new(&engine.inner, host);
         store.limiter(|host| &mut host.limiter);
         store.epoch_deadline_callback(|mut context| match context.data_mut().check() {
             Ok(()) => Ok(UpdateDeadline::Continue(1)),
-            Err(ending) => Err(wasmtime::Error::new(ending)),
+            Err(termination) => Err(wasmtime::Error::new(termination)),
         });
-        Self { store, program: Arc::clone(program), made: None, before: None, known: None }
+        Self { store, program: Arc::clone(program), instantiated: None, baseline: None, resolved_entry: None }
     }
 
-    /// Makes the guest as it is in `from` if it is not made yet, and runs it from `entry` until it ends or returns.
-    pub(crate) fn run(&mut self, policy: Policy, from: &Frozen, entry: &Entry) -> Result<Ending> {
+    /// Instantiates the guest from `from` if necessary, and runs it from `entry` until it ends or returns.
+    pub(crate) fn run(&mut self, policy: Policy, from: &Frozen, entry: &Entry) -> Result<Termination> {
         self.store.set_epoch_deadline(1);
         if policy.is_metered() {
             let internal = |error: wasmtime::Error| Error::new(ErrorKind::Internal, "exit", error.to_string());
@@ -55,122 +55,129 @@ impl Guest {
         let program = Arc::clone(&self.program);
         let outcome = match program.component() {
             Some(component) => component::run(&mut self.store, component),
-            None => match &self.known {
-                Some(known) => known.call(&mut self.store),
-                None => self.make(from).and_then(|instance| program.call(&mut self.store, &instance, entry)),
+            None => match &self.resolved_entry {
+                Some(resolved_entry) => resolved_entry.call(&mut self.store),
+                None => self.instance(from).and_then(|instance| program.call(&mut self.store, &instance, entry)),
             },
         };
         match outcome {
-            // An interpreter that served its request has said so, or has ended itself.
-            Ok(()) if matches!(entry, Entry::Warm(_)) && self.store.data().status.is_none() => Ok(Ending::Exit(1)),
-            Ok(()) => Ok(Ending::Returned),
-            Err(error) => self.ending(&error),
+            // An interpreter that served its request has reported a status or has exited.
+            Ok(()) if matches!(entry, Entry::Prepared(_)) && self.store.data().status.is_none() => {
+                Ok(Termination::Exit(1))
+            }
+            Ok(()) => Ok(Termination::Returned),
+            Err(error) => self.termination(&error),
         }
     }
 
-    /// The guest, made now if it was not before. Nothing of it has run where it begins anew.
-    fn make(&mut self, from: &Frozen) -> wasmtime::Result<Instance> {
-        match &self.made {
-            Some(made) => Ok(made.instance),
+    /// Returns the guest's instance, and creates it if necessary. A new instance has run no code.
+    fn instance(&mut self, from: &Frozen) -> wasmtime::Result<Instance> {
+        match &self.instantiated {
+            Some(instantiated) => Ok(instantiated.instance),
             None => {
-                let made = self.program.instantiate(&mut self.store, from)?;
-                Ok(self.made.insert(made).instance)
+                let instantiated = self.program.instantiate(&mut self.store, from)?;
+                Ok(self.instantiated.insert(instantiated).instance)
             }
         }
     }
 
-    /// Makes the guest as a snapshot says, whoever wrote that.
-    pub(crate) fn make_from_snapshot(&mut self, from: &Frozen) -> Result<()> {
-        let Err(error) = self.make(from) else { return Ok(()) };
+    /// Instantiates the guest from an untrusted snapshot.
+    pub(crate) fn instantiate_snapshot(&mut self, from: &Frozen) -> Result<()> {
+        let Err(error) = self.instance(from) else { return Ok(()) };
         if self.store.data().limiter.refused() {
-            let what = "the guest of the snapshot does not fit into the memory limit";
+            let what = "the guest of the snapshot exceeds the memory limit";
             return Err(Error::new(ErrorKind::ResourceExhausted, "restore", what)
                 .with_remedy("give the spec as much memory as the guest had"));
         }
         let reason = error.to_string().escape_debug().to_string();
-        Err(Error::invalid("restore", "the snapshot was damaged or changed: its guest cannot go on")
+        Err(Error::invalid("restore", "cannot resume the guest: the snapshot is damaged or was changed")
             .with_context("reason", reason))
     }
 
-    /// Makes the guest so that it can be used again; call it before anything runs.
-    /// It is always entered by `entry` then.
-    pub(crate) fn make_to_last(&mut self, from: &Frozen, entry: &Entry) -> wasmtime::Result<()> {
+    /// Instantiates the guest so that it can be reset later. Must be called before anything runs. From then on the
+    /// guest is always entered by `entry`.
+    pub(crate) fn instantiate_reusable(&mut self, from: &Frozen, entry: &Entry) -> wasmtime::Result<()> {
         if self.program.component().is_some() {
             return Ok(());
         }
-        self.make(from)?;
-        if let Some(made) = self.made.as_ref().filter(|_| self.program.can_be_restored()) {
+        self.instance(from)?;
+        if let Some(instantiated) = self.instantiated.as_ref().filter(|_| self.program.can_be_restored()) {
             let charged = self.store.data().limiter.charged();
-            let globals = self.program.values(&mut self.store, made);
-            self.before = globals.map(|globals| Before { globals, charged });
-            self.known = self.program.known(&mut self.store, &made.instance, entry);
+            let globals = self.program.values(&mut self.store, instantiated);
+            self.baseline = globals.map(|globals| Baseline { globals, charged });
+            self.resolved_entry = self.program.resolve_entry(&mut self.store, &instantiated.instance, entry);
         }
         Ok(())
     }
 
-    /// Makes the guest as it was before anything of it ran, for whoever comes next: memory and globals, which is all that
-    /// it can change. `None` if that cannot be done; then it must not be used again.
+    /// Resets the guest to its initial state: memory and globals, which are all that it can change. Returns `None` if
+    /// the guest cannot be reset; then it must not be used again.
     ///
-    /// What the last run's host knew is gone when this returns.
-    pub(crate) fn renewed(mut self, nobody: Host) -> (Host, Option<Self>) {
-        let last = std::mem::replace(self.store.data_mut(), nobody);
-        let restored = match (&self.before, &self.made) {
-            (Some(before), Some(made)) => self.program.restore(&mut self.store, made, &before.globals),
+    /// The last run's host is removed from the guest when this returns.
+    pub(crate) fn reset(mut self, idle_host: Host) -> (Host, Option<Self>) {
+        let last = std::mem::replace(self.store.data_mut(), idle_host);
+        let restored = match (&self.baseline, &self.instantiated) {
+            (Some(baseline), Some(instantiated)) => {
+                self.program.restore(&mut self.store, instantiated, &baseline.globals)
+            }
             _ => false,
         };
         (last, restored.then_some(self))
     }
 
-    /// Gives a guest that was renewed a host for its next run. `false` if what it holds does not fit under the limits.
-    pub(crate) fn adopt(&mut self, mut host: Host) -> bool {
-        let charged = self.before.as_ref().map_or(0, |before| before.charged);
-        let fits = host.limiter.charge(charged);
-        host.memory = self.made.as_ref().and_then(|made| made.memory);
+    /// Attaches a host to a guest that was reset, for its next run. Returns `false` if the guest exceeds the limits.
+    pub(crate) fn attach(&mut self, mut host: Host) -> bool {
+        let charged = self.baseline.as_ref().map_or(0, |baseline| baseline.charged);
+        let within_limits = host.limiter.charge(charged);
+        host.memory = self.instantiated.as_ref().and_then(|instantiated| instantiated.memory);
         *self.store.data_mut() = host;
-        fits
+        within_limits
     }
 
-    fn ending(&self, error: &wasmtime::Error) -> Result<Ending> {
+    fn termination(&self, error: &wasmtime::Error) -> Result<Termination> {
         let refused = self.store.data().limiter.refused();
-        if let Some(ending) = error.downcast_ref::<Ending>() {
-            return Ok(*ending);
+        if let Some(termination) = error.downcast_ref::<Termination>() {
+            return Ok(*termination);
         }
         match error.downcast_ref::<Trap>() {
-            // What a program does when it was refused memory.
-            Some(Trap::UnreachableCodeReached) if refused => Ok(Ending::Limit(LimitKind::Memory)),
-            Some(trap) => Ok(of_trap(*trap)),
-            // The memory or table that it begins with did not fit.
-            None if refused => Ok(Ending::Limit(LimitKind::Memory)),
-            None => Err(Error::new(ErrorKind::ResourceExhausted, "exit", "the module could not be set up")
+            // Programs usually trap in this way if an allocation fails.
+            Some(Trap::UnreachableCodeReached) if refused => Ok(Termination::Limit(LimitKind::Memory)),
+            Some(trap) => Ok(termination_of_trap(*trap)),
+            // The initial memory or table exceeded the limit.
+            None if refused => Ok(Termination::Limit(LimitKind::Memory)),
+            None => Err(Error::new(ErrorKind::ResourceExhausted, "exit", "cannot instantiate the module")
                 .with_context("reason", error.to_string().escape_debug().to_string())),
         }
     }
 
-    /// The guest as it is now, while nothing of it runs. `None` if it has not begun.
+    /// Freezes the guest while it is not running. Returns `None` if it was not instantiated.
     pub(crate) fn freeze(&mut self) -> Result<Option<Frozen>> {
-        self.made.as_ref().map(|made| self.program.freeze(&mut self.store, &made.instance)).transpose()
+        self.instantiated
+            .as_ref()
+            .map(|instantiated| self.program.freeze(&mut self.store, &instantiated.instance))
+            .transpose()
     }
 }
 
-/// The clock of a guest that has seen `passed` nanoseconds go by.
+/// Creates the clock of a guest for which `passed` nanoseconds have elapsed.
 pub(crate) fn clock(policy: Policy, passed: u64) -> Clock {
-    if policy.seed.is_some() { Clock::made_up(passed) } else { Clock::real(passed) }
+    if policy.seed.is_some() { Clock::deterministic(passed) } else { Clock::real(passed) }
 }
 
 pub(crate) fn random(policy: Policy) -> Random {
     policy.seed.map_or(Random::Real, Random::Seeded)
 }
 
-/// What is told of a guest that trapped.
-pub(crate) fn last_words(ending: &Result<Ending>) -> Option<Bytes> {
-    match ending {
-        Ok(Ending::Trapped { what, .. }) => Some(format!("wasm trap: {what}\n").into()),
+/// Returns the message about a trap, for standard error.
+pub(crate) fn trap_message(termination: &Result<Termination>) -> Option<Bytes> {
+    match termination {
+        Ok(Termination::Trapped { what, .. }) => Some(format!("wasm trap: {what}\n").into()),
         _ => None,
     }
 }
 
-/// How a run ended, as the contract says it.
-pub(crate) fn exit(ending: Ending, limits_hit: Vec<LimitKind>, started: Instant, usage: Usage) -> Exit {
+/// Converts a termination to the contract's exit.
+pub(crate) fn exit(termination: Termination, limits_hit: Vec<LimitKind>, started: Instant, usage: Usage) -> Exit {
     let plain = Exit {
         code: -1,
         signal: None,
@@ -182,12 +189,12 @@ pub(crate) fn exit(ending: Ending, limits_hit: Vec<LimitKind>, started: Instant,
         duration: started.elapsed(),
         usage,
     };
-    match ending {
-        Ending::Returned => Exit { code: 0, ..plain },
-        Ending::Exit(code) => Exit { code: code.into(), ..plain },
-        Ending::Raised(signal) | Ending::Trapped { signal, .. } => Exit { signal: Some(signal), ..plain },
-        Ending::Cancelled { signal } => Exit { signal: Some(signal), cancelled: true, ..plain },
-        Ending::TimedOut => Exit { signal: Some(SIGKILL), timed_out: true, ..plain },
-        Ending::Limit(limit) => Exit { signal: Some(SIGKILL), killed_by: Some(limit), ..plain },
+    match termination {
+        Termination::Returned => Exit { code: 0, ..plain },
+        Termination::Exit(code) => Exit { code: code.into(), ..plain },
+        Termination::Raised(signal) | Termination::Trapped { signal, .. } => Exit { signal: Some(signal), ..plain },
+        Termination::Cancelled { signal } => Exit { signal: Some(signal), cancelled: true, ..plain },
+        Termination::TimedOut => Exit { signal: Some(SIGKILL), timed_out: true, ..plain },
+        Termination::Limit(limit) => Exit { signal: Some(SIGKILL), killed_by: Some(limit), ..plain },
     }
 }

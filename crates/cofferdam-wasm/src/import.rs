@@ -1,7 +1,7 @@
-//! A directory of the host as a guest's workspace: a copy of it, made when the sandbox is, that can only be read.
+//! A host directory as a guest's workspace: a read-only copy of it, created with the sandbox.
 //!
-//! The copy is charged as everything else that is stored. What the directory becomes afterwards the guest does not see; and
-//! nothing that a guest does can reach it.
+//! The copy is charged like all stored files. The guest does not see later changes of the directory, and cannot reach
+//! the directory itself.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -17,26 +17,26 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use crate::fs::{Base, FsError, Ino, LastLink, MAX_NODES, OpenHow, SetTime, Tree};
 
 const PIECE: usize = 64 << 10;
-/// Directories within each other.
+/// The maximum directory depth.
 const MAX_DEPTH: usize = 128;
 
-/// What the copies have for times.
+/// The timestamps of the copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
-    /// Those of the files.
-    Kept,
-    /// None, for what is to be the same each time.
-    Made,
+    /// The timestamps of the originals.
+    Preserved,
+    /// Zero, for reproducible runs.
+    Zeroed,
 }
 
-/// Opens the directory that is the workspace of a spec, if it is the one that the caller named.
+/// Opens a spec's workspace directory, and checks that it is the one that the caller named.
 ///
 /// # Errors
 ///
-/// `PathEscape` for a path with a symbolic link in it, `NotFound` for a directory that is missing or another one.
+/// `PathEscape` for a path with a symbolic link in it, `NotFound` for a directory that is missing or was replaced.
 pub(crate) fn open(spec: &Spec, path: &Path) -> Result<Directory> {
     let opened = Directory::open(path).map_err(|error| match UntrustedLink::of(&error) {
-        Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("the workspace cannot be opened: {link}"))
+        Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("cannot open the workspace: {link}"))
             .with_context("path", path.display().to_string())
             .with_remedy(UntrustedLink::REMEDY),
         None => unreadable(path, &error),
@@ -46,20 +46,21 @@ pub(crate) fn open(spec: &Spec, path: &Path) -> Result<Directory> {
     Ok(opened)
 }
 
-/// Copies what is in a directory into the directory `workspace` of a tree. Files, directories and links; what is
-/// neither is left out. A link is copied as it is: in the tree it leads where the tree lets it.
+/// Copies the content of a directory into the directory `workspace` of a tree: files, directories and symlinks. Other
+/// files are skipped. A symlink is copied unchanged and resolved within the tree.
 ///
 /// # Errors
 ///
-/// `NotFound` or `InvalidInput` if the directory cannot be read whole; `ResourceExhausted` if it does not fit.
+/// `NotFound` or `InvalidInput` if the directory cannot be read completely; `ResourceExhausted` if it exceeds the
+/// limits.
 pub(crate) fn import(top: &Directory, tree: &mut Tree, workspace: Ino, times: Times) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let path = top.path();
-    let mut waiting = vec![(PathBuf::new(), workspace)];
-    while let Some((within, ino)) = waiting.pop() {
+    let mut pending = vec![(PathBuf::new(), workspace)];
+    while let Some((within, ino)) = pending.pop() {
         let shown = path.join(&within);
         if within.components().count() > MAX_DEPTH {
-            return Err(Error::invalid("create", "the workspace has directories too deep within each other")
+            return Err(Error::invalid("create", "directories of the workspace are nested too deeply")
                 .with_context("directory", shown.display().to_string()));
         }
         let directory = beneath::open(top.as_fd(), &within, flags | OFlags::NOFOLLOW, Mode::empty());
@@ -67,14 +68,14 @@ pub(crate) fn import(top: &Directory, tree: &mut Tree, workspace: Ino, times: Ti
         for name in names(&directory, &shown)? {
             let here = Here { directory: directory.as_fd(), path: &shown.join(&name), times };
             if let Some(child) = here.copy(&name, tree, ino)? {
-                waiting.push((within.join(name), child));
+                pending.push((within.join(name), child));
             }
         }
     }
     Ok(())
 }
 
-/// The names in a directory, in the order of the alphabet, so that a listing is the same each time.
+/// Returns the names in a directory, sorted, so that a listing is reproducible.
 fn names(directory: &OwnedFd, shown: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory).map_err(|error| unreadable(shown, &error.into()))? {
@@ -84,9 +85,9 @@ fn names(directory: &OwnedFd, shown: &Path) -> Result<Vec<String>> {
             continue;
         }
         let text = std::str::from_utf8(name).map_err(|_| {
-            Error::invalid("create", "a file of the workspace has a name that is not UTF-8")
+            Error::invalid("create", "the workspace has a file whose name is not UTF-8")
                 .with_context("file", shown.join(OsStr::from_bytes(name)).display().to_string())
-                .with_remedy("rename it, or use a backend of level process")
+                .with_remedy("rename it, or use level process")
         })?;
         if names.len() >= MAX_NODES {
             return Err(does_not_fit(FsError::TooManyFiles, shown));
@@ -97,7 +98,7 @@ fn names(directory: &OwnedFd, shown: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// One entry of a directory that is copied.
+/// The directory whose entries are copied.
 struct Here<'a> {
     directory: BorrowedFd<'a>,
     path: &'a Path,
@@ -105,13 +106,13 @@ struct Here<'a> {
 }
 
 impl Here<'_> {
-    /// Copies one entry; gives what a directory is called in the tree.
+    /// Copies one entry, and returns the inode of a directory in the tree.
     fn copy(&self, name: &str, tree: &mut Tree, parent: Ino) -> Result<Option<Ino>> {
         let base = Base { ino: parent, name: None };
         let failed = |error: FsError| does_not_fit(error, self.path);
         let stat = rustix::fs::statat(self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = match stat {
-            // Gone since it was listed.
+            // The entry was removed after it was listed.
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             other => other.map_err(|error| unreadable(self.path, &error.into()))?,
         };
@@ -123,7 +124,7 @@ impl Here<'_> {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(self.directory, name, Vec::new());
                 let target = target.map_err(|error| unreadable(self.path, &error.into()))?;
-                // What is no text leads nowhere here.
+                // A target that is not UTF-8 cannot be represented, so the link is skipped.
                 if let Ok(target) = target.to_str() {
                     tree.make_symlink(base, name, target, self.time(&stat)).map_err(failed)?;
                 }
@@ -134,12 +135,12 @@ impl Here<'_> {
         }
     }
 
-    /// When it was changed last, in nanoseconds since 1970.
+    /// Returns the modification time, in nanoseconds since 1970.
     fn time(&self, stat: &Stat) -> u64 {
         let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
         match self.times {
-            Times::Kept => seconds.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec),
-            Times::Made => 0,
+            Times::Preserved => seconds.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec),
+            Times::Zeroed => 0,
         }
     }
 
@@ -147,7 +148,7 @@ impl Here<'_> {
         let unreadable = |error: &io::Error| unreadable(self.path, error);
         let failed = |error: FsError| does_not_fit(error, self.path);
         let Ok(file) = beneath::open_plain(self.directory, Path::new(name)).map_err(|error| unreadable(&error))? else {
-            // It is something else by now.
+            // The file was replaced by another kind of file.
             return Ok(());
         };
         let mut file = std::fs::File::from(file);
@@ -174,16 +175,19 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorKind::NotFound,
         _ => ErrorKind::Io,
     };
-    Error::new(kind, "create", format!("the workspace cannot be read: {error}"))
+    Error::new(kind, "create", format!("cannot read the workspace: {error}"))
         .with_context("path", path.display().to_string())
 }
 
 fn does_not_fit(error: FsError, path: &Path) -> Error {
     match error {
         FsError::Full | FsError::NoMemory | FsError::TooManyFiles => {
-            Error::new(ErrorKind::ResourceExhausted, "create", format!("the workspace does not fit: {error}"))
+            Error::new(ErrorKind::ResourceExhausted, "create", format!("cannot copy the workspace: {error}"))
                 .with_context("path", path.display().to_string())
-                .with_remedy("its copy is kept in memory: raise --memory and --disk, lend a smaller directory, or use a backend of level process")
+                .with_remedy(
+                    "its copy is stored in memory: raise --memory and --disk, mount a smaller directory, or use level \
+                     process",
+                )
         }
         other => other.into_error("create", &path.display().to_string()),
     }
@@ -199,16 +203,16 @@ mod tests {
 
     fn imported(path: &Path, limit: Option<u64>) -> Result<Tree> {
         let mut tree = Tree::new(limit, Arc::new(Account::new(None)));
-        import(&open(&Spec::default(), path)?, &mut tree, ROOT, Times::Kept).map(|()| tree)
+        import(&open(&Spec::default(), path)?, &mut tree, ROOT, Times::Preserved).map(|()| tree)
     }
 
     #[test]
     fn a_copy_has_files_directories_and_links_and_nothing_else() {
-        let place = tempfile::tempdir().unwrap();
-        let inside = place.path().join("inside");
+        let temporary = tempfile::tempdir().unwrap();
+        let inside = temporary.path().join("inside");
         std::fs::create_dir_all(inside.join("a/b")).unwrap();
         std::fs::write(inside.join("a/b/file"), vec![7; 200_000]).unwrap();
-        std::fs::write(place.path().join("secret"), "x").unwrap();
+        std::fs::write(temporary.path().join("secret"), "x").unwrap();
         symlink("a/b/file", inside.join("link")).unwrap();
         symlink("../secret", inside.join("out")).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, inside.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
@@ -224,13 +228,13 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_or_cannot_be_read_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        std::fs::write(place.path().join("file"), vec![7; 200_000]).unwrap();
-        let error = imported(place.path(), Some(100_000)).unwrap_err();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), vec![7; 200_000]).unwrap();
+        let error = imported(directory.path(), Some(100_000)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
-        assert_eq!(imported(&place.path().join("none"), None).unwrap_err().kind(), ErrorKind::NotFound);
-        assert_eq!(imported(&place.path().join("file"), None).unwrap_err().kind(), ErrorKind::NotFound);
-        std::fs::write(place.path().join(OsStr::from_bytes(b"\xff")), "x").unwrap();
-        assert_eq!(imported(place.path(), None).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(imported(&directory.path().join("none"), None).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(imported(&directory.path().join("file"), None).unwrap_err().kind(), ErrorKind::NotFound);
+        std::fs::write(directory.path().join(OsStr::from_bytes(b"\xff")), "x").unwrap();
+        assert_eq!(imported(directory.path(), None).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 }

@@ -1,7 +1,7 @@
-//! Rewrites a module so that its instances can begin from an image and be frozen: what it keeps inside is exported under
-//! reserved names, its data goes into an image, and what it would run while it is made is called by name instead.
+//! Rewriting of a module so that its instances can start from a memory image and be frozen: its internal state is
+//! exported under reserved names, its data is moved to an image, and its start function is called by name.
 //!
-//! Its code is not touched. The names are of no use to the module itself, which can import nothing of its own.
+//! The code is not changed. The module itself cannot use the reserved names, since it cannot import its own exports.
 
 use wasm_encoder::{DataSection, ExportKind, ExportSection, RawSection};
 use wasmparser::{
@@ -13,41 +13,41 @@ use cofferdam_contract::Error;
 use crate::screen::not_executable;
 use crate::sys::Image;
 
-/// Begins the names that this adds.
+/// The prefix of the added export names.
 const RESERVED: &str = "\u{1}cofferdam:";
-/// The most globals that change: an exported one costs a name.
+/// The maximum number of mutable globals. Each takes an export.
 const MAX_GLOBALS: usize = 10_000;
-/// The most functions of tables that change.
+/// The maximum number of functions in mutable tables.
 const MAX_ESCAPING: usize = 100_000;
 const WASM_PAGE: u64 = 64 << 10;
-/// The most pages of a memory of 32 bits.
+/// The maximum number of pages of a 32-bit memory.
 const MAX_PAGES: u64 = 1 << 16;
-/// Pages of the host that data may be spread over: each takes one, however little of it is used.
+/// The maximum number of host pages that data segments may touch. Each takes a whole page, however little is used.
 const MAX_SPREAD: usize = (64 << 20) / HOST_PAGE;
 const HOST_PAGE: usize = 4096;
 
-/// A module rewritten, and what is to know about it.
+/// A rewritten module with its properties.
 pub(crate) struct Instrumented {
     pub(crate) module: Vec<u8>,
     pub(crate) layout: Layout,
-    /// What its memory begins with.
+    /// The initial content of the memory.
     pub(crate) image: std::sync::Arc<Image>,
 }
 
-/// What an instance of a module keeps, and under which names.
+/// The mutable state of a module's instances, under the reserved names.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Layout {
-    /// Whether it has a memory.
+    /// True if the module has a memory.
     pub(crate) memory: bool,
-    /// How many globals can change.
+    /// The number of mutable globals.
     pub(crate) globals: u32,
-    /// How many tables can change: none, where no instruction changes one.
+    /// The number of mutable tables: zero if no instruction changes a table.
     pub(crate) tables: u32,
-    /// How many functions tables can hold; counted only where tables can change.
+    /// The number of functions that tables can contain; counted only if tables are mutable.
     pub(crate) functions: u32,
-    /// Whether something must run before anything else.
+    /// True if the module has a start function.
     pub(crate) start: bool,
-    /// Why an instance cannot be frozen, if it cannot.
+    /// The reason for which an instance cannot be frozen, if it cannot.
     pub(crate) unfreezable: Option<String>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) const MEMORY: &str = "\u{1}cofferdam:memory";
 pub(crate) const START: &str = "\u{1}cofferdam:start";
 pub(crate) const ENTRY: &str = "\u{1}cofferdam:entry";
 
-/// What was found in a module.
+/// The parts of a module that the rewrite needs.
 #[derive(Default)]
 struct Seen<'a> {
     exports: Vec<(&'a str, ExternalKind, u32)>,
@@ -75,36 +75,36 @@ struct Seen<'a> {
     globals: Vec<GlobalType>,
     tables: u32,
     imported_functions: u32,
-    /// Functions that a table may hold.
+    /// The functions that a table may contain.
     escaping: Vec<u32>,
-    /// Pages that its memory begins with.
+    /// The initial number of memory pages.
     memory: Option<u64>,
     start: Option<u32>,
     data: Vec<Data<'a>>,
     tables_change: bool,
-    /// Whether instructions name data segments.
+    /// True if instructions refer to data segments.
     names_data: bool,
     drops: bool,
     references: bool,
 }
 
-/// A function of a module that is to be called by name later.
+/// A function of a module that is called by name later.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum EntryPoint<'a> {
-    /// By its number among all functions.
+    /// By its index among all functions.
     Function(u32),
-    /// By the name that the module exports it under.
+    /// By its export name.
     Export(&'a str),
 }
 
-/// Rewrites a module that was screened before.
+/// Rewrites a module that passed the static analysis.
 pub(crate) fn instrument(module: &[u8], entry: Option<EntryPoint<'_>>) -> Result<Instrumented, Error> {
-    let seen = look(module)?;
+    let seen = inspect(module)?;
     let entry = match entry {
         Some(EntryPoint::Function(index)) => Some(index),
         Some(EntryPoint::Export(name)) => {
             let found = seen.exports.iter().find(|(known, kind, _)| *known == name && *kind == ExternalKind::Func);
-            Some(found.ok_or_else(|| not_executable("the module does not export the function to enter it by"))?.2)
+            Some(found.ok_or_else(|| not_executable("the module does not export its entry function"))?.2)
         }
         None => None,
     };
@@ -118,7 +118,7 @@ fn malformed(error: wasmparser::BinaryReaderError) -> Error {
     not_executable("the module is malformed").with_source(error)
 }
 
-fn look(module: &[u8]) -> Result<Seen<'_>, Error> {
+fn inspect(module: &[u8]) -> Result<Seen<'_>, Error> {
     let mut seen = Seen::default();
     for payload in Parser::new(0).parse_all(module) {
         note(payload.map_err(malformed)?, &mut seen).map_err(malformed)?;
@@ -216,7 +216,7 @@ fn note_body(body: &FunctionBody<'_>, seen: &mut Seen<'_>) -> wasmparser::Result
     Ok(())
 }
 
-/// The active data over zeros. Data outside of the memory would be a trap before anything ran.
+/// Creates the image: the active data segments over zeros. Data outside of the memory would trap at instantiation.
 fn image(seen: &Seen<'_>) -> Result<std::sync::Arc<Image>, Error> {
     let pages = seen.memory.unwrap_or_default();
     if pages > MAX_PAGES {
@@ -226,23 +226,23 @@ fn image(seen: &Seen<'_>) -> Result<std::sync::Arc<Image>, Error> {
     let mut pieces = Vec::new();
     for data in &seen.data {
         if let DataKind::Active { offset_expr, .. } = &data.kind {
-            let at = constant(offset_expr).ok_or_else(|| not_executable("a data segment has no constant place"))?;
+            let at = constant(offset_expr).ok_or_else(|| not_executable("a data segment has no constant offset"))?;
             pieces.push((at as usize, data.data));
         }
     }
     if pieces.iter().any(|(at, bytes)| at.checked_add(bytes.len()).is_none_or(|end| end > size)) {
-        return Err(not_executable("a data segment of the module does not fit into its memory"));
+        return Err(not_executable("a data segment of the module is outside of its memory"));
     }
     if spread(&pieces) > MAX_SPREAD {
-        return Err(not_executable("the data of the module is spread too widely over its memory"));
+        return Err(not_executable("the data segments of the module are spread too widely over its memory"));
     }
     Image::new(size, pieces.into_iter()).map_err(|error| {
-        Error::new(cofferdam_contract::ErrorKind::ResourceExhausted, "start", "no memory for the module's data")
-            .with_source(error)
+        let what = "cannot allocate memory for the module's data";
+        Error::new(cofferdam_contract::ErrorKind::ResourceExhausted, "start", what).with_source(error)
     })
 }
 
-/// Pages of the host that these pieces touch.
+/// Returns the number of host pages that these pieces touch.
 fn spread(pieces: &[(usize, &[u8])]) -> usize {
     let touched = pieces.iter().filter(|(_, bytes)| !bytes.is_empty());
     let mut ranges: Vec<_> = touched.map(|(at, bytes)| (at / HOST_PAGE, (at + bytes.len() - 1) / HOST_PAGE)).collect();
@@ -256,7 +256,7 @@ fn spread(pieces: &[(usize, &[u8])]) -> usize {
     pages
 }
 
-/// The value of a constant expression of numbers.
+/// Evaluates a constant integer expression.
 fn constant(expression: &ConstExpr<'_>) -> Option<u32> {
     let mut stack: Vec<u32> = Vec::new();
     for operator in expression.get_operators_reader() {
@@ -278,21 +278,19 @@ fn constant(expression: &ConstExpr<'_>) -> Option<u32> {
 
 fn layout(seen: &Seen<'_>) -> Result<Layout, Error> {
     if seen.exports.iter().any(|(name, ..)| name.starts_with(RESERVED)) {
-        return Err(not_executable("the module exports a name that is reserved"));
+        return Err(not_executable("the module exports a reserved name"));
     }
     let globals = seen.globals.iter().filter(|global| global.mutable).count();
     if globals > MAX_GLOBALS {
-        return Err(not_executable(format!("the module has more than {MAX_GLOBALS} globals that change")));
+        return Err(not_executable(format!("the module has more than {MAX_GLOBALS} mutable globals")));
     }
     if seen.tables_change && escaping(seen).len() > MAX_ESCAPING {
-        return Err(not_executable(format!(
-            "tables of the module change, with more than {MAX_ESCAPING} functions in them"
-        )));
+        return Err(not_executable(format!("the module has mutable tables with more than {MAX_ESCAPING} functions")));
     }
-    let why = if seen.drops {
-        Some("it has data or elements that it places itself")
+    let reason = if seen.drops {
+        Some("it uses passive data or element segments")
     } else if seen.references {
-        Some("it keeps references in globals")
+        Some("it has references in mutable globals")
     } else {
         None
     };
@@ -302,7 +300,7 @@ fn layout(seen: &Seen<'_>) -> Result<Layout, Error> {
         tables: if seen.tables_change { seen.tables } else { 0 },
         functions: if seen.tables_change { escaping(seen).len() as u32 } else { 0 },
         start: seen.start.is_some(),
-        unfreezable: why.map(str::to_owned),
+        unfreezable: reason.map(str::to_owned),
     })
 }
 
@@ -349,8 +347,8 @@ fn exports(seen: &Seen<'_>, layout: &Layout, entry: Option<u32>) -> ExportSectio
     section
 }
 
-/// The same number of segments, of which the active ones are empty now: they were placed already. Without instructions
-/// that name them none is left, because each costs something in every instance.
+/// Returns the same number of segments. The active ones are empty, since the image has their data. If no instruction
+/// refers to segments, all are omitted, because each costs memory in every instance.
 fn data(seen: &Seen<'_>) -> DataSection {
     let mut section = DataSection::new();
     for data in &seen.data {
@@ -369,7 +367,7 @@ fn rewrite(module: &[u8], seen: &Seen<'_>, layout: &Layout, entry: Option<u32>) 
     for payload in Parser::new(0).parse_all(module) {
         let payload = payload.map_err(malformed)?;
         let Some((id, range)) = payload.as_section() else { continue };
-        // Exports come after globals, and before what is numbered higher; tags and strings have no place here.
+        // Exports follow globals and precede the sections with higher numbers. Tag and string sections are not allowed.
         if !exported && matches!(id, EXPORTS..=12) {
             rewritten.section(&exports(seen, layout, entry));
             exported = true;

@@ -1,10 +1,10 @@
-//! Interpreters that are warm: started once, frozen, and begun from there by each run.
+//! Prepared interpreters: started once, frozen, and resumed from that state by each run.
 //!
 //! ```text
-//! memory --missing--> cache on disk (hashed) --missing or damaged--> supply --> compiled, started, frozen --> cache
+//! memory --missing--> cache on disk (hashed) --missing or damaged--> install --> compile, start, freeze --> cache
 //! ```
 //!
-//! What a run is to do reaches the interpreter by a descriptor that only warm runs have; see [`request`].
+//! A run's request reaches the interpreter by a descriptor that only prepared runs have; see [`request`].
 
 use std::fs;
 use std::hash::{Hash, Hasher};
@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::account::Account;
-use crate::ending::Ending;
-use crate::engine::Machine;
+use crate::ending::Termination;
+use crate::engine::WasmEngine;
 use crate::fs::{Base, Ino, OpenHow, ROOT, Tree};
 use crate::guest::{self, Guest};
 use crate::instrument::{EntryPoint, Instrumented, Layout, instrument};
-use crate::leash::{Input, Leash};
+use crate::leash::{GuestControl, Input};
 use crate::limiter::Limiter;
 use crate::output::Output;
 use crate::policy::Policy;
@@ -34,36 +34,36 @@ use crate::state::Files;
 use crate::sys::{Image, Verified};
 use crate::wasi::{Host, HostParts, Preopen, Run};
 
-/// Changes with what the files of the cache hold.
+/// The version of the cache file format.
 const FORMAT: u32 = 4;
 const FILES: [&str; 2] = ["code", "state"];
-/// Real time that an interpreter may take to start.
-const START_TIME: Duration = Duration::from_secs(60);
-/// The longest description in a file of the cache.
+/// The wall time limit of an interpreter's start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum length of a cache file's header.
 const MAX_HEADER: u32 = 1 << 20;
 
-/// An interpreter that has started, and waits for what it is to run.
-pub(crate) struct Warm {
-    pub(crate) machine: Arc<Machine>,
+/// An interpreter that was started and is ready for runs.
+pub(crate) struct PreparedInterpreter {
+    pub(crate) engine: Arc<WasmEngine>,
     pub(crate) program: Arc<Program>,
-    pub(crate) beginning: Frozen,
+    pub(crate) initial: Frozen,
     pub(crate) entry: Entry,
-    /// Nanoseconds that its monotonic clock has seen.
+    /// The nanoseconds that its monotonic clock has advanced.
     pub(crate) passed: u64,
-    /// Names what it was made from, wherever it was compiled.
+    /// The recipe of its source, independent of the compiled code.
     pub(crate) source: String,
 }
 
-impl std::fmt::Debug for Warm {
+impl std::fmt::Debug for PreparedInterpreter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Warm").field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("PreparedInterpreter").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
-/// What stands before the memory in a file of the cache.
+/// The header before the memory in a cache file.
 #[derive(Serialize, Deserialize)]
 struct State {
-    /// The name of the entry: an entry under another name is another program's.
+    /// The name of the cache entry. An entry under another name belongs to another program.
     key: String,
     layout: Layout,
     globals: Vec<Value>,
@@ -74,15 +74,15 @@ struct State {
     start: u64,
 }
 
-/// What [`WasmBackend::prepare`](crate::WasmBackend::prepare) and [`obtain`] are doing.
+/// A step of [`WasmBackend::prepare`](crate::WasmBackend::prepare) or [`obtain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preparing {
-    /// The interpreter is obtained.
+    /// The interpreter is being obtained.
     Supply(cofferdam_wasm_supply::Step),
-    /// It is compiled for this machine, which takes some seconds.
+    /// The interpreter is being compiled for this host, which takes some seconds.
     Compile,
-    /// It is started once, and frozen.
+    /// The interpreter is being started once, and frozen.
     Freeze,
 }
 
@@ -90,18 +90,18 @@ impl std::fmt::Display for Preparing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Supply(step) => step.fmt(f),
-            Self::Compile => f.write_str("compiling it for this machine"),
-            Self::Freeze => f.write_str("starting it once"),
+            Self::Compile => f.write_str("compiling the interpreter for this host"),
+            Self::Freeze => f.write_str("starting the interpreter once"),
         }
     }
 }
 
-/// Obtains an interpreter, if the cache does not have it: fetches or builds it, and checks it. On a thread of its own,
-/// which goes on if nobody waits any more.
+/// Installs an interpreter if it is not in the cache: fetches or builds it, and verifies it. Runs on its own thread,
+/// which continues if the caller stops waiting.
 ///
 /// # Errors
 ///
-/// `Unavailable` if it cannot be had, with what to do.
+/// `Unavailable` with a remedy, if it cannot be installed.
 pub async fn obtain(
     cache: &Path,
     language: Language,
@@ -112,42 +112,42 @@ pub async fn obtain(
     crate::engine::on_thread(work).await
 }
 
-/// Names an interpreter compiled by this version, for these settings and this processor.
-fn key(machine: &Machine, language: Language) -> String {
+/// Returns the cache key of an interpreter for this version, these settings and this processor.
+fn key(engine: &WasmEngine, language: Language) -> String {
     let mut hasher = std::hash::DefaultHasher::new();
-    machine.engine.precompile_compatibility_hash().hash(&mut hasher);
-    (FORMAT, machine.metered).hash(&mut hasher);
+    engine.inner.precompile_compatibility_hash().hash(&mut hasher);
+    (FORMAT, engine.metered).hash(&mut hasher);
     format!("ready-{}-{:016x}", Supply::recipe(language), hasher.finish())
 }
 
-/// The interpreter from the cache, else made now from what the supply has.
-pub(crate) fn warm(
-    machine: &Arc<Machine>,
+/// Returns a prepared interpreter from the cache, or prepares an installed one.
+pub(crate) fn prepare(
+    engine: &Arc<WasmEngine>,
     cache: &Path,
     language: Language,
     progress: &mut dyn FnMut(Preparing),
-) -> Result<Warm> {
-    let key = key(machine, language);
-    let kept = Cache::new(cache.to_owned());
-    if let Some(warm) = from_cache(machine, &kept, &key, language)? {
-        return Ok(warm);
+) -> Result<PreparedInterpreter> {
+    let key = key(engine, language);
+    let store = Cache::new(cache.to_owned());
+    if let Some(prepared) = from_cache(engine, &store, &key, language)? {
+        return Ok(prepared);
     }
     let found = Supply::new(cache).find(language).map_err(no_supply)?.ok_or_else(|| missing(language))?;
-    kept.prepare().map_err(no_supply)?;
-    let _lock = kept.lock(&key, || ()).map_err(no_supply)?;
-    if let Some(warm) = from_cache(machine, &kept, &key, language)? {
-        return Ok(warm);
+    store.prepare().map_err(no_supply)?;
+    let _lock = store.lock(&key, || ()).map_err(no_supply)?;
+    if let Some(prepared) = from_cache(engine, &store, &key, language)? {
+        return Ok(prepared);
     }
-    let made = make(machine, &found, progress)?;
-    save(&kept, &key, &made)?;
-    from_cache(machine, &kept, &key, language)?
-        .ok_or_else(|| broken(language, "what was written to the cache is not there"))
+    let started = compile_and_start(engine, &found, progress)?;
+    save(&store, &key, &started)?;
+    from_cache(engine, &store, &key, language)?
+        .ok_or_else(|| broken(language, "the entry that was just written to the cache is missing"))
 }
 
 fn missing(language: Language) -> Error {
     let (name, word) = names(language);
     Error::new(ErrorKind::Unavailable, "start", format!("{name} for WebAssembly is not installed"))
-        .with_remedy(format!("install it once: cofferdam setup {word}"))
+        .with_remedy(format!("install it with 'cofferdam setup {word}'"))
 }
 
 pub(crate) fn names(language: Language) -> (&'static str, &'static str) {
@@ -166,27 +166,39 @@ pub(crate) fn no_supply(error: cofferdam_wasm_supply::SupplyError) -> Error {
 }
 
 fn broken(language: Language, what: impl std::fmt::Display) -> Error {
-    let message = format!("{} for WebAssembly could not be started: {what}", names(language).0);
+    let message = format!("cannot start {} for WebAssembly: {what}", names(language).0);
     Error::new(ErrorKind::Unavailable, "start", message)
 }
 
 fn unreadable(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "start", "the cache of interpreters cannot be used").with_source(error)
+    Error::new(ErrorKind::Io, "start", "cannot use the interpreter cache").with_source(error)
 }
 
-/// What is damaged, cut off or of another program is as if it were not there.
-fn from_cache(machine: &Arc<Machine>, cache: &Cache, key: &str, language: Language) -> Result<Option<Warm>> {
+/// Loads an entry of the cache. An entry that is damaged, truncated or of another program counts as missing.
+fn from_cache(
+    engine: &Arc<WasmEngine>,
+    cache: &Cache,
+    key: &str,
+    language: Language,
+) -> Result<Option<PreparedInterpreter>> {
     let Some(files) = cache.open(key, &FILES).map_err(no_supply)? else { return Ok(None) };
     let [(_, code), (_, state)] =
         <[_; 2]>::try_from(files).map_err(|_| unreadable(std::io::ErrorKind::Other.into()))?;
     let Some((state, image)) = read_state(state)?.filter(|(state, _)| state.key == key) else { return Ok(None) };
-    let code = Verified::new(code).ok_or_else(|| broken(language, "its code could still be changed"))?;
-    let Ok(module) = crate::sys::load(&machine.engine, code) else { return Ok(None) };
-    let beginning = Frozen { image, globals: state.globals.into(), tables: state.tables.into() };
-    let program = machine.program(&module, state.layout, Arc::clone(&beginning.image))?;
-    let (entry, passed) = (Entry::Warm(state.argument), state.passed);
+    let code = Verified::new(code).ok_or_else(|| broken(language, "its code is not sealed"))?;
+    let Ok(module) = crate::sys::load(&engine.inner, code) else { return Ok(None) };
+    let initial = Frozen { image, globals: state.globals.into(), tables: state.tables.into() };
+    let program = engine.program(&module, state.layout, Arc::clone(&initial.image))?;
+    let (entry, passed) = (Entry::Prepared(state.argument), state.passed);
     let source = Supply::recipe(language);
-    Ok(Some(Warm { machine: Arc::clone(machine), program: Arc::new(program), beginning, entry, passed, source }))
+    Ok(Some(PreparedInterpreter {
+        engine: Arc::clone(engine),
+        program: Arc::new(program),
+        initial,
+        entry,
+        passed,
+        source,
+    }))
 }
 
 fn read_state(mut file: fs::File) -> Result<Option<(State, Arc<Image>)>> {
@@ -207,18 +219,18 @@ fn read_state(mut file: fs::File) -> Result<Option<(State, Arc<Image>)>> {
     Ok(Some((state, image)))
 }
 
-/// Reads a file that was hashed before, and compares the bytes that are used.
+/// Reads a file that was hashed before, and verifies the bytes that are used.
 fn pinned(found: &Interpreter, path: &Path, sha256: &str) -> Result<Vec<u8>> {
     let contents = fs::read(path).map_err(unreadable)?;
     let hash: String = Sha256::digest(&contents).iter().map(|byte| format!("{byte:02x}")).collect();
     match hash == sha256 {
         true => Ok(contents),
-        false => Err(broken(found.language, format!("{} was changed after it had been checked", path.display()))),
+        false => Err(broken(found.language, format!("{} was changed after it was verified", path.display()))),
     }
 }
 
-/// An interpreter that was started just now, and its code.
-struct Made {
+/// A newly started interpreter with its code.
+struct Started {
     code: Vec<u8>,
     layout: Layout,
     frozen: Frozen,
@@ -226,7 +238,11 @@ struct Made {
     passed: u64,
 }
 
-fn make(machine: &Arc<Machine>, found: &Interpreter, progress: &mut dyn FnMut(Preparing)) -> Result<Made> {
+fn compile_and_start(
+    engine: &Arc<WasmEngine>,
+    found: &Interpreter,
+    progress: &mut dyn FnMut(Preparing),
+) -> Result<Started> {
     progress(Preparing::Compile);
     let module = pinned(found, &found.module, &found.sha256)?;
     let entry = match &found.warm.entry {
@@ -235,33 +251,33 @@ fn make(machine: &Arc<Machine>, found: &Interpreter, progress: &mut dyn FnMut(Pr
     };
     let Instrumented { module, layout, image } = instrument(&module, Some(entry))?;
     let failed = |error: wasmtime::Error| broken(found.language, error);
-    let module = wasmtime::Module::from_binary(&machine.engine, &module).map_err(failed)?;
+    let module = wasmtime::Module::from_binary(&engine.inner, &module).map_err(failed)?;
     let code = module.serialize().map_err(failed)?;
-    let program = Arc::new(machine.program(&module, layout.clone(), image)?);
+    let program = Arc::new(engine.program(&module, layout.clone(), image)?);
     progress(Preparing::Freeze);
-    let (frozen, argument, passed) = start(machine, &program, found)?;
+    let (frozen, argument, passed) = start(engine, &program, found)?;
     let argument = matches!(found.warm.entry, WarmEntry::Function { .. }).then_some(argument);
-    Ok(Made { code, layout, frozen, argument, passed })
+    Ok(Started { code, layout, frozen, argument, passed })
 }
 
-/// Runs the interpreter up to where it waits; what it prints is the argument to enter it with.
-fn start(machine: &Arc<Machine>, program: &Arc<Program>, found: &Interpreter) -> Result<(Frozen, i32, u64)> {
-    // What is made to be the same each time begins the same each time.
-    let policy = Policy { seed: machine.metered.then_some(0), fuel: None };
+/// Runs the interpreter until it is ready. Its standard output is the argument of its entry.
+fn start(engine: &Arc<WasmEngine>, program: &Arc<Program>, found: &Interpreter) -> Result<(Frozen, i32, u64)> {
+    // A deterministic interpreter needs the same initial state each time.
+    let policy = Policy { seed: engine.metered.then_some(0), fuel: None };
     let host = first_host(found, policy)?;
-    let ticking = machine.tick().map_err(unreadable)?;
-    let mut guest = Guest::new(machine, program, host);
-    let ending = guest.run(policy, program.beginning(), &Entry::Command)?;
+    let ticking = engine.tick().map_err(unreadable)?;
+    let mut guest = Guest::new(engine, program, host);
+    let termination = guest.run(policy, program.initial(), &Entry::Command)?;
     drop(ticking);
     let host = guest.store.data_mut();
     let passed = host.clock.passed();
-    let said = host.output.collect();
-    if ending != Ending::Exit(0) {
-        return Err(broken(found.language, String::from_utf8_lossy(&said.stderr).escape_debug()));
+    let output = host.output.collect();
+    if termination != Termination::Exit(0) {
+        return Err(broken(found.language, String::from_utf8_lossy(&output.stderr).escape_debug()));
     }
-    let argument = std::str::from_utf8(&said.stdout).ok().and_then(|text| text.trim().parse::<u32>().ok());
-    let argument = argument.ok_or_else(|| broken(found.language, "it did not say how it is entered"))?;
-    let frozen = guest.freeze()?.ok_or_else(|| broken(found.language, "it did not begin"))?;
+    let argument = std::str::from_utf8(&output.stdout).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    let argument = argument.ok_or_else(|| broken(found.language, "it did not print its entry argument"))?;
+    let frozen = guest.freeze()?.ok_or_else(|| broken(found.language, "it was not instantiated"))?;
     let frozen = match found.warm.stack {
         Some(stack) => with_stack(frozen, stack, found.language)?,
         None => frozen,
@@ -269,15 +285,15 @@ fn start(machine: &Arc<Machine>, program: &Arc<Program>, found: &Interpreter) ->
     Ok((frozen, argument.cast_signed(), passed))
 }
 
-/// The same with a larger memory, whose last part is the stack. Nothing of the old one is needed any more.
+/// Returns the same state with a larger memory, whose last part is a new stack. The old stack is unused.
 fn with_stack(frozen: Frozen, stack: Stack, language: Language) -> Result<Frozen> {
     let Frozen { image, globals, tables } = frozen;
     let mut globals = globals.to_vec();
     let size = image.size() + stack.bytes;
-    let top = u32::try_from(size).map_err(|_| broken(language, "it has no room for a stack"))?;
+    let top = u32::try_from(size).map_err(|_| broken(language, "its memory has no room for a stack"))?;
     match globals.get_mut(stack.pointer) {
         Some(Value::I32(pointer)) => *pointer = top.cast_signed(),
-        _ => return Err(broken(language, "it has no pointer to its stack")),
+        _ => return Err(broken(language, "it has no stack pointer")),
     }
     let image = Image::new(size, [image.contents()].into_iter()).map_err(unreadable)?;
     Ok(Frozen { image, globals: globals.into(), tables })
@@ -308,21 +324,21 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
         random: guest::random(policy),
         limiter: Limiter::new(account),
         run: Run {
-            leash: Arc::new(Leash::default()),
+            control: Arc::new(GuestControl::default()),
             input: Input::Given(Bytes::new()),
-            output: Output::kept(1 << 16, Instant::now()),
-            deadline: Instant::now() + START_TIME,
+            output: Output::collected(1 << 16, Instant::now()),
+            deadline: Instant::now() + START_TIMEOUT,
             cpu_limit: None,
             request: None,
         },
     };
-    Host::new(parts).map(Host::for_warming).map_err(|error| error.into_error("start", "/"))
+    Host::new(parts).map(Host::for_preparation).map_err(|error| error.into_error("start", "/"))
 }
 
-/// The directory of the guest in which interpreters find files of ours.
+/// The guest directory of the interpreters' support files.
 const OWN: &str = "cofferdam";
 
-/// Puts a file into the tree, with the directories above it.
+/// Adds a file to the tree, with its parent directories.
 fn put(tree: &mut Tree, path: &str, contents: &[u8]) -> crate::fs::FsResult<()> {
     let top = Base { ino: ROOT, name: None };
     let path = path.trim_start_matches('/');
@@ -337,43 +353,44 @@ fn put(tree: &mut Tree, path: &str, contents: &[u8]) -> crate::fs::FsResult<()> 
     tree.write(ino, 0, contents, 0).map(drop)
 }
 
-fn save(cache: &Cache, key: &str, made: &Made) -> Result<()> {
+fn save(cache: &Cache, key: &str, started: &Started) -> Result<()> {
     let scratch = cache.scratch(key).map_err(no_supply)?;
-    let directory = scratch.path().join("made");
+    let directory = scratch.path().join("staged");
     fs::create_dir(&directory).map_err(unreadable)?;
-    let (start, contents) = made.frozen.image.contents();
+    let (start, contents) = started.frozen.image.contents();
     let state = State {
         key: key.to_owned(),
-        layout: made.layout.clone(),
-        globals: made.frozen.globals.to_vec(),
-        tables: made.frozen.tables.to_vec(),
-        argument: made.argument,
-        passed: made.passed,
-        size: made.frozen.image.size() as u64,
+        layout: started.layout.clone(),
+        globals: started.frozen.globals.to_vec(),
+        tables: started.frozen.tables.to_vec(),
+        argument: started.argument,
+        passed: started.passed,
+        size: started.frozen.image.size() as u64,
         start: start as u64,
     };
-    let header = postcard::to_stdvec(&state)
-        .map_err(|error| Error::new(ErrorKind::Internal, "start", "the state cannot be written").with_source(error))?;
+    let header = postcard::to_stdvec(&state).map_err(|error| {
+        Error::new(ErrorKind::Internal, "start", "cannot serialize the interpreter's state").with_source(error)
+    })?;
     let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
     bytes.extend(header);
     bytes.extend_from_slice(contents);
-    fs::write(directory.join(FILES[0]), &made.code).map_err(unreadable)?;
+    fs::write(directory.join(FILES[0]), &started.code).map_err(unreadable)?;
     fs::write(directory.join(FILES[1]), bytes).map_err(unreadable)?;
-    // What is there is of another program, or it would have been used.
+    // An existing entry belongs to another program, or it would have been used.
     cache.remove(key).map_err(no_supply)?;
     cache.publish(&directory, key, &FILES).map_err(no_supply)
 }
 
-/// How a warm interpreter is to run what it is given.
+/// The mode in which a prepared interpreter runs a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As a program, to its end.
+    /// As a program, until it exits.
     Script,
-    /// As one more piece in what was run before.
+    /// As the next piece of a session.
     Session,
 }
 
-/// What a warm interpreter reads: fields that end in NUL, then the source.
+/// Encodes a request for a prepared interpreter: fields that end with NUL, then the source.
 pub(crate) fn request(mode: Mode, cwd: &str, args: &[String], env: &[String], source: &[u8]) -> Bytes {
     let mode = match mode {
         Mode::Script => "script",

@@ -1,6 +1,6 @@
-//! What reaches a running guest from outside: orders to end, and input.
+//! Control of a running guest from other threads: termination requests, and input.
 //!
-//! A guest that waits in a call waits here, so that an order or the end of its time wakes it at once.
+//! A guest that blocks in a call waits here, so that a termination request or the deadline wakes it at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,63 +13,63 @@ use bytes::Bytes;
 use cofferdam_contract::{Error, ExecControl, Result, TerminalSize};
 use tokio::io::AsyncWrite;
 
-use crate::ending::{Ending, SIGKILL, SIGTERM};
+use crate::ending::{SIGKILL, SIGTERM, Termination};
 use crate::network::Waker;
 
-/// Input that is held for a guest that does not read it.
-const PIPE: usize = 64 << 10;
+/// The input buffered for a guest that does not read it.
+const MAX_BUFFERED: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct State {
-    order: Option<Ending>,
+    request: Option<Termination>,
     streamed: VecDeque<u8>,
-    /// Nobody writes any more.
+    /// True if the writer is closed.
     ended: bool,
-    /// Nobody reads any more.
+    /// True if the guest stopped reading.
     gone: bool,
     writer: Option<task::Waker>,
-    /// Wakes the guest's thread where it waits for more than this.
-    elsewhere: Option<Arc<Waker>>,
+    /// Wakes the guest's thread if it also waits for sockets.
+    waker: Option<Arc<Waker>>,
 }
 
-/// The line between an exec's owner and its guest.
+/// The control that connects an exec's handle to its guest.
 #[derive(Debug, Default)]
-pub(crate) struct Leash {
+pub(crate) struct GuestControl {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Leash {
+impl GuestControl {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest to end. The first order holds.
-    pub(crate) fn order(&self, ending: Ending) {
-        self.lock().order.get_or_insert(ending);
+    /// Requests the guest's termination. The first request counts.
+    pub(crate) fn request(&self, termination: Termination) {
+        self.lock().request.get_or_insert(termination);
         self.notify();
     }
 
-    pub(crate) fn ordered(&self) -> Option<Ending> {
-        self.lock().order
+    pub(crate) fn requested(&self) -> Option<Termination> {
+        self.lock().request
     }
 
-    /// From now on this, too, is told of orders and input.
-    pub(crate) fn wake_elsewhere(&self, waker: &Arc<Waker>) {
-        self.lock().elsewhere = Some(Arc::clone(waker));
+    /// Sets a waker that is also notified of termination requests and input.
+    pub(crate) fn set_waker(&self, waker: &Arc<Waker>) {
+        self.lock().waker = Some(Arc::clone(waker));
     }
 
     fn notify(&self) {
         self.changed.notify_all();
-        if let Some(waker) = &self.lock().elsewhere {
+        if let Some(waker) = &self.lock().waker {
             waker.wake();
         }
     }
 
-    /// Waits until there is an order, input if that is wanted, or `until` has come.
+    /// Waits until termination is requested, input is available if `input` is set, or `until` has passed.
     pub(crate) fn wait(&self, until: Instant, input: bool) {
         let mut state = self.lock();
-        while state.order.is_none() && !(input && state.readable()) {
+        while state.request.is_none() && !(input && state.readable()) {
             let left = until.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
                 return;
@@ -78,12 +78,12 @@ impl Leash {
         }
     }
 
-    /// Whether a read would get bytes or the end at once.
+    /// Returns true if a read would return at once, with bytes or the end of input.
     pub(crate) fn readable(&self) -> bool {
         self.lock().readable()
     }
 
-    /// Takes input that is there; 0 is the end, `None` that there is none yet.
+    /// Reads the available input. Returns 0 at the end of input, and `None` if no input is available yet.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> Option<usize> {
         let mut state = self.lock();
         if state.streamed.is_empty() {
@@ -97,12 +97,12 @@ impl Leash {
         Some(size)
     }
 
-    /// The guest reads no more, and waits for nothing.
+    /// Discards the input when the guest stops reading, and removes the waker.
     pub(crate) fn stop_reading(&self) {
         let mut state = self.lock();
         state.gone = true;
         state.streamed = VecDeque::new();
-        state.elsewhere = None;
+        state.waker = None;
         state.wake_writer();
     }
 
@@ -124,25 +124,25 @@ impl State {
     }
 }
 
-/// What an exec's handle can do to its guest. A module cannot handle a signal, so that SIGTERM ends it at once.
-pub(crate) struct Control(pub(crate) Arc<Leash>);
+/// The implementation of an exec's handle. A module cannot handle signals, so SIGTERM ends it at once.
+pub(crate) struct ExecHandleControl(pub(crate) Arc<GuestControl>);
 
-impl ExecControl for Control {
+impl ExecControl for ExecHandleControl {
     fn cancel(&self, _grace: Duration) {
-        self.0.order(Ending::Cancelled { signal: SIGTERM });
+        self.0.request(Termination::Cancelled { signal: SIGTERM });
     }
 
     fn kill(&self) {
-        self.0.order(Ending::Cancelled { signal: SIGKILL });
+        self.0.request(Termination::Cancelled { signal: SIGKILL });
     }
 
     fn resize(&self, _: TerminalSize) -> Result<()> {
-        Err(Error::unsupported("resize", "a module has no terminal"))
+        Err(Error::unsupported("resize", "WebAssembly guests do not support terminals"))
     }
 }
 
-/// The writing end of a guest's input.
-pub(crate) struct InputWriter(pub(crate) Arc<Leash>);
+/// The writer of a guest's input.
+pub(crate) struct InputWriter(pub(crate) Arc<GuestControl>);
 
 impl AsyncWrite for InputWriter {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
@@ -150,7 +150,7 @@ impl AsyncWrite for InputWriter {
         if state.gone || state.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let size = data.len().min(PIPE.saturating_sub(state.streamed.len()));
+        let size = data.len().min(MAX_BUFFERED.saturating_sub(state.streamed.len()));
         if size == 0 && !data.is_empty() {
             state.writer = Some(context.waker().clone());
             return Poll::Pending;
@@ -177,11 +177,11 @@ impl Drop for InputWriter {
     }
 }
 
-/// Where a guest's input comes from.
+/// The source of a guest's input.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// Bytes that were there from the start.
+    /// Bytes that are known at the start.
     Given(Bytes),
-    /// What is written while it runs.
+    /// Bytes that are written during the run.
     Streamed,
 }

@@ -1,12 +1,13 @@
 //! The WebAssembly backend: modules and components in this process, without access to the host.
 //!
-//! A guest is a command of WASI preview 1, or a component of WASI 0.2 that exports `wasi:cli/run`. It makes no system calls.
-//! Its calls are those of [`wasi`](self) or, over the same host, of [`component`](self), both implemented here, over files in
-//! memory. It gets no host directory, process or thread. Its only network is a component's connections to hosts that a policy
-//! names. The host's cost is bounded: wall time and CPU time, memory, files, output, stack, and compilation.
+//! A guest is a command of WASI preview 1, or a component of WASI 0.2 that exports `wasi:cli/run`. It makes no system
+//! calls. Its calls are those of [`wasi`](self) or, over the same host, of [`component`](self), both implemented here,
+//! over files in memory. It gets no host directory, process or thread. Its only network is a component's connections to
+//! hosts that a policy names. The host's cost is bounded: wall time and CPU time, memory, files, output, stack, and
+//! compilation.
 //!
-//! The compiler provides the isolation. A bug there is a way into this process. Use a higher isolation level for code that
-//! may attack it.
+//! The compiler provides the isolation. A bug there is a way into this process. Use a higher isolation level for code
+//! that may attack it.
 //!
 //! # Where to look
 //!
@@ -14,7 +15,8 @@
 //! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
 //! - Termination: `leash.rs` and `Host::check` in `wasi/host.rs`.
-//! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons: `docs/adr/0012-wasm-memories.md`.
+//! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons:
+//!   `docs/adr/0012-wasm-memories.md`.
 //! - Prepared interpreters: `languages.rs`. Sessions: `session.rs`; their files: `snapshot.rs`.
 #![deny(unsafe_code)]
 
@@ -67,5 +69,5 @@ pub use programs::WasmPrograms;
 pub use session::{Session, SessionKind};
 pub use snapshot::SessionSnapshot;
 
-/// The interpreter that a [`Script`](cofferdam_contract::Script) names whose contents are a module.
+/// The interpreter name of a [`Script`](cofferdam_contract::Script) whose content is a module.
 pub const INTERPRETER: &str = command::INTERPRETER;

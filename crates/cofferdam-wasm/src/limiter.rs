@@ -1,4 +1,4 @@
-//! What a module's memories and tables may take.
+//! The limits of a module's memories and tables.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use wasmtime::ResourceLimiter;
 
 use crate::account::Account;
 
-/// What an element of a table costs.
+/// The cost of a table element.
 const ELEMENT: u64 = 16;
-/// The most elements of one table, whatever the memory limit says.
+/// The maximum number of elements of one table, whatever the memory limit.
 const MAX_ELEMENTS: usize = 1 << 20;
-/// A module is one instance of one memory. A component has some of each.
+/// A module is one instance with at most one memory. A component can have several of each.
 const MAX_INSTANCES: usize = 64;
 const MAX_MEMORIES: usize = 16;
 const MAX_TABLES: usize = 64;
 
-/// Charges one exec's memories and tables to its sandbox's account, and gives back when dropped.
+/// Charges one exec's memories and tables to its sandbox's account, and releases them when dropped.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     account: Arc<Account>,
@@ -28,50 +28,50 @@ impl Limiter {
         Self { account, charged: 0, refused: false }
     }
 
-    /// Whether anything was refused.
+    /// Returns true if a growth was refused.
     pub(crate) fn refused(&self) -> bool {
         self.refused
     }
 
-    /// Bytes that it holds.
+    /// Returns the charged bytes.
     pub(crate) fn charged(&self) -> u64 {
         self.charged
     }
 
-    /// Forgets what was refused: what comes now is another call.
-    pub(crate) fn renew(&mut self) {
+    /// Resets the refusal flag for the next call.
+    pub(crate) fn reset(&mut self) {
         self.refused = false;
     }
 
-    /// Charges memory that comes otherwise than by growth.
+    /// Charges memory that is not allocated by growth.
     pub(crate) fn charge(&mut self, bytes: u64) -> bool {
-        self.take(bytes)
+        self.reserve(bytes)
     }
 
-    fn take(&mut self, bytes: u64) -> bool {
-        let fits = self.account.take(bytes);
-        if fits {
+    fn reserve(&mut self, bytes: u64) -> bool {
+        let within_limit = self.account.reserve(bytes);
+        if within_limit {
             self.charged += bytes;
         } else {
             self.refused = true;
         }
-        fits
+        within_limit
     }
 }
 
 impl Drop for Limiter {
     fn drop(&mut self) {
-        self.account.give(self.charged);
+        self.account.release(self.charged);
     }
 }
 
 impl ResourceLimiter for Limiter {
     fn memory_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
-        // Beyond its own maximum the module refuses itself.
+        // A growth beyond the module's own maximum fails in any case.
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }
-        Ok(self.take(desired.saturating_sub(current) as u64))
+        Ok(self.reserve(desired.saturating_sub(current) as u64))
     }
 
     fn table_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
@@ -82,7 +82,7 @@ impl ResourceLimiter for Limiter {
             self.refused = true;
             return Ok(false);
         }
-        Ok(self.take(desired.saturating_sub(current) as u64 * ELEMENT))
+        Ok(self.reserve(desired.saturating_sub(current) as u64 * ELEMENT))
     }
 
     fn instances(&self) -> usize {

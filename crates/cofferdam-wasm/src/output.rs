@@ -1,44 +1,44 @@
 //! A guest's output on its way to the publisher.
 //!
-//! Each chunk costs the host more than its bytes, so that a guest that writes byte by byte is gathered: what it writes
-//! goes on when there is much of it, when a millisecond has passed, when the guest waits, and when it ends.
+//! Each chunk has a fixed cost for the host, so small writes are buffered. The buffer is flushed when it is full, after
+//! a millisecond, when the guest blocks, and when it ends.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{ExecDriver, OutputStream};
 
-/// Bytes that go on at once.
-const MUCH: usize = 4096;
-/// The least time between chunks that are not much.
-const PAUSE: Duration = Duration::from_millis(1);
+/// The buffered bytes that are flushed at once.
+const FLUSH_BYTES: usize = 4096;
+/// The minimum interval between smaller chunks.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Output {
     sink: Sink,
-    gathered: [(OutputStream, Vec<u8>); 2],
+    buffered: [(OutputStream, Vec<u8>); 2],
     last: Instant,
 }
 
-/// Where output goes.
+/// The target of the output.
 #[derive(Debug)]
 enum Sink {
-    /// On, as it comes.
+    /// Published while the guest runs.
     Driver(ExecDriver),
-    /// Nowhere until the end. `left` more bytes are kept.
-    Kept {
+    /// Collected until the end. `left` is the number of bytes that can still be kept.
+    Collected {
         left: u64,
         seen: u64,
     },
     Gone,
 }
 
-/// Output that was kept until the end.
+/// Output that was collected until the end.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) stdout: Bytes,
     pub(crate) stderr: Bytes,
-    /// Bytes written, those beyond the limit included.
+    /// The bytes written, including those beyond the limit.
     pub(crate) seen: u64,
     pub(crate) truncated: bool,
 }
@@ -48,57 +48,57 @@ impl Output {
         Self::to(Sink::Driver(driver), Instant::now())
     }
 
-    /// Keeps up to `most` bytes of both streams together.
-    pub(crate) fn kept(most: u64, now: Instant) -> Self {
-        Self::to(Sink::Kept { left: most, seen: 0 }, now)
+    /// Creates an output that collects up to `max` bytes of both streams together.
+    pub(crate) fn collected(max: u64, now: Instant) -> Self {
+        Self::to(Sink::Collected { left: max, seen: 0 }, now)
     }
 
-    /// For what is between two runs.
-    pub(crate) fn nowhere() -> Self {
+    /// Creates an output that discards everything, for the time between two runs.
+    pub(crate) fn discarded() -> Self {
         Self::to(Sink::Gone, Instant::now())
     }
 
     fn to(sink: Sink, now: Instant) -> Self {
-        let gathered = [(OutputStream::Stdout, Vec::new()), (OutputStream::Stderr, Vec::new())];
-        Self { sink, gathered, last: now }
+        let buffered = [(OutputStream::Stdout, Vec::new()), (OutputStream::Stderr, Vec::new())];
+        Self { sink, buffered, last: now }
     }
 
     pub(crate) fn write(&mut self, stream: OutputStream, mut data: &[u8]) {
-        let Some((_, gathered)) = self.gathered.iter_mut().find(|(known, _)| *known == stream) else { return };
+        let Some((_, buffer)) = self.buffered.iter_mut().find(|(known, _)| *known == stream) else { return };
         match &mut self.sink {
             Sink::Driver(driver) => {
-                gathered.extend_from_slice(data);
-                if gathered.len() >= MUCH {
-                    driver.publisher().publish(stream, Bytes::from(std::mem::take(gathered)));
+                buffer.extend_from_slice(data);
+                if buffer.len() >= FLUSH_BYTES {
+                    driver.publisher().publish(stream, Bytes::from(std::mem::take(buffer)));
                 }
             }
-            Sink::Kept { left, seen } => {
+            Sink::Collected { left, seen } => {
                 *seen += data.len() as u64;
                 data = &data[..usize::try_from(*left).map_or(data.len(), |left| left.min(data.len()))];
                 *left -= data.len() as u64;
-                gathered.extend_from_slice(data);
+                buffer.extend_from_slice(data);
             }
             Sink::Gone => {}
         }
     }
 
-    /// When what is gathered may go on; `None` where there is nothing.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let waits = matches!(self.sink, Sink::Driver(_)) && self.gathered.iter().any(|(_, bytes)| !bytes.is_empty());
-        waits.then(|| self.last + PAUSE)
+    /// Returns the time of the next flush; `None` if nothing is buffered.
+    pub(crate) fn flush_time(&self) -> Option<Instant> {
+        let pending = matches!(self.sink, Sink::Driver(_)) && self.buffered.iter().any(|(_, bytes)| !bytes.is_empty());
+        pending.then(|| self.last + FLUSH_INTERVAL)
     }
 
     pub(crate) fn flush(&mut self) {
         let Sink::Driver(driver) = &self.sink else { return };
-        for (stream, gathered) in &mut self.gathered {
-            if !gathered.is_empty() {
-                driver.publisher().publish(*stream, Bytes::from(std::mem::take(gathered)));
+        for (stream, buffer) in &mut self.buffered {
+            if !buffer.is_empty() {
+                driver.publisher().publish(*stream, Bytes::from(std::mem::take(buffer)));
             }
         }
         self.last = Instant::now();
     }
 
-    /// Passes the rest on and gives the driver away, once.
+    /// Flushes the rest and returns the driver, once.
     pub(crate) fn finish(&mut self) -> Option<ExecDriver> {
         self.flush();
         match std::mem::replace(&mut self.sink, Sink::Gone) {
@@ -107,12 +107,12 @@ impl Output {
         }
     }
 
-    /// Gives away what was kept, once.
+    /// Returns the collected output, once.
     pub(crate) fn collect(&mut self) -> Collected {
-        let Sink::Kept { seen, .. } = std::mem::replace(&mut self.sink, Sink::Gone) else {
+        let Sink::Collected { seen, .. } = std::mem::replace(&mut self.sink, Sink::Gone) else {
             return Collected::default();
         };
-        let [stdout, stderr] = self.gathered.each_mut().map(|(_, bytes)| Bytes::from(std::mem::take(bytes)));
+        let [stdout, stderr] = self.buffered.each_mut().map(|(_, bytes)| Bytes::from(std::mem::take(bytes)));
         let truncated = seen > (stdout.len() + stderr.len()) as u64;
         Collected { stdout, stderr, seen, truncated }
     }

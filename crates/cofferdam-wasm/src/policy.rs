@@ -1,4 +1,4 @@
-//! What a spec asks of this backend, checked and in its own words.
+//! This backend's options and limits of a spec, validated.
 
 use cofferdam_contract::{Access, Error, Result, RootFs, Spec, SpecParts, Workspace};
 use serde_json::Value;
@@ -10,37 +10,37 @@ use crate::preopens;
 /// The options of this backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Policy {
-    /// Made-up clocks and random numbers of this seed.
+    /// The seed of deterministic clocks and random numbers.
     pub(crate) seed: Option<u64>,
-    /// Steps that one exec may take.
+    /// The fuel of one exec.
     pub(crate) fuel: Option<u64>,
 }
 
 impl Policy {
-    /// Whether the guest's steps are counted, which is also what makes its numbers the same everywhere.
+    /// Returns true if execution is metered. Metering also makes floating-point results deterministic.
     pub(crate) fn is_metered(self) -> bool {
         self.seed.is_some() || self.fuel.is_some()
     }
 
-    /// Reads a spec, and refuses what this backend does not have.
+    /// Reads a spec, and rejects what this backend does not support.
     pub(crate) fn of(spec: &Spec) -> Result<Self> {
         spec.validate()?;
         let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
             spec.parts();
-        // Limits become the posture; tenant, labels and permissions change nothing that is built.
+        // Limits become the posture; tenant, labels and permissions do not affect the sandbox.
         let (_, _, _, _) = (limits, tenant, labels, allow_weaker);
-        // Compared where the directory is opened.
+        // Checked when the directory is opened.
         let _ = directories;
         if matches!(workspace, Workspace::HostDir { access: Access::ReadWrite, .. }) {
-            let what = "a WebAssembly sandbox has no directory of the host in it, only a copy that can be read";
+            let what = "the wasm backend does not support writable host directories, only read-only copies";
             return Err(Error::unsupported("create", what).with_remedy(
-                "lend it read-only (--workspace DIR:ro), put files in through the file API, or use level process",
+                "mount it read-only (--workspace DIR:ro), write files by the file API, or use level process",
             ));
         }
         if *root != RootFs::Default {
-            return Err(Error::unsupported("create", "a WebAssembly sandbox has no root file system"));
+            return Err(Error::unsupported("create", "the wasm backend does not support root file systems"));
         }
-        // Looked at again where it is used.
+        // Read again where it is used.
         let rules = Rules::of(network)?;
         let mut policy = Self::default();
         for (key, value) in attributes {
@@ -48,18 +48,18 @@ impl Policy {
             match option {
                 "deterministic" => policy.seed = Some(seed(value)?),
                 "fuel" => policy.fuel = Some(fuel(value)?),
-                // Looked at again where it is used.
+                // Read again where it is used.
                 "directories" => drop(preopens::read(value)?),
                 _ => {
-                    return Err(Error::invalid("create", "the wasm backend has no such option")
+                    return Err(Error::invalid("create", "unknown option of the wasm backend")
                         .with_context("attribute", key.escape_debug().to_string())
-                        .with_remedy("it has wasm.deterministic, wasm.fuel and wasm.directories"));
+                        .with_remedy("the options are wasm.deterministic, wasm.fuel and wasm.directories"));
                 }
             }
         }
         if rules.is_some() && policy.seed.is_some() {
-            return Err(Error::unsupported("create", "what comes over a network is not the same each time")
-                .with_remedy("leave out wasm.deterministic, or the hosts of the network policy"));
+            return Err(Error::unsupported("create", "a deterministic sandbox cannot have a network")
+                .with_remedy("remove wasm.deterministic, or the hosts of the network policy"));
         }
         Ok(policy)
     }
@@ -69,18 +69,18 @@ fn seed(value: &Value) -> Result<u64> {
     match value {
         Value::String(text) => Ok(text.parse().unwrap_or_else(|_| hash(text))),
         Value::Number(number) if number.is_u64() => Ok(number.as_u64().unwrap_or_default()),
-        _ => Err(Error::invalid("create", "wasm.deterministic is a seed: a text or a whole number")),
+        _ => Err(Error::invalid("create", "wasm.deterministic must be a seed: a string or an unsigned integer")),
     }
 }
 
-/// FNV-1a: a text's seed is the same everywhere and for ever.
+/// Hashes a text to a seed by FNV-1a, whose result is stable across hosts and versions.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
 fn fuel(value: &Value) -> Result<u64> {
     let number = value.as_u64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
-    number.filter(|number| *number > 0).ok_or_else(|| Error::invalid("create", "wasm.fuel is a whole number above 0"))
+    number.filter(|number| *number > 0).ok_or_else(|| Error::invalid("create", "wasm.fuel must be a positive integer"))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! What a sandbox can say about itself.
+//! The posture of a sandbox.
 
 use cofferdam_contract::{Cpus, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace};
 
 const INSIDE: &str = "the code runs inside Cofferdam's own process: it can make no system call, and reaches only what \
                       the functions of WASI give it";
 
-/// The posture of a sandbox of this spec. The rows are what the engine was told to enforce; `cofferdam doctor` tries it.
+/// Returns the posture of a sandbox of this spec. It lists the limits that the engine enforces; `cofferdam doctor`
+/// tests them.
 pub(crate) fn posture(spec: &Spec) -> Posture {
     Posture::new(Protection::ALL.iter().map(|protection| row(*protection, spec)))
 }
@@ -25,17 +26,17 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
         Protection::Cpus => return limits.cpus.map_or_else(|| not_asked(protection), |share| cpus(share, spec)),
         Protection::Processes => limits
             .single_threaded_processes()
-            .map(|limit| format!("a module can start neither process nor thread; at most {limit} execs run at once")),
-        Protection::Disk => limits.disk.map(|limit| {
-            format!("files in memory; contents, names and what describes them together stay below {limit}")
-        }),
+            .map(|limit| format!("a module cannot start processes or threads; at most {limit} execs run at once")),
+        Protection::Disk => limits
+            .disk
+            .map(|limit| format!("files in memory; contents, names and metadata together stay below {limit}")),
         Protection::WallTime => Some(format!(
             "the guest is interrupted after {} s, in its code and in its calls",
             limits.wall_time.as_secs_f64()
         )),
         Protection::Workspace => Some(match spec.workspace() {
-            Workspace::HostDir { .. } => "a copy in memory of the host's directory, which cannot be written".to_owned(),
-            Workspace::Private { access } => format!("files in memory, of this sandbox alone, {access:?}"),
+            Workspace::HostDir { .. } => "a read-only copy in memory of the host's directory".to_owned(),
+            Workspace::Private { access } => format!("files in memory, private to this sandbox, {access:?}"),
         }),
         Protection::Network => Some(network(spec)),
         _ => return item(protection, ProtectionState::NotAsked, INSIDE),
@@ -57,7 +58,7 @@ fn network(spec: &Spec) -> String {
     }
 }
 
-/// Each exec is one thread, so that a bound on execs can be a bound on processors.
+/// Returns the posture of a CPU limit. Each exec is one thread, so a limit on execs can enforce one on processors.
 fn cpus(share: Cpus, spec: &Spec) -> PostureItem {
     match spec.limits().single_threaded_processes() {
         Some(execs) if u64::from(execs) * 1000 <= u64::from(share.as_millis()) => {
@@ -65,14 +66,14 @@ fn cpus(share: Cpus, spec: &Spec) -> PostureItem {
             item(Protection::Cpus, ProtectionState::Enforced, &mechanism)
         }
         _ => PostureItem {
-            remedy: Some("ask for no more --pids than processors, or use a backend of level process".to_owned()),
-            ..item(Protection::Cpus, ProtectionState::Absent, "nothing slows a guest down")
+            remedy: Some("request at most as many --pids as processors, or use level process".to_owned()),
+            ..item(Protection::Cpus, ProtectionState::Absent, "guests are not throttled")
         },
     }
 }
 
 fn not_asked(protection: Protection) -> PostureItem {
-    item(protection, ProtectionState::NotAsked, "no bound was asked for")
+    item(protection, ProtectionState::NotAsked, "no limit was requested")
 }
 
 fn item(protection: Protection, state: ProtectionState, mechanism: &str) -> PostureItem {

@@ -1,31 +1,31 @@
-//! The directories that a module is given, and what it calls them.
+//! The preopened directories of a module, and their names.
 
 use cofferdam_contract::{Error, Result, SandboxPath, Spec, WORKSPACE_PATH};
 use serde_json::Value;
 
-use crate::command::{Asked, directory};
+use crate::command::{Invocation, directory};
 use crate::state::Shared;
 use crate::wasi::Preopen;
 
-/// The most names that can be given.
+/// The maximum number of names.
 const MAX_NAMES: usize = 16;
 const MAX_NAME: usize = 255;
 
-/// The names that a spec gives to directories of the workspace, in place of those that are always there.
+/// The names that a spec gives to directories of the workspace, in place of the default ones.
 pub(crate) type Directories = Vec<(String, SandboxPath)>;
 
 /// Reads `wasm.directories`: an object from names to paths in the workspace.
 pub(crate) fn read(value: &Value) -> Result<Directories> {
     let invalid = |what: &str| Error::invalid("create", format!("wasm.directories {what}"));
-    let object = value.as_object().ok_or_else(|| invalid("is an object from names to paths in the workspace"))?;
+    let object = value.as_object().ok_or_else(|| invalid("must be an object of names and paths in the workspace"))?;
     if object.len() > MAX_NAMES {
-        return Err(invalid("has at most 16 names"));
+        return Err(invalid("can have at most 16 names"));
     }
     let entry = |(name, path): (&String, &Value)| {
         if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
-            return Err(invalid("has names of 1 to 255 bytes without NUL"));
+            return Err(invalid("must have names of 1 to 255 bytes without NUL"));
         }
-        let path = path.as_str().ok_or_else(|| invalid("has a path, which is text, for each name"))?;
+        let path = path.as_str().ok_or_else(|| invalid("must have a string as the path of each name"))?;
         Ok((name.clone(), SandboxPath::new(path)?))
     };
     object.iter().map(entry).collect()
@@ -35,28 +35,28 @@ fn named(spec: &Spec) -> Result<Option<Directories>> {
     spec.attributes().get("wasm.directories").map(read).transpose()
 }
 
-/// What a module gets.
-pub(crate) fn preopens(shared: &Shared, asked: &Asked) -> Result<Vec<Preopen>> {
+/// Returns the preopened directories of a module.
+pub(crate) fn preopens(shared: &Shared, invocation: &Invocation) -> Result<Vec<Preopen>> {
     let access = shared.spec.workspace().access();
     let Some(directories) = named(&shared.spec)? else {
-        return Ok(shared.all_files().preopens(access, asked.working_dir));
+        return Ok(shared.all_files().preopens(access, invocation.working_dir));
     };
     let open = |(name, path): &(String, SandboxPath)| {
         let ino = directory(shared, path)?;
-        // Links may lead to absolute paths in the workspace from the workspace itself alone.
+        // Only links in the workspace itself may have absolute targets in the workspace.
         let absolute = (ino == shared.workspace).then(|| WORKSPACE_PATH.to_owned());
         Ok(Preopen { name: name.clone(), ino, absolute, access })
     };
     directories.iter().map(open).collect()
 }
 
-/// Refuses names of their own for what begins with the usual ones: interpreters remember them, and so do snapshots.
+/// Rejects custom names for guests that start with the default ones: interpreters and snapshots remember these.
 pub(crate) fn refuse_named(spec: &Spec) -> Result<()> {
     match named(spec)? {
         None => Ok(()),
         Some(_) => {
-            Err(Error::unsupported("start", "interpreters, sessions and direct runs have the usual directories")
-                .with_remedy("leave out wasm.directories"))
+            Err(Error::unsupported("start", "interpreters, sessions and direct runs do not support wasm.directories")
+                .with_remedy("remove wasm.directories"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A module ready to be instantiated, from its beginning or from where another instance was frozen.
+//! A module ready to be instantiated, from its initial state or from a frozen one.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,18 +16,18 @@ use crate::instrument::{ENTRY, Layout, MEMORY, START, function_name, global_name
 use crate::sys::{Handle, Image, with_image};
 use crate::wasi::Host;
 
-/// The most entries of all tables that are frozen.
+/// The maximum number of entries of all tables that are frozen.
 const MAX_ENTRIES: u64 = 1 << 20;
 const WASM_PAGE: u64 = 64 << 10;
 
-/// A module ready to be instantiated.
+/// A module or component ready to be instantiated.
 pub(crate) struct Program {
     body: Body,
     layout: Layout,
-    beginning: Frozen,
-    /// Bytes of memory that the module itself asks for.
+    initial: Frozen,
+    /// Bytes of memory that the module declares.
     declared: usize,
-    /// Bytes that its memory may grow to.
+    /// Bytes that its memory can grow to.
     largest: usize,
     exports: Exports,
 }
@@ -37,7 +37,7 @@ enum Body {
     Component(Component),
 }
 
-/// Where to find what instances keep.
+/// The exports with the state of instances.
 #[derive(Default)]
 struct Exports {
     memory: Option<ModuleExport>,
@@ -49,18 +49,18 @@ struct Exports {
     entry: Option<ModuleExport>,
 }
 
-/// An instance at a moment at which nothing of it runs. Cheap to clone.
+/// The state of an instance that is not running. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Frozen {
     pub(crate) image: Arc<Image>,
-    /// Empty: as the module says.
+    /// The values of the globals. Empty if they are the module's initial values.
     pub(crate) globals: Arc<[Value]>,
-    /// Empty: as the module says.
+    /// The entries of the tables. Empty if they are the module's initial entries.
     pub(crate) tables: Arc<[Vec<Option<u32>>]>,
 }
 
-/// An instance, and what it is made as it was by.
-pub(crate) struct Made {
+/// An instance, with the handle that resets its memory.
+pub(crate) struct Instantiated {
     pub(crate) instance: Instance,
     pub(crate) memory: Option<Memory>,
     handle: Option<Handle>,
@@ -76,26 +76,26 @@ pub(crate) enum Value {
     V128(u128),
 }
 
-/// Where a run enters a module.
+/// The function by which a run enters a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// As a command.
+    /// `_start`.
     Command,
-    /// By the function that was named when it was compiled, with its argument if it takes one.
-    Warm(Option<i32>),
-    /// What is to run before anything else: the module's own start, and `_initialize` if it has one.
+    /// The entry function of a prepared interpreter, with its argument if it takes one.
+    Prepared(Option<i32>),
+    /// The module's start function, then `_initialize` if it has one.
     Start,
-    /// By an exported function without arguments and results.
+    /// An exported function without arguments and results.
     Export(String),
 }
 
 /// A function that was looked up.
-pub(crate) enum Known {
+pub(crate) enum ResolvedEntry {
     Plain(TypedFunc<(), ()>),
     With(TypedFunc<i32, i32>, i32),
 }
 
-impl Known {
+impl ResolvedEntry {
     pub(crate) fn call(&self, store: &mut Store<Host>) -> wasmtime::Result<()> {
         match self {
             Self::Plain(function) => function.call(store, ()),
@@ -105,7 +105,7 @@ impl Known {
 }
 
 impl Program {
-    /// `image` is what its memory begins with.
+    /// Creates a program. `image` is the initial content of its memory.
     pub(crate) fn new(
         linker: &Linker<Host>,
         module: &Module,
@@ -124,30 +124,30 @@ impl Program {
             command: find("_start"),
             entry: find(ENTRY),
         };
-        let beginning = Frozen { image, globals: Arc::default(), tables: Arc::default() };
+        let initial = Frozen { image, globals: Arc::default(), tables: Arc::default() };
         let memory = module.get_export(MEMORY).and_then(|export| export.memory().cloned());
         let bytes = |pages: u64| usize::try_from(pages.saturating_mul(WASM_PAGE)).unwrap_or(usize::MAX);
         let declared = memory.as_ref().map_or(0, |memory| bytes(memory.minimum()));
         let largest = memory.map_or(0, |memory| memory.maximum().map_or(usize::MAX, bytes));
-        Ok(Self { body: Body::Module(ready), layout, beginning, declared, largest, exports })
+        Ok(Self { body: Body::Module(ready), layout, initial, declared, largest, exports })
     }
 
-    /// A component, which is a command.
+    /// Creates a program of a component, which is a command.
     pub(crate) fn of_component(component: Component) -> Result<Self> {
         let image = Image::new(0, std::iter::empty()).map_err(no_room)?;
-        let beginning = Frozen { image, globals: Arc::default(), tables: Arc::default() };
-        let layout = Layout { unfreezable: Some("it is a component".to_owned()), ..Layout::default() };
+        let initial = Frozen { image, globals: Arc::default(), tables: Arc::default() };
+        let layout = Layout { unfreezable: Some("components cannot be frozen".to_owned()), ..Layout::default() };
         Ok(Self {
             body: Body::Component(component),
             layout,
-            beginning,
+            initial,
             declared: 0,
             largest: 0,
             exports: Exports::default(),
         })
     }
 
-    /// The component, if it is one: it is made and run in one go.
+    /// Returns the component, if the program is one. It is instantiated and run in one step.
     pub(crate) fn component(&self) -> Option<&Component> {
         match &self.body {
             Body::Component(component) => Some(component),
@@ -162,32 +162,32 @@ impl Program {
         }
     }
 
-    /// Whether it is a command.
+    /// Returns true if the program is a command.
     pub(crate) fn is_command(&self) -> bool {
         self.component().is_some() || self.has("_start")
     }
 
-    /// Whether it exports a function of this name without arguments and results.
+    /// Returns true if it exports a function of this name without arguments and results.
     pub(crate) fn has(&self, name: &str) -> bool {
         let Ok(module) = self.module() else { return false };
         let found = module.module().get_export(name).and_then(|export| export.func().cloned());
         found.is_some_and(|function| function.params().len() + function.results().len() == 0)
     }
 
-    /// What every new instance begins as.
-    pub(crate) fn beginning(&self) -> &Frozen {
-        &self.beginning
+    /// Returns the initial state of an instance.
+    pub(crate) fn initial(&self) -> &Frozen {
+        &self.initial
     }
 
-    /// Makes an instance, of which nothing has run yet where it begins anew.
-    pub(crate) fn instantiate(&self, store: &mut Store<Host>, from: &Frozen) -> wasmtime::Result<Made> {
+    /// Creates an instance. No code of the guest has run if it starts from the initial state.
+    pub(crate) fn instantiate(&self, store: &mut Store<Host>, from: &Frozen) -> wasmtime::Result<Instantiated> {
         let more = from.image.size().checked_sub(self.declared);
-        let more = more.ok_or_else(|| wasmtime::Error::msg("the memory is smaller than the module declares"))?;
+        let more = more.ok_or_else(|| wasmtime::Error::msg("the memory is smaller than the module's minimum"))?;
         if from.image.size() > self.largest {
-            return Err(wasmtime::Error::msg("the memory is larger than the module lets it grow"));
+            return Err(wasmtime::Error::msg("the memory is larger than the module's maximum"));
         }
         if !store.data_mut().limiter.charge(more as u64) {
-            return Err(wasmtime::Error::msg("the memory does not fit"));
+            return Err(wasmtime::Error::msg("the memory exceeds the limit"));
         }
         let ready = self.module()?;
         let (instance, handle) = if self.layout.memory {
@@ -204,28 +204,28 @@ impl Program {
         if !from.tables.is_empty() {
             self.set_tables(store, &instance, &from.tables)?;
         }
-        Ok(Made { instance, memory, handle })
+        Ok(Instantiated { instance, memory, handle })
     }
 
-    /// Whether an instance can be made as it was: all that it can change is its memory and these globals.
+    /// Returns true if instances can be reset: memory and globals are all that they can change.
     pub(crate) fn can_be_restored(&self) -> bool {
         self.layout.unfreezable.is_none() && self.layout.tables == 0
     }
 
-    /// The values of all globals that can change; nothing where one of them is no number.
-    pub(crate) fn values(&self, store: &mut Store<Host>, made: &Made) -> Option<Vec<Value>> {
-        self.globals(store, &made.instance).iter().map(|global| Value::of(global, &mut *store)).collect()
+    /// Returns the values of all mutable globals; nothing if one of them is not a number.
+    pub(crate) fn values(&self, store: &mut Store<Host>, instantiated: &Instantiated) -> Option<Vec<Value>> {
+        self.globals(store, &instantiated.instance).iter().map(|global| Value::of(global, &mut *store)).collect()
     }
 
-    /// Makes an instance as it was when its globals had these values.
-    pub(crate) fn restore(&self, store: &mut Store<Host>, made: &Made, values: &[Value]) -> bool {
-        let restored = made.handle.as_ref().is_none_or(|handle| handle.restore(store));
+    /// Resets an instance to its image and these values of its globals. Returns false on failure.
+    pub(crate) fn restore(&self, store: &mut Store<Host>, instantiated: &Instantiated, values: &[Value]) -> bool {
+        let restored = instantiated.handle.as_ref().is_none_or(|handle| handle.restore(store));
         restored
-            && self.layout.memory == made.handle.is_some()
-            && self.set_globals(store, &made.instance, values).is_ok()
+            && self.layout.memory == instantiated.handle.is_some()
+            && self.set_globals(store, &instantiated.instance, values).is_ok()
     }
 
-    /// Runs it from an entry until it returns.
+    /// Runs an instance from an entry until it returns.
     pub(crate) fn call(&self, store: &mut Store<Host>, instance: &Instance, entry: &Entry) -> wasmtime::Result<()> {
         match entry {
             Entry::Command => {
@@ -240,29 +240,34 @@ impl Program {
                 }
             }
             Entry::Export(name) => instance.get_typed_func::<(), ()>(&mut *store, name)?.call(&mut *store, ()),
-            Entry::Warm(None) => self.plain(store, instance, self.exports.entry.as_ref()),
-            Entry::Warm(Some(argument)) => match export(store, instance, self.exports.entry.as_ref()) {
+            Entry::Prepared(None) => self.plain(store, instance, self.exports.entry.as_ref()),
+            Entry::Prepared(Some(argument)) => match export(store, instance, self.exports.entry.as_ref()) {
                 Some(Extern::Func(entry)) => entry.typed::<i32, i32>(&*store)?.call(&mut *store, *argument).map(drop),
                 _ => Err(no_entry()),
             },
         }
     }
 
-    /// The function that an entry calls, looked up once for calls to come; nothing where something else must run before.
-    pub(crate) fn known(&self, store: &mut Store<Host>, instance: &Instance, entry: &Entry) -> Option<Known> {
+    /// Looks up the function of an entry for repeated calls. Returns nothing if another function must run first.
+    pub(crate) fn resolve_entry(
+        &self,
+        store: &mut Store<Host>,
+        instance: &Instance,
+        entry: &Entry,
+    ) -> Option<ResolvedEntry> {
         let (which, argument) = match entry {
             Entry::Command if !self.layout.start => (self.exports.command.as_ref(), None),
-            Entry::Warm(argument) => (self.exports.entry.as_ref(), *argument),
+            Entry::Prepared(argument) => (self.exports.entry.as_ref(), *argument),
             _ => return None,
         };
         let function = export(store, instance, which)?.into_func()?;
         match argument {
-            None => function.typed(&*store).ok().map(Known::Plain),
-            Some(argument) => function.typed(&*store).ok().map(|function| Known::With(function, argument)),
+            None => function.typed(&*store).ok().map(ResolvedEntry::Plain),
+            Some(argument) => function.typed(&*store).ok().map(|function| ResolvedEntry::With(function, argument)),
         }
     }
 
-    /// What the module wants to have run before anything else.
+    /// Runs the module's start function, if it has one.
     pub(crate) fn begin(&self, store: &mut Store<Host>, instance: &Instance) -> wasmtime::Result<()> {
         if self.layout.start { self.plain(store, instance, self.exports.start.as_ref()) } else { Ok(()) }
     }
@@ -301,7 +306,7 @@ impl Program {
             let Some(Extern::Global(global)) = instance.get_module_export(&mut *store, export) else {
                 return Err(foreign());
             };
-            // A value of another type is refused here.
+            // A value of another type fails here.
             global.set(&mut *store, value.into_val())?;
         }
         Ok(())
@@ -339,10 +344,10 @@ impl Program {
         export(store, instance, which).and_then(Extern::into_func).ok_or_else(foreign)
     }
 
-    /// The instance as it is now. Nothing of it may run.
+    /// Freezes an instance that is not running.
     pub(crate) fn freeze(&self, store: &mut Store<Host>, instance: &Instance) -> Result<Frozen> {
-        if let Some(why) = &self.layout.unfreezable {
-            return Err(Error::unsupported("snapshot", format!("this module cannot be frozen: {why}")));
+        if let Some(reason) = &self.layout.unfreezable {
+            return Err(Error::unsupported("snapshot", format!("cannot freeze this module: {reason}")));
         }
         let memory = self.memory(store, instance);
         let bytes = memory.map_or(&[][..], |memory| memory.data(&*store));
@@ -350,7 +355,7 @@ impl Program {
         let globals: Option<Vec<Value>> =
             self.globals(store, instance).iter().map(|global| Value::of(global, &mut *store)).collect();
         let globals = globals
-            .ok_or_else(|| Error::unsupported("snapshot", "this module cannot be frozen: it keeps references"))?;
+            .ok_or_else(|| Error::unsupported("snapshot", "cannot freeze this module: it has references in globals"))?;
         let tables = self.frozen_tables(store, instance)?;
         Ok(Frozen { image, globals: globals.into(), tables: tables.into() })
     }
@@ -358,7 +363,7 @@ impl Program {
     fn frozen_tables(&self, store: &mut Store<Host>, instance: &Instance) -> Result<Vec<Vec<Option<u32>>>> {
         let tables = self.tables(store, instance);
         if tables.iter().map(|table| table.size(&*store)).sum::<u64>() > MAX_ENTRIES {
-            return Err(Error::unsupported("snapshot", "this module cannot be frozen: its tables are too large"));
+            return Err(Error::unsupported("snapshot", "cannot freeze this module: its tables are too large"));
         }
         let mut numbers = HashMap::new();
         for number in 0..self.layout.functions {
@@ -366,7 +371,7 @@ impl Program {
                 numbers.insert(function.to_raw(&mut *store) as usize, number);
             }
         }
-        let foreign = || Error::unsupported("snapshot", "this module cannot be frozen: its tables hold references");
+        let foreign = || Error::unsupported("snapshot", "cannot freeze this module: its tables have host references");
         let mut frozen = Vec::new();
         for table in tables {
             let mut entries = Vec::new();
@@ -391,15 +396,15 @@ fn export(store: &mut Store<Host>, instance: &Instance, which: Option<&ModuleExp
 }
 
 fn no_entry() -> wasmtime::Error {
-    wasmtime::Error::msg("the module has no such function")
+    wasmtime::Error::msg("the module does not export this function")
 }
 
 fn foreign() -> wasmtime::Error {
-    wasmtime::Error::msg("the snapshot is not of this module")
+    wasmtime::Error::msg("the snapshot belongs to another module")
 }
 
 fn no_room(error: io::Error) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, "snapshot", "no memory for the copy").with_source(error)
+    Error::new(ErrorKind::ResourceExhausted, "snapshot", "cannot allocate memory for the copy").with_source(error)
 }
 
 impl Value {

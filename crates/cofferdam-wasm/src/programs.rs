@@ -1,4 +1,4 @@
-//! The conformance kit's programs as modules, written as text and assembled when they are asked for.
+//! The conformance suite's programs as modules, generated as text and assembled on request.
 
 use std::fmt::Write;
 
@@ -7,12 +7,13 @@ use cofferdam_contract::{Command, ExecRequest, ExecRequestBuilder, Script, WORKS
 
 use crate::INTERPRETER;
 
-/// What every program can call. Scratch lies below 4096, text from there on, buffers from 1 MiB on.
+/// The functions that every program can call. Scratch memory is below 4096, text starts there, buffers start at 1 MiB.
 const PRELUDE: &str = include_str!("programs.wat");
-/// Where text begins.
+/// The address of the first text.
 const TEXT: usize = 4096;
 
-/// The kit's programs as modules. What needs processes, signals, fifos or sockets cannot be written for WASI.
+/// The conformance suite's programs as modules. Programs that need processes, signals, fifos or sockets do not exist
+/// for WASI.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WasmPrograms;
 
@@ -26,7 +27,7 @@ impl Programs for WasmPrograms {
     }
 }
 
-/// A request that runs a module.
+/// Returns a request that runs a module.
 fn run(module: Vec<u8>) -> ExecRequestBuilder {
     ExecRequest::builder(Command::Script(Script {
         interpreter: vec![INTERPRETER.to_owned()],
@@ -40,7 +41,7 @@ fn assemble(text: &str) -> Option<Vec<u8>> {
     wat::parse_str(text).ok()
 }
 
-/// The program as the text of a module.
+/// Returns the program as the text of a module.
 pub(crate) fn text(program: &GuestProgram) -> Option<String> {
     let mut writer = Writer::default();
     writer.step(program)?;
@@ -62,7 +63,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Places text in memory; gives where it begins and how long it is, as two constants.
+    /// Adds text to the memory, and returns its address and length as two constants.
     fn text(&mut self, text: impl AsRef<[u8]>) -> String {
         let text = text.as_ref();
         let at = TEXT + self.data.len();
@@ -88,10 +89,10 @@ impl Writer {
         self.line(format!("(call $exit (i32.const {code}))"));
     }
 
-    /// The descriptor and the text of a path; a program whose path is nowhere fails.
+    /// Returns the descriptor and the text of a path. A program fails if the path is in no preopened directory.
     fn path(&mut self, path: &str) -> String {
-        let places = [("/workspace/", 3), ("/tmp/", 4)];
-        let found = places.into_iter().find_map(|(prefix, fd)| Some((fd, path.strip_prefix(prefix)?)));
+        let preopens = [("/workspace/", 3), ("/tmp/", 4)];
+        let found = preopens.into_iter().find_map(|(prefix, fd)| Some((fd, path.strip_prefix(prefix)?)));
         let (fd, rest) = match found {
             Some(found) => found,
             None if path.starts_with('/') => {
@@ -233,7 +234,7 @@ impl Writer {
                     self.step(program)?;
                 }
             }
-            // Processes, handled signals, fifos, sockets and `/proc` are not of WASI.
+            // WASI has no processes, signal handlers, fifos, sockets or `/proc`.
             _ => return None,
         }
         Some(())

@@ -15,17 +15,17 @@
 (import "wasi_snapshot_preview1" "proc_raise" (func $proc_raise (param i32) (result i32)))
 (import "wasi_snapshot_preview1" "proc_exit" (func $proc_exit (param i32)))
 
-;; Four MiB: scratch and text in the first, buffers above.
+;; Four MiB: scratch memory and text in the first, buffers above.
 (memory (export "memory") 64)
 
 (func $exit (param $code i32)
   (call $proc_exit (local.get $code)))
 
-;; A call that failed ends the program.
+;; Exits if a call failed.
 (func $check (param $errno i32)
   (if (local.get $errno) (then (call $exit (i32.const 1)))))
 
-;; One read or write of one buffer; the result's count is at 8.
+;; Reads or writes one buffer once. The number of bytes is at 8.
 (func $buffer (param $at i32) (param $length i32)
   (i32.store (i32.const 0) (local.get $at))
   (i32.store (i32.const 4) (local.get $length)))
@@ -40,7 +40,7 @@
       (local.set $length (i32.sub (local.get $length) (i32.load (i32.const 8))))
       (br $more))))
 
-;; Copies until end-of-file, to nowhere if $to is -1; gives the bytes.
+;; Copies until end-of-file, or discards the bytes if $to is -1. Returns the number of bytes.
 (func $copy (param $from i32) (param $to i32) (result i64) (local $total i64)
   (block $done
     (loop $more
@@ -62,7 +62,7 @@
       (br_if $done (i32.eq (i32.load8_u (i32.const 0x100000)) (i32.const 10)))
       (br $more))))
 
-;; Digits that end before $end; gives where they begin.
+;; Writes digits that end before $end. Returns the address of the first one.
 (func $digits (param $number i64) (param $end i32) (result i32)
   (loop $more
     (local.set $end (i32.sub (local.get $end) (i32.const 1)))
@@ -101,7 +101,7 @@
       (local.set $total (i64.sub (local.get $total) (i64.extend_i32_u (local.get $length))))
       (br $more))))
 
-;; Variables from 1 MiB on, their pointers from 2 MiB on; gives the bytes.
+;; Reads the variables to 1 MiB, and their pointers to 2 MiB. Returns the number of bytes.
 (func $environment (result i32)
   (call $check (call $environ_sizes_get (i32.const 16) (i32.const 20)))
   (call $check (call $environ_get (i32.const 0x200000) (i32.const 0x100000)))
@@ -127,7 +127,7 @@
           (then (local.set $end (i32.add (local.get $end) (i32.const 1))) (br $longer))))
       (call $write (i32.const 1) (local.get $at) (i32.sub (local.get $end) (local.get $at))))))
 
-;; A subscription to 1000 s of the monotonic clock at 256, its event at 320.
+;; Sleeps 1000 s of the monotonic clock, with the subscription at 256 and its event at 320.
 (func $sleep
   (i64.store (i32.const 256) (i64.const 0))
   (i32.store8 (i32.const 264) (i32.const 0))
@@ -137,7 +137,7 @@
   (i64.store (i32.const 296) (i64.const 0))
   (call $check (call $poll_oneoff (i32.const 256) (i32.const 320) (i32.const 1) (i32.const 8))))
 
-;; Makes or empties a file; gives its descriptor.
+;; Creates or truncates a file. Returns its descriptor.
 (func $create (param $fd i32) (param $path i32) (param $length i32) (result i32)
   (call $check (call $path_open (local.get $fd) (i32.const 1) (local.get $path) (local.get $length)
     (i32.const 9) (i64.const 0x200040) (i64.const 0) (i32.const 0) (i32.const 12)))
@@ -148,7 +148,7 @@
     (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 12)))
   (i32.load (i32.const 12)))
 
-;; Files whose names are $path and a number.
+;; Creates files whose names are $path and a number.
 (func $make_files (param $fd i32) (param $path i32) (param $length i32) (param $count i32)
   (local $number i32) (local $at i32) (local $file i32)
   (block $done
@@ -164,7 +164,7 @@
       (local.set $number (i32.add (local.get $number) (i32.const 1)))
       (br $more))))
 
-;; Writes until all is written or refused; gives the size that the file then has.
+;; Writes until all is written or a write fails. Returns the size of the file.
 (func $fill (param $fd i32) (param $path i32) (param $length i32) (param $bytes i64) (result i64)
   (local $file i32) (local $piece i32)
   (local.set $file (call $create (local.get $fd) (local.get $path) (local.get $length)))
@@ -190,7 +190,7 @@
     (local.set $at (i32.add (local.get $at) (i32.const 4096)))
     (br_if $more (i32.lt_u (local.get $at) (local.get $end)))))
 
-;; As C libraries ask: a character device.
+;; Returns 1 if the descriptor is a character device, as C libraries check it.
 (func $is_tty (param $fd i32) (result i32)
   (call $check (call $fd_fdstat_get (local.get $fd) (i32.const 512)))
   (i32.eq (i32.load8_u (i32.const 512)) (i32.const 2)))

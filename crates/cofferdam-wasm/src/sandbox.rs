@@ -1,4 +1,4 @@
-//! One sandbox of WebAssembly.
+//! A WebAssembly sandbox.
 
 use std::io;
 use std::pin::Pin;
@@ -19,11 +19,11 @@ use crate::state::Shared;
 use crate::time::since_1970;
 use crate::wasi::lock;
 
-/// The most entries of a directory that is listed.
+/// The maximum number of entries of a listed directory.
 const MAX_ENTRIES: usize = 100_000;
 const PIECE: usize = 64 << 10;
 
-/// A sandbox; the execs hold only what they share with it, so that dropping it ends them.
+/// A sandbox. Execs reference only the shared state, so dropping the sandbox ends them.
 #[derive(Debug)]
 pub(crate) struct WasmSandbox(pub(crate) Arc<Shared>);
 
@@ -35,11 +35,11 @@ impl WasmSandbox {
 
 impl Drop for WasmSandbox {
     fn drop(&mut self) {
-        self.0.shut();
+        self.0.shut_down();
     }
 }
 
-/// A path for the tree, in which the workspace itself is a dot.
+/// Converts a path for the tree, where the workspace itself is a dot.
 fn relative(path: &SandboxPath) -> &str {
     if path.is_workspace() { "." } else { path.as_str() }
 }
@@ -73,14 +73,14 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn write_file(&self, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
-        self.own_workspace("write_file")?;
+        self.check_private_workspace("write_file")?;
         let failed = |error: FsError| error.into_error("write_file", path.as_str());
         let file = Nameless::new(&self.0).map_err(failed)?;
         let mut piece = vec![0; PIECE];
         let mut written = 0u64;
         loop {
             let read = contents.read(&mut piece).await.map_err(|error| {
-                Error::new(ErrorKind::Io, "write_file", "the source of the bytes failed").with_source(error)
+                Error::new(ErrorKind::Io, "write_file", "cannot read the new contents").with_source(error)
             })?;
             if read == 0 {
                 break;
@@ -89,7 +89,7 @@ impl Sandbox for WasmSandbox {
             written += read as u64;
         }
         let now = self.now();
-        self.0.tree("write_file")?.put_in_place(self.base(), relative(path), file.ino, now).map_err(failed)?;
+        self.0.tree("write_file")?.link_file(self.base(), relative(path), file.ino, now).map_err(failed)?;
         Ok(written)
     }
 
@@ -112,29 +112,29 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.own_workspace("remove")?;
+        self.check_private_workspace("remove")?;
         let now = self.now();
         let removed = self.0.tree("remove")?.remove_all(self.base(), relative(path), now);
         removed.map_err(|error| error.into_error("remove", path.as_str()))
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        self.quiet("snapshot")?;
+        self.check_idle("snapshot")?;
         Ok(Snapshot::new(NAME, self.0.freeze_files("snapshot")?))
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        self.quiet("fork")?;
+        self.check_idle("fork")?;
         let shared = Shared::copied(&self.0.common, self.0.spec.clone(), &self.0.freeze_files("fork")?)?;
         Ok(Arc::new(WasmSandbox(Arc::new(shared))))
     }
 
     async fn pause(&self) -> Result<()> {
-        Err(Error::unsupported("pause", "the wasm backend cannot stop programs and let them go on"))
+        Err(Error::unsupported("pause", "the wasm backend does not support pausing"))
     }
 
     async fn resume(&self) -> Result<()> {
-        Err(Error::unsupported("resume", "the wasm backend cannot stop programs and let them go on"))
+        Err(Error::unsupported("resume", "the wasm backend does not support pausing"))
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {
@@ -149,42 +149,40 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn close(&self) -> Result<()> {
-        self.0.shut();
-        self.0.empty().await;
+        self.0.shut_down();
+        self.0.wait_and_clear().await;
         Ok(())
     }
 }
 
 impl WasmSandbox {
-    /// Refuses while an exec runs: it would be missing in the copy without a word.
-    fn quiet(&self, operation: &'static str) -> Result<()> {
+    /// Fails while an exec runs, since the copy would silently lack it.
+    fn check_idle(&self, operation: &'static str) -> Result<()> {
         if self.0.running() == 0 {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Conflict, operation, "an exec runs in the sandbox")
-            .with_remedy("wait for its end, or use a session, whose guest is part of its snapshots"))
+        Err(Error::new(ErrorKind::Conflict, operation, "an exec is running in the sandbox")
+            .with_remedy("wait until it ends, or use a session, whose snapshots include the guest"))
     }
 
-    /// Refuses to change the copy of a directory that is somebody else's: it would look as if that had been changed.
-    fn own_workspace(&self, operation: &'static str) -> Result<()> {
+    /// Refuses to change the copy of a host directory, since the change would not reach the directory.
+    fn check_private_workspace(&self, operation: &'static str) -> Result<()> {
         match self.0.spec.workspace() {
             Workspace::Private { .. } => Ok(()),
-            Workspace::HostDir { .. } => Err(Error::new(
-                ErrorKind::Denied,
-                operation,
-                "the workspace is a copy of a directory of the host, to be read only",
-            )
-            .with_remedy("change the directory itself before the sandbox is made")),
+            Workspace::HostDir { .. } => {
+                Err(Error::new(ErrorKind::Denied, operation, "the workspace is a read-only copy of a host directory")
+                    .with_remedy("change the directory itself before creating the sandbox"))
+            }
         }
     }
 
-    /// The time for stamps, which guests can read.
+    /// Returns the time for timestamps that guests can read.
     fn now(&self) -> u64 {
         if self.0.policy.seed.is_some() { 0 } else { since_1970() }
     }
 }
 
-/// A file on its way in. Without a name when this is dropped, it goes.
+/// A file that is being written. It is removed when dropped, unless it has a name by then.
 struct Nameless<'a> {
     shared: &'a Shared,
     ino: Ino,
@@ -198,11 +196,11 @@ impl<'a> Nameless<'a> {
 
 impl Drop for Nameless<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.files).let_go(self.ino);
+        lock(&self.shared.files).release(self.ino);
     }
 }
 
-/// A file as it was when it was opened.
+/// A reader of a file's content at the time of opening.
 struct Reader {
     contents: Contents,
     at: u64,

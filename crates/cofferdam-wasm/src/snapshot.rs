@@ -1,12 +1,12 @@
-//! A session at rest, and as a file.
+//! Session snapshots, in memory and as files.
 //!
 //! ```text
 //! "COFFERDAM-WASM" NUL NUL | version u32 | length u64 | compressed (header, memory) | SHA-256 of all before it
 //! ```
 //!
-//! Numbers are little-endian. The hash finds damage. It is no signature: whoever can write a file can write a hash. So
-//! nothing in a file is believed: a restored guest stands behind the same wall as any other, and can do what its spec
-//! allows, whatever the file says.
+//! Numbers are little-endian. The hash detects damage. It is not a signature: a process that can write a file can also
+//! write a hash. So the content of a file is untrusted: a restored guest has the same isolation boundary as any other,
+//! and can do what its spec allows, whatever the file contains.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use sha2::{Digest, Sha256};
 use crate::budget;
 use crate::fs::{FrozenTree, FsError, FsResult, Ino, Renumbered, Tree};
 use crate::guest::Guest;
-use crate::languages::{Warm, names};
+use crate::languages::{PreparedInterpreter, names};
 use crate::policy::Policy;
 use crate::program::{Frozen, Value};
-use crate::session::Beginnings;
+use crate::session::InitialState;
 use crate::state::{Files, Shared};
 use crate::sys::Image;
 use crate::time::Random;
@@ -31,23 +31,23 @@ use crate::wasi::{Descriptor, Descriptors};
 
 const MAGIC: [u8; 16] = *b"COFFERDAM-WASM\0\0";
 const VERSION: u32 = 2;
-/// Magic, version and length.
+/// The length of magic, version and length.
 const PREFIX: usize = 28;
 const HASH: usize = 32;
-/// Memory is kept in pieces of this size, without those that are zero.
+/// The size of a memory piece. Pieces of zeros are omitted.
 const PIECE: usize = 4096;
 /// More tables than any module here can have.
 const MAX_TABLES: usize = 1000;
-/// What a header may take in memory besides what a snapshot may take.
-const ROOM: u64 = 4 << 20;
+/// The memory that a header may take in addition to the snapshot's limit.
+const HEADER_ALLOWANCE: u64 = 4 << 20;
 
-/// What a session's guest is.
+/// The kind of a session's guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Language {
         #[serde(with = "language_name")]
         language: Language,
-        /// What the interpreter was made from, compiled how.
+        /// The recipe of the interpreter.
         key: String,
     },
     Module(Bytes),
@@ -65,30 +65,30 @@ mod language_name {
         let name = String::deserialize(deserializer)?;
         let known = [Language::Python, Language::JavaScript];
         let found = known.into_iter().find(|language| crate::languages::names(*language).1 == name);
-        found.ok_or_else(|| D::Error::custom("an unknown language"))
+        found.ok_or_else(|| D::Error::custom("unknown language"))
     }
 }
 
 impl Kind {
-    pub(crate) fn of(language: Language, warm: &Warm) -> Self {
-        Self::Language { language, key: warm.source.clone() }
+    pub(crate) fn of(language: Language, prepared: &PreparedInterpreter) -> Self {
+        Self::Language { language, key: prepared.source.clone() }
     }
 
-    /// Whether an interpreter is what this was made with.
-    pub(crate) fn check(&self, warm: &Warm) -> Result<()> {
+    /// Checks that an interpreter has the recipe of the snapshot.
+    pub(crate) fn check(&self, prepared: &PreparedInterpreter) -> Result<()> {
         match self {
-            Self::Language { language, key } if *key != warm.source => {
+            Self::Language { language, key } if *key != prepared.source => {
                 let name = names(*language).0;
-                Err(Error::unsupported("restore", format!("the snapshot is of another version of {name}"))
+                Err(Error::unsupported("restore", format!("the snapshot was taken by another version of {name}"))
                     .with_context("snapshot", key.escape_debug().to_string())
-                    .with_context("here", warm.source.clone()))
+                    .with_context("here", prepared.source.clone()))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// A session at rest. Cheap to clone, and to restore from any number of times.
+/// A snapshot of a session. Cheap to clone. It can be restored any number of times.
 #[derive(Debug, Clone)]
 pub struct SessionSnapshot {
     pub(crate) kind: Kind,
@@ -98,7 +98,7 @@ pub struct SessionSnapshot {
     pub(crate) workspace: Ino,
     pub(crate) temporary: Ino,
     passed: u64,
-    /// The state of made-up randomness.
+    /// The state of deterministic random numbers.
     seed: Option<u64>,
     metered: bool,
 }
@@ -108,13 +108,13 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     #[serde(deserialize_with = "budget::list")]
     pub(crate) globals: Vec<Value>,
-    /// How long each table is, and what is in all of them.
+    /// The lengths of the tables. `entries` has the entries of all tables.
     #[serde(deserialize_with = "budget::list")]
     pub(crate) tables: Vec<u32>,
     #[serde(deserialize_with = "budget::list")]
     pub(crate) entries: Vec<Option<u32>>,
     pub(crate) size: u64,
-    /// Places in memory of the pieces that follow, by number.
+    /// The numbers of the memory pieces that follow the header.
     #[serde(deserialize_with = "budget::list")]
     pub(crate) pieces: Vec<u32>,
     pub(crate) tree: FrozenTree,
@@ -128,10 +128,10 @@ pub(crate) struct Header {
 }
 
 impl SessionSnapshot {
-    pub(crate) fn of(kind: &Kind, shared: &Shared, beginning: &Frozen, guest: &mut Guest) -> Result<Self> {
+    pub(crate) fn of(kind: &Kind, shared: &Shared, initial: &Frozen, guest: &mut Guest) -> Result<Self> {
         let frozen = match guest.freeze()? {
             Some(frozen) => frozen,
-            None => beginning.clone(),
+            None => initial.clone(),
         };
         let host = guest.store.data();
         let seed = match host.random {
@@ -151,32 +151,31 @@ impl SessionSnapshot {
         })
     }
 
-    /// Whether the guest's steps were counted: it goes on only where they are counted again.
+    /// Checks that the spec's metering equals that of the snapshot.
     pub(crate) fn check_metered(&self, metered: bool) -> Result<()> {
         if self.metered == metered {
             return Ok(());
         }
-        let what =
-            "a guest whose steps are counted goes on only where they are counted, and one whose are not where not";
+        let what = "a guest with metered execution can be restored only with metering, and one without only without";
         Err(Error::unsupported("restore", what)
-            .with_remedy("give the spec wasm.deterministic or wasm.fuel as it was when the snapshot was made"))
+            .with_remedy("set wasm.deterministic and wasm.fuel as in the spec of the snapshot"))
     }
 
-    /// The files for a sandbox of this spec, and what the guest begins with.
+    /// Creates the files of a sandbox of this spec, and the initial state of its guest.
     pub(crate) fn thaw(
         &self,
         limit: Option<u64>,
         account: &Arc<crate::account::Account>,
         (policy, access): (Policy, Access),
-    ) -> Result<(Files, Beginnings)> {
+    ) -> Result<(Files, InitialState)> {
         let refused = |error: FsError| match error {
             FsError::Full | FsError::NoMemory | FsError::TooManyFiles => error.into_error("restore", "/workspace"),
-            _ => damaged("its files make no tree"),
+            _ => damaged("its files are not a valid tree"),
         };
         let (mut tree, renumbered) = self.tree.thaw(limit, Arc::clone(account)).map_err(refused)?;
         let descriptors = self.descriptors(&mut tree, &renumbered, access).map_err(refused)?;
         for ino in &renumbered.nameless {
-            tree.let_go(*ino);
+            tree.release(*ino);
         }
         let workspace = renumbered.of(self.workspace.0).map_err(refused)?;
         let temporary = renumbered.of(self.temporary.0).map_err(refused)?;
@@ -184,19 +183,19 @@ impl SessionSnapshot {
         let names = crate::fs::Base { ino: crate::fs::ROOT, name: None };
         for (name, ino) in [("workspace", workspace), ("tmp", temporary)] {
             if tree.lookup(names, name, crate::fs::LastLink::Keep) != Ok(ino) || !tree.is_directory(ino) {
-                return Err(damaged("it has no workspace"));
+                return Err(damaged("its workspace is missing"));
             }
         }
         let files = Files { tree: Arc::new(std::sync::Mutex::new(tree)), workspace, temporary };
-        // Whether randomness is made up is the spec's to say, and only how far it has come the snapshot's.
+        // The spec decides whether random numbers are deterministic. The snapshot has only their state.
         let random = policy.seed.map_or(Random::Real, |seed| Random::Seeded(self.seed.unwrap_or(seed)));
-        let beginnings =
-            Beginnings { frozen: self.frozen.clone(), descriptors: Some(descriptors), passed: self.passed, random };
-        Ok((files, beginnings))
+        let initial =
+            InitialState { frozen: self.frozen.clone(), descriptors: Some(descriptors), passed: self.passed, random };
+        Ok((files, initial))
     }
 
-    /// The descriptors in a thawed tree, which holds a node for each. With a workspace that is read-only now, only the
-    /// temporary directory itself stays writable.
+    /// Returns the descriptors for a thawed tree, and acquires each one's node. If the workspace is read-only now, only
+    /// the temporary directory itself stays writable.
     fn descriptors(&self, tree: &mut Tree, renumbered: &Renumbered, access: Access) -> FsResult<Descriptors> {
         let mut all = self.descriptors.clone();
         let temporary = renumbered.of(self.temporary.0)?;
@@ -209,42 +208,42 @@ impl SessionSnapshot {
                     if tree.is_directory(file.ino) {
                         return Err(FsError::Invalid);
                     }
-                    tree.hold(file.ino)?;
+                    tree.acquire(file.ino)?;
                 }
                 Descriptor::Directory(directory) => {
                     directory.ino = renumbered.of(directory.ino.0)?;
                     directory.writable &= access == Access::ReadWrite || directory.ino == temporary;
-                    // The top is nobody's to open.
+                    // Guests cannot open the root directory.
                     if !tree.is_directory(directory.ino) || directory.ino == crate::fs::ROOT {
                         return Err(FsError::Invalid);
                     }
-                    tree.hold(directory.ino)?;
+                    tree.acquire(directory.ino)?;
                 }
             }
         }
         Descriptors::of(all).ok_or(FsError::Invalid)
     }
 
-    /// Writes it as a file.
+    /// Writes the snapshot as a file.
     ///
     /// # Errors
     ///
-    /// What the writer says.
+    /// `Io` if the writer fails, and the errors of [`Self::to_bytes`].
     pub fn write(&self, mut writer: impl Write) -> Result<()> {
         let bytes = self.to_bytes()?;
-        writer.write_all(&bytes).map_err(|error| {
-            Error::new(ErrorKind::Io, "snapshot", "the snapshot could not be written").with_source(error)
-        })
+        writer
+            .write_all(&bytes)
+            .map_err(|error| Error::new(ErrorKind::Io, "snapshot", "cannot write the snapshot").with_source(error))
     }
 
-    /// The file as bytes.
+    /// Returns the content of the file.
     ///
     /// # Errors
     ///
-    /// If it would be longer than formats allow, 4 GiB.
+    /// `ResourceExhausted` if the snapshot is larger than the format's limit of 4 GiB.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut plain = postcard::to_stdvec(&self.header()).map_err(|error| {
-            Error::new(ErrorKind::Internal, "snapshot", "the snapshot could not be written").with_source(error)
+            Error::new(ErrorKind::Internal, "snapshot", "cannot serialize the snapshot").with_source(error)
         })?;
         for (_, piece) in self.pieces() {
             plain.extend_from_slice(piece);
@@ -274,7 +273,7 @@ impl SessionSnapshot {
         }
     }
 
-    /// Pieces of memory that are not zero, by number.
+    /// Returns the memory pieces that are not zero, with their numbers.
     fn pieces(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let (start, contents) = self.frozen.image.contents();
         let numbered = (((start / PIECE) as u32)..).zip(contents.chunks(PIECE));
@@ -291,77 +290,78 @@ impl SessionSnapshot {
         bytes
     }
 
-    /// Reads a file. `most` bounds what it may unpack to.
+    /// Reads a snapshot from a file. `max` limits its unpacked size.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if it is no snapshot, was changed or cut off, is of another version, or too large.
-    pub fn read(reader: impl Read, most: ByteSize) -> Result<Self> {
-        // What does not shrink takes a little more than it is.
-        let longest = most.as_bytes().saturating_add(most.as_bytes() / 128 + 65_536);
+    /// `InvalidInput` if it is not a snapshot, or is damaged or truncated; `Unsupported` if it has another format
+    /// version; `ResourceExhausted` if it is too large.
+    pub fn read(reader: impl Read, max: ByteSize) -> Result<Self> {
+        // Incompressible data takes a little more than its size.
+        let max_length = max.as_bytes().saturating_add(max.as_bytes() / 128 + 65_536);
         let mut bytes = Vec::new();
-        let read = reader.take(longest.saturating_add(1)).read_to_end(&mut bytes);
-        read.map_err(|error| {
-            Error::new(ErrorKind::Io, "restore", "the snapshot could not be read").with_source(error)
-        })?;
-        if bytes.len() as u64 > longest {
-            return Err(too_large(most));
+        let read = reader.take(max_length.saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| Error::new(ErrorKind::Io, "restore", "cannot read the snapshot").with_source(error))?;
+        if bytes.len() as u64 > max_length {
+            return Err(too_large(max));
         }
-        Self::from_bytes(&bytes, most)
+        Self::from_bytes(&bytes, max)
     }
 
-    /// The same from bytes.
+    /// Reads a snapshot from bytes.
     ///
     /// # Errors
     ///
     /// As [`Self::read`].
-    pub fn from_bytes(bytes: &[u8], most: ByteSize) -> Result<Self> {
+    pub fn from_bytes(bytes: &[u8], max: ByteSize) -> Result<Self> {
         if !bytes.starts_with(&MAGIC) {
-            return Err(Error::invalid("restore", "this is no snapshot of a WebAssembly session"));
+            return Err(Error::invalid("restore", "not a snapshot of a WebAssembly session"));
         }
         let (signed, hash) = bytes.split_at_checked(bytes.len().saturating_sub(HASH)).unwrap_or_default();
         if signed.len() < PREFIX || Sha256::digest(signed)[..] != *hash {
-            return Err(damaged("its hash is not that of its contents"));
+            return Err(damaged("its hash does not match its content"));
         }
         let version = u32::from_le_bytes(signed[16..20].try_into().unwrap_or_default());
         if version != VERSION {
-            return Err(Error::unsupported("restore", format!("the snapshot is of format {version}, not {VERSION}")));
+            return Err(Error::unsupported("restore", format!("the snapshot has format {version}, not {VERSION}")));
         }
         let length = u64::from_le_bytes(signed[20..28].try_into().unwrap_or_default());
-        if length > most.as_bytes() {
-            return Err(too_large(most));
+        if length > max.as_bytes() {
+            return Err(too_large(max));
         }
-        let length = usize::try_from(length).map_err(|_| too_large(most))?;
+        let length = usize::try_from(length).map_err(|_| too_large(max))?;
         let plain =
-            lz4_flex::block::decompress(&signed[PREFIX..], length).map_err(|_| damaged("it does not unpack"))?;
+            lz4_flex::block::decompress(&signed[PREFIX..], length).map_err(|_| damaged("it cannot be decompressed"))?;
         if plain.len() != length {
-            return Err(damaged("it does not unpack"));
+            return Err(damaged("it cannot be decompressed"));
         }
-        Self::unpack(&plain, most)
+        Self::unpack(&plain, max)
     }
 
-    fn unpack(plain: &[u8], most: ByteSize) -> Result<Self> {
-        let read = budget::within(most.as_bytes().saturating_add(ROOM), || postcard::take_from_bytes::<Header>(plain));
-        let (header, memory) = read.map_err(|_| damaged("its header is none, or takes more memory than is allowed"))?;
-        let size = usize::try_from(header.size).map_err(|_| too_large(most))?;
-        if header.size > most.as_bytes() {
-            return Err(too_large(most));
+    fn unpack(plain: &[u8], max: ByteSize) -> Result<Self> {
+        let bytes = max.as_bytes().saturating_add(HEADER_ALLOWANCE);
+        let read = budget::within(bytes, || postcard::take_from_bytes::<Header>(plain));
+        let (header, memory) = read.map_err(|_| damaged("its header is invalid, or exceeds the memory limit"))?;
+        let size = usize::try_from(header.size).map_err(|_| too_large(max))?;
+        if header.size > max.as_bytes() {
+            return Err(too_large(max));
         }
         let whole = memory.len() == header.pieces.len() * PIECE;
-        let rising = header.pieces.windows(2).all(|pair| pair[0] < pair[1]);
-        if !whole || !rising {
-            return Err(damaged("its memory is not as its header says"));
+        let ascending = header.pieces.windows(2).all(|pair| pair[0] < pair[1]);
+        if !whole || !ascending {
+            return Err(damaged("its memory does not match its header"));
         }
         let pieces = header.pieces.iter().map(|number| *number as usize * PIECE).zip(memory.chunks(PIECE));
-        let image = Image::new(size, pieces).map_err(|_| damaged("its memory is not as its header says"))?;
-        let tables = tables(&header.tables, &header.entries).ok_or_else(|| damaged("its tables are not as it says"))?;
+        let image = Image::new(size, pieces).map_err(|_| damaged("its memory does not match its header"))?;
+        let tables =
+            tables(&header.tables, &header.entries).ok_or_else(|| damaged("its tables do not match its header"))?;
         let frozen = Frozen { image, globals: header.globals.into(), tables: tables.into() };
         let Header { kind, tree, descriptors, workspace, temporary, passed, seed, metered, .. } = header;
         Ok(Self { kind, frozen, tree, descriptors, workspace, temporary, passed, seed, metered })
     }
 }
 
-/// The entries, table by table.
+/// Splits the entries by table.
 fn tables(lengths: &[u32], mut entries: &[Option<u32>]) -> Option<Vec<Vec<Option<u32>>>> {
     let mut tables = Vec::new();
     if lengths.len() > MAX_TABLES {
@@ -375,20 +375,20 @@ fn tables(lengths: &[u32], mut entries: &[Option<u32>]) -> Option<Vec<Vec<Option
     entries.is_empty().then_some(tables)
 }
 
-/// What has a name in a read-only workspace must have none where it can be written to.
+/// Rejects files with names both in a read-only workspace and outside of it, where they could be written.
 pub(crate) fn refuse_shared(tree: &Tree, workspace: Ino, temporary: Ino, access: Access) -> Result<()> {
     if access == Access::ReadWrite || !tree.share_a_node(workspace, temporary) {
         return Ok(());
     }
-    Err(Error::unsupported("restore", "a file has names in the workspace, which is read-only now, and outside of it")
-        .with_remedy("take one of its names away before the snapshot, or let the workspace be written to"))
+    Err(Error::unsupported("restore", "a file has one name in the read-only workspace and one outside of it")
+        .with_remedy("remove one of its names before the snapshot, or make the workspace writable"))
 }
 
-fn damaged(why: &str) -> Error {
-    Error::invalid("restore", format!("the snapshot was damaged or changed: {why}"))
+fn damaged(reason: &str) -> Error {
+    Error::invalid("restore", format!("the snapshot is damaged or was changed: {reason}"))
 }
 
-fn too_large(most: ByteSize) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, "restore", format!("the snapshot takes more than {most}"))
-        .with_remedy("allow more memory, if you trust where it comes from")
+fn too_large(max: ByteSize) -> Error {
+    Error::new(ErrorKind::ResourceExhausted, "restore", format!("the snapshot takes more than {max}"))
+        .with_remedy("allow more memory, if you trust its source")
 }

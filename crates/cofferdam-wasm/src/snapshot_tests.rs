@@ -1,4 +1,4 @@
-//! Snapshots that say what is not so, each with a hash that fits.
+//! Snapshots with false content and a matching hash.
 
 use cofferdam_contract::{Access, ByteSize, Command, ErrorKind, ExecRequest, Result, Spec, Workspace};
 
@@ -8,12 +8,12 @@ use crate::snapshot::{Header, Kind, SessionSnapshot};
 use crate::wasi::{Descriptor, OpenDirectory, OpenFile};
 use crate::{SessionKind, WasmBackend};
 
-/// What somebody made of it.
+/// A modification of a snapshot or header.
 type Change<'a, T> = &'a dyn Fn(&mut T);
 
-const MOST: ByteSize = ByteSize::from_mebibytes(64);
+const MAX_SIZE: ByteSize = ByteSize::from_mebibytes(64);
 
-/// Has a table that changes, a global, and a memory that may grow to three pages. `write` writes to descriptor 6.
+/// A module with a mutable table, a global, and a memory of at most three pages. `write` writes to descriptor 6.
 const MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
@@ -58,9 +58,9 @@ fn read_only() -> Spec {
     Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap()
 }
 
-/// Reads it as a file, restores it, and has it write; gives the code that the write ended with.
+/// Saves the snapshot, restores it, and calls `write`; returns its exit code.
 async fn written(backend: &WasmBackend, snapshot: &SessionSnapshot, spec: Spec) -> Result<i32> {
-    let snapshot = SessionSnapshot::from_bytes(&snapshot.to_bytes()?, MOST)?;
+    let snapshot = SessionSnapshot::from_bytes(&snapshot.to_bytes()?, MAX_SIZE)?;
     let session = backend.restore_session(&snapshot, spec).await?;
     let done = session.exec(&call("write")).await?;
     assert_eq!(done.exit.signal, None, "{:?}", done.exit);
@@ -80,11 +80,11 @@ async fn a_guest_that_its_module_cannot_have_is_refused() {
         ("a table too many", &|it| it.frozen.tables = vec![vec![None; 2]; 2].into()),
         ("a table that is too small", &|it| it.frozen.tables = vec![vec![None]].into()),
         ("a table beyond its maximum", &|it| it.frozen.tables = vec![vec![None; 10]].into()),
-        ("a function that is not there", &|it| it.frozen.tables = vec![vec![Some(u32::MAX); 2]].into()),
-        ("a root that is not there", &|it| it.workspace = Ino(99)),
-        ("the top as the workspace", &|it| it.workspace = Ino(1)),
-        ("two directories that are one", &|it| it.temporary = it.workspace),
-        ("a module that is none", &|it| it.kind = Kind::Module(b"\0asm".to_vec().into())),
+        ("a function that does not exist", &|it| it.frozen.tables = vec![vec![Some(u32::MAX); 2]].into()),
+        ("a workspace that does not exist", &|it| it.workspace = Ino(99)),
+        ("the root as the workspace", &|it| it.workspace = Ino(1)),
+        ("one directory as workspace and temporary directory", &|it| it.temporary = it.workspace),
+        ("an invalid module", &|it| it.kind = Kind::Module(b"\0asm".to_vec().into())),
         ("a component", &|it| it.kind = Kind::Module(b"\0asm\x0d\0\x01\0".to_vec().into())),
     ];
     for (what, change) in changes {
@@ -126,13 +126,14 @@ async fn descriptors_of_what_is_nobodys_to_open_are_refused() {
     let mut many = good.clone();
     many.descriptors = vec![Some(Descriptor::Input); 1025];
     assert_eq!(written(&backend, &many, Spec::default()).await.unwrap_err().kind(), ErrorKind::InvalidInput);
-    // Foreign, and harmless: a directory where a file was, streams at other numbers, none at all, the end of all files.
+    // Foreign but harmless: a directory in place of a file, streams at other numbers, no descriptors, a position at the
+    // end of all files.
     let kept = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
     for descriptor in [directory(workspace), directory(temporary), Descriptor::Input, file(kept, u64::MAX)] {
         let mut changed = good.clone();
         changed.descriptors[6] = Some(descriptor.clone());
         let code = written(&backend, &changed, Spec::default()).await.unwrap();
-        // Appending goes to the end of the file, wherever its position is.
+        // An append goes to the end of the file, whatever its position.
         assert_eq!(code == 0, matches!(descriptor, Descriptor::File(_)), "{descriptor:?}");
     }
     let mut none = good.clone();
@@ -149,19 +150,19 @@ async fn a_claim_to_write_is_worth_nothing_where_the_spec_says_read_only() {
     let kept = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
     changed.descriptors[6] = Some(file(kept, 0));
     assert_ne!(written(&backend, &changed, read_only()).await.unwrap(), 0);
-    // A directory that says that it may be changed: making a file in it fails.
+    // A directory descriptor that claims to be writable: creating a file in it fails.
     let mut changed = snapshot(&backend, &[]).await;
     changed.descriptors[3] = Some(directory(changed.workspace.0));
     let session = backend.restore_session(&changed, read_only()).await.unwrap();
     assert_ne!(session.exec(&call("link")).await.unwrap().exit.code, 0);
-    // A second name of the file in the temporary directory would let it be written to.
+    // A second name of the file in the temporary directory would make it writable.
     let shared = snapshot(&backend, &["make", "share"]).await;
     let refused = written(&backend, &shared, read_only()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     assert_eq!(written(&backend, &shared, Spec::default()).await.unwrap(), 0);
 }
 
-/// A file of this header and memory, made as `to_bytes` does.
+/// Creates a file with this header and memory, as `to_bytes` does.
 fn with_header(good: &SessionSnapshot, memory: &[u8], change: impl FnOnce(&mut Header)) -> Vec<u8> {
     let mut header = good.header();
     change(&mut header);
@@ -175,7 +176,7 @@ async fn sizes_and_places_that_are_not_so_are_refused() {
     let good = snapshot(&WasmBackend::default(), &[]).await;
     let memory = [7; 4096 * 2];
     let read = |memory: &[u8], change: &dyn Fn(&mut Header)| {
-        SessionSnapshot::from_bytes(&with_header(&good, memory, change), MOST)
+        SessionSnapshot::from_bytes(&with_header(&good, memory, change), MAX_SIZE)
     };
     assert!(read(&memory, &|it| it.pieces = vec![0, 15]).is_ok());
     let changes: [(&str, Change<'_, Header>); 9] = [
@@ -192,26 +193,26 @@ async fn sizes_and_places_that_are_not_so_are_refused() {
     for (what, change) in changes {
         assert_eq!(read(&memory, change).expect_err(what).kind(), ErrorKind::InvalidInput, "{what}");
     }
-    for size in [u64::MAX, MOST.as_bytes() + (1 << 16), 1 << 33] {
+    for size in [u64::MAX, MAX_SIZE.as_bytes() + (1 << 16), 1 << 33] {
         let refused = read(&memory, &|it| (it.size, it.pieces) = (size, vec![0, 1])).expect_err("too large");
         assert_eq!(refused.kind(), ErrorKind::ResourceExhausted, "{size}");
     }
 }
 
-/// A file of a few kilobytes whose lists of nothing would take gigabytes.
+/// A file of a few kilobytes whose lists of empty elements would take gigabytes.
 #[tokio::test]
 async fn a_file_does_not_unpack_to_more_than_is_allowed() {
     let good = snapshot(&WasmBackend::default(), &[]).await;
-    let most = ByteSize::from_mebibytes(8);
+    let max = ByteSize::from_mebibytes(8);
     let bomb = with_header(&good, &[], |header| {
         header.pieces.clear();
         header.entries = vec![None; 6 << 20];
     });
     assert!(bomb.len() < 100_000, "{} bytes", bomb.len());
-    assert_eq!(SessionSnapshot::from_bytes(&bomb, most).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(SessionSnapshot::from_bytes(&bomb, max).unwrap_err().kind(), ErrorKind::InvalidInput);
     let bomb = with_header(&good, &[], |header| {
         header.pieces.clear();
         header.descriptors = vec![None; 6 << 20];
     });
-    assert_eq!(SessionSnapshot::from_bytes(&bomb, most).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(SessionSnapshot::from_bytes(&bomb, max).unwrap_err().kind(), ErrorKind::InvalidInput);
 }

@@ -1,4 +1,4 @@
-//! What a sandbox's execs and its callers share.
+//! The state that a sandbox's execs and its callers share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use tokio::sync::{Semaphore, watch};
 use crate::WasmConfig;
 use crate::account::Account;
 use crate::backend::NAME;
-use crate::ending::{Ending, SIGKILL};
+use crate::ending::{SIGKILL, Termination};
 use crate::engine::{Engines, on_thread};
 use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};
 use crate::import::{self, Times, import};
-use crate::leash::Leash;
+use crate::leash::GuestControl;
 use crate::policy::Policy;
 use crate::posture::posture;
-use crate::session::Beginnings;
+use crate::session::InitialState;
 use crate::snapshot::{SessionSnapshot, refuse_shared};
 use crate::time::since_1970;
 use crate::wasi::{Preopen, lock};
@@ -27,22 +27,22 @@ use crate::wasi::{Preopen, lock};
 struct State {
     closed: bool,
     next_exec: u64,
-    execs: BTreeMap<u64, Arc<Leash>>,
+    execs: BTreeMap<u64, Arc<GuestControl>>,
     cpu: Duration,
 }
 
-/// What a backend's sandboxes have in common.
+/// The state that all sandboxes of a backend share.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) config: WasmConfig,
     pub(crate) engines: Engines,
-    /// Places for running guests.
-    pub(crate) places: Arc<Semaphore>,
-    /// Sandboxes so far.
-    pub(crate) made: AtomicU64,
+    /// The slots for running guests.
+    pub(crate) slots: Arc<Semaphore>,
+    /// The number of sandboxes created so far.
+    pub(crate) created: AtomicU64,
 }
 
-/// The files of a sandbox, and the directories in them that there always are.
+/// The files of a sandbox, and its two fixed directories.
 #[derive(Debug, Clone)]
 pub(crate) struct Files {
     pub(crate) tree: Arc<Mutex<Tree>>,
@@ -61,7 +61,7 @@ impl Files {
         Ok(Self { tree: Arc::new(Mutex::new(tree)), workspace, temporary })
     }
 
-    /// What an exec begins with, which is the same in a snapshot: C libraries remember it.
+    /// Returns the preopened directories of an exec. A snapshot has the same ones, since C libraries remember them.
     pub(crate) fn preopens(&self, access: Access, working_dir: Ino) -> Vec<Preopen> {
         let open = |name: &str, ino, absolute: Option<&str>, access| Preopen {
             name: name.to_owned(),
@@ -78,7 +78,7 @@ impl Files {
     }
 }
 
-/// The files of a sandbox at a moment.
+/// A frozen copy of a sandbox's files.
 #[derive(Debug, Clone)]
 pub(crate) struct FrozenFiles {
     tree: FrozenTree,
@@ -86,7 +86,7 @@ pub(crate) struct FrozenFiles {
     temporary: Ino,
 }
 
-/// One sandbox, as its execs know it.
+/// One sandbox, as its execs see it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: SandboxId,
@@ -99,17 +99,17 @@ pub(crate) struct Shared {
     pub(crate) workspace: Ino,
     pub(crate) temporary: Ino,
     state: Mutex<State>,
-    /// Execs alive.
+    /// The number of execs alive.
     alive: watch::Sender<usize>,
 }
 
-/// Returns the account that files are charged to: one of their own where the disk limit bounds them, else the memory's.
+/// Returns the account that files are charged to: their own if there is a disk limit, else that of the memory limit.
 fn files_account(spec: &Spec, memory: &Arc<Account>) -> Arc<Account> {
     if spec.limits().disk.is_some() { Arc::new(Account::new(None)) } else { Arc::clone(memory) }
 }
 
 impl Shared {
-    /// A new sandbox, refused where it would be weaker than asked.
+    /// Creates a sandbox, or fails if its posture is weaker than the spec demands.
     pub(crate) fn new(common: &Arc<Common>, spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
@@ -117,35 +117,39 @@ impl Shared {
         Self::with(common, spec, policy, account, files)
     }
 
-    /// As [`Self::new`], with a copy of the host's directory in it where the spec lends one, made on a thread of its own.
-    pub(crate) async fn filled(common: &Arc<Common>, spec: Spec) -> Result<Arc<Self>> {
+    /// Creates a sandbox as [`Self::new`] does. If the spec mounts a host directory, it is copied on a separate thread.
+    pub(crate) async fn with_workspace(common: &Arc<Common>, spec: Spec) -> Result<Arc<Self>> {
         let shared = Arc::new(Self::new(common, spec)?);
         let Workspace::HostDir { path, .. } = shared.spec.workspace() else { return Ok(shared) };
-        let (directory, filled) = (import::open(&shared.spec, path)?, Arc::clone(&shared));
-        let times = if shared.policy.seed.is_some() { Times::Made } else { Times::Kept };
-        on_thread(move || import(&directory, &mut lock(&filled.files), filled.workspace, times)).await?;
+        let (directory, target) = (import::open(&shared.spec, path)?, Arc::clone(&shared));
+        let times = if shared.policy.seed.is_some() { Times::Zeroed } else { Times::Preserved };
+        on_thread(move || import(&directory, &mut lock(&target.files), target.workspace, times)).await?;
         Ok(shared)
     }
 
-    /// A new sandbox with the files of a snapshot.
-    pub(crate) fn restored(common: &Arc<Common>, spec: Spec, snapshot: &SessionSnapshot) -> Result<(Self, Beginnings)> {
+    /// Creates a sandbox with the files of a session snapshot.
+    pub(crate) fn restored(
+        common: &Arc<Common>,
+        spec: Spec,
+        snapshot: &SessionSnapshot,
+    ) -> Result<(Self, InitialState)> {
         let policy = Policy::of(&spec)?;
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
         let disk = spec.limits().disk.map(|limit| limit.as_bytes());
-        let (files, beginnings) =
+        let (files, initial) =
             snapshot.thaw(disk, &files_account(&spec, &account), (policy, spec.workspace().access()))?;
-        Ok((Self::with(common, spec, policy, account, files)?, beginnings))
+        Ok((Self::with(common, spec, policy, account, files)?, initial))
     }
 
-    /// A new sandbox with a copy of the files of another one.
+    /// Creates a sandbox with a copy of another sandbox's files.
     pub(crate) fn copied(common: &Arc<Common>, spec: Spec, copy: &FrozenFiles) -> Result<Self> {
         let policy = Policy::of(&spec)?;
         let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
         let disk = spec.limits().disk.map(|limit| limit.as_bytes());
         let failed = |error: crate::fs::FsError| error.into_error("restore", "/workspace");
         let (mut tree, renumbered) = copy.tree.thaw(disk, files_account(&spec, &account)).map_err(failed)?;
-        // Nothing runs in the copy that could hold them.
-        renumbered.nameless.iter().for_each(|ino| tree.let_go(*ino));
+        // No guest runs in the copy, so no descriptors refer to them.
+        renumbered.nameless.iter().for_each(|ino| tree.release(*ino));
         let workspace = renumbered.of(copy.workspace.0).map_err(failed)?;
         let temporary = renumbered.of(copy.temporary.0).map_err(failed)?;
         refuse_shared(&tree, workspace, temporary, spec.workspace().access())?;
@@ -156,7 +160,7 @@ impl Shared {
     fn with(common: &Arc<Common>, spec: Spec, policy: Policy, account: Arc<Account>, files: Files) -> Result<Self> {
         let posture = posture(&spec);
         posture.require(spec.allow_weaker())?;
-        let number = common.made.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = common.created.fetch_add(1, Ordering::Relaxed) + 1;
         let Files { tree, workspace, temporary } = files;
         Ok(Self {
             id: SandboxId::new(format!("{NAME}-{number}")),
@@ -173,7 +177,7 @@ impl Shared {
         })
     }
 
-    /// The files as they are now.
+    /// Freezes the current files.
     pub(crate) fn freeze_files(&self, operation: &'static str) -> Result<FrozenFiles> {
         let tree = self.tree(operation)?.freeze();
         Ok(FrozenFiles { tree, workspace: self.workspace, temporary: self.temporary })
@@ -191,26 +195,26 @@ impl Shared {
         Files { tree: Arc::clone(&self.files), workspace: self.workspace, temporary: self.temporary }
     }
 
-    /// The files of a sandbox that is open.
+    /// Returns the files of a sandbox that is open.
     pub(crate) fn tree(&self, operation: &'static str) -> Result<MutexGuard<'_, Tree>> {
         self.check_open(operation)?;
         Ok(lock(&self.files))
     }
 
-    /// Enters an exec, which counts as a process.
-    pub(crate) fn enter(self: &Arc<Self>, leash: &Arc<Leash>) -> Result<Seat> {
+    /// Registers an exec, which counts as a process.
+    pub(crate) fn enter(self: &Arc<Self>, control: &Arc<GuestControl>) -> Result<ExecRegistration> {
         let mut state = self.lock();
         if state.closed {
             return Err(Error::closed("start"));
         }
         if self.spec.limits().single_threaded_processes().is_some_and(|limit| state.execs.len() >= limit as usize) {
-            return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the limit on processes is reached"));
+            return Err(Error::new(ErrorKind::ResourceExhausted, "start", "the process limit is reached"));
         }
         state.next_exec += 1;
         let id = state.next_exec;
-        state.execs.insert(id, Arc::clone(leash));
+        state.execs.insert(id, Arc::clone(control));
         self.alive.send_modify(|count| *count += 1);
-        Ok(Seat { shared: Arc::clone(self), id })
+        Ok(ExecRegistration { shared: Arc::clone(self), id })
     }
 
     pub(crate) fn add_cpu(&self, time: Duration) {
@@ -225,31 +229,31 @@ impl Shared {
         self.lock().execs.len()
     }
 
-    /// Makes the sandbox unusable and ends its execs.
-    pub(crate) fn shut(&self) {
+    /// Closes the sandbox and ends its execs.
+    pub(crate) fn shut_down(&self) {
         let mut state = self.lock();
         state.closed = true;
-        for leash in state.execs.values() {
-            leash.order(Ending::Cancelled { signal: SIGKILL });
+        for control in state.execs.values() {
+            control.request(Termination::Cancelled { signal: SIGKILL });
         }
     }
 
     /// Waits until no exec is alive, and frees the files.
-    pub(crate) async fn empty(&self) {
-        // The sender lives as long as this, so that waiting cannot fail.
+    pub(crate) async fn wait_and_clear(&self) {
+        // The sender lives as long as `self`, so the wait cannot fail.
         let _ = self.alive.subscribe().wait_for(|count| *count == 0).await;
         *lock(&self.files) = Tree::new(None, Arc::new(Account::new(None)));
     }
 }
 
-/// An exec's place in its sandbox.
+/// The registration of an exec in its sandbox.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ExecRegistration {
     shared: Arc<Shared>,
     pub(crate) id: u64,
 }
 
-impl Drop for Seat {
+impl Drop for ExecRegistration {
     fn drop(&mut self) {
         self.shared.lock().execs.remove(&self.id);
         self.shared.alive.send_modify(|count| *count -= 1);

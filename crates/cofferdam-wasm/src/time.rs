@@ -1,72 +1,72 @@
-//! Clocks and random numbers of a guest: the host's, or made up by rule.
+//! Clocks and random numbers of a guest: the host's, or deterministic ones.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::wasi::abi::Errno;
 
-/// Where made-up time begins: 2000-01-01.
-const BEGINNING: u64 = 946_684_800_000_000_000;
-/// How far each look at a made-up clock moves it.
+/// The start of deterministic time: 2000-01-01.
+const EPOCH: u64 = 946_684_800_000_000_000;
+/// The step by which each reading advances a deterministic clock.
 const STEP: u64 = 1_000;
 
 /// A guest's clocks, in nanoseconds.
 #[derive(Debug)]
 pub(crate) enum Clock {
-    /// The host's; the monotonic one shows `before` when the exec begins.
+    /// The host's clocks. The monotonic clock starts at `before` when the exec starts.
     Real { started: Instant, before: u64 },
-    /// Begins at the same moment each time; each look moves it by a microsecond, each sleep by its length.
-    MadeUp { passed: u64 },
+    /// A clock with a fixed start. Each reading advances it by a microsecond, each sleep by its length.
+    Deterministic { passed: u64 },
 }
 
 impl Clock {
-    /// A clock for a guest that has seen `passed` nanoseconds go by: time never goes back.
+    /// Creates a clock for a guest for which `passed` nanoseconds have elapsed: time never goes back.
     pub(crate) fn real(passed: u64) -> Self {
         Self::Real { started: Instant::now(), before: passed }
     }
 
-    /// As above, by rule.
-    pub(crate) fn made_up(passed: u64) -> Self {
-        Self::MadeUp { passed }
+    /// Creates a deterministic clock at `passed` nanoseconds.
+    pub(crate) fn deterministic(passed: u64) -> Self {
+        Self::Deterministic { passed }
     }
 
-    /// What the monotonic clock shows. Does not move a made-up one.
+    /// Returns the monotonic time without advancing a deterministic clock.
     pub(crate) fn passed(&self) -> u64 {
         match self {
             Self::Real { started, before } => before.saturating_add(nanos(started.elapsed())),
-            Self::MadeUp { passed } => *passed,
+            Self::Deterministic { passed } => *passed,
         }
     }
 
     pub(crate) fn realtime(&mut self) -> u64 {
         match self {
             Self::Real { .. } => since_1970(),
-            Self::MadeUp { .. } => BEGINNING.saturating_add(self.monotonic()),
+            Self::Deterministic { .. } => EPOCH.saturating_add(self.monotonic()),
         }
     }
 
     pub(crate) fn monotonic(&mut self) -> u64 {
         match self {
             Self::Real { .. } => self.passed(),
-            Self::MadeUp { passed } => {
+            Self::Deterministic { passed } => {
                 *passed = passed.saturating_add(STEP);
                 *passed
             }
         }
     }
 
-    /// The time for a file's stamps. Does not move a made-up clock.
+    /// Returns the time for file timestamps, without advancing a deterministic clock.
     pub(crate) fn stamp(&self) -> u64 {
         match self {
             Self::Real { .. } => since_1970(),
-            Self::MadeUp { passed } => BEGINNING.saturating_add(*passed),
+            Self::Deterministic { passed } => EPOCH.saturating_add(*passed),
         }
     }
 
-    /// Lets made-up time go on; gives whether it was made up.
+    /// Advances a deterministic clock; returns false for a real one.
     pub(crate) fn skip(&mut self, time: Duration) -> bool {
         match self {
             Self::Real { .. } => false,
-            Self::MadeUp { passed } => {
+            Self::Deterministic { passed } => {
                 *passed = passed.saturating_add(nanos(time));
                 true
             }
@@ -78,17 +78,17 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The host's time.
+/// Returns the host's time.
 pub(crate) fn since_1970() -> u64 {
     nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// A guest's random numbers.
+/// The random numbers of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Random {
-    /// The host's, fit for keys.
+    /// The host's, suitable for keys.
     Real,
-    /// A sequence that a seed determines. Not fit for keys.
+    /// A sequence determined by a seed, not suitable for keys.
     Seeded(u64),
 }
 
@@ -107,7 +107,7 @@ impl Random {
     }
 }
 
-/// The generator SplitMix64.
+/// Generates a number by SplitMix64.
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
@@ -116,7 +116,7 @@ fn split_mix(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 pub(crate) fn thread_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), u32::try_from(time.tv_nsec).unwrap_or_default())
@@ -128,9 +128,9 @@ mod tests {
 
     #[test]
     fn made_up_time_follows_its_rule() {
-        let mut clock = Clock::made_up(0);
+        let mut clock = Clock::deterministic(0);
         assert_eq!(clock.monotonic(), STEP);
-        assert_eq!(clock.realtime(), BEGINNING + 2 * STEP);
+        assert_eq!(clock.realtime(), EPOCH + 2 * STEP);
         assert!(clock.skip(Duration::from_secs(3)));
         assert_eq!(clock.monotonic(), 3 * STEP + 3_000_000_000);
         clock.skip(Duration::MAX);

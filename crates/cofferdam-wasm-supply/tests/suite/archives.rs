@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cofferdam_wasm_supply::{SupplyError, unpack_tgz_file, unpack_zip_under};
 
-/// A `.tar.gz` of entries with raw names, which the tar crate itself would refuse to write.
+/// Creates a `.tar.gz` of entries with unchecked names, which the tar crate itself would refuse to write.
 fn tgz(entries: &[(&str, u8, &[u8])]) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, kind, content) in entries {
@@ -30,12 +30,12 @@ fn tgz(entries: &[(&str, u8, &[u8])]) -> Vec<u8> {
 }
 
 fn refuses_tgz(bytes: &[u8], reason: &str) {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let archive = place.path().join("a.tgz");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let archive = directory.path().join("a.tgz");
     fs::write(&archive, bytes).expect("the archive");
-    let error = unpack_tgz_file(&archive, "package/m", &place.path().join("out")).expect_err(reason);
+    let error = unpack_tgz_file(&archive, "package/m", &directory.path().join("out")).expect_err(reason);
     assert!(matches!(error, SupplyError::BadArchive { .. }), "{error:?}");
-    assert!(error.to_string().contains(reason), "{error} should say {reason}");
+    assert!(error.to_string().contains(reason), "{error} does not contain {reason}");
 }
 
 #[test]
@@ -48,13 +48,13 @@ fn tar_entry_that_leads_out_is_refused() {
 #[test]
 fn tar_link_or_device_is_refused() {
     for kind in [b'1', b'2', b'3', b'6'] {
-        refuses_tgz(&tgz(&[("package/m", kind, b"")]), "no plain file");
+        refuses_tgz(&tgz(&[("package/m", kind, b"")]), "is not a regular file");
     }
 }
 
 #[test]
 fn tar_without_the_file_or_with_two_is_refused() {
-    refuses_tgz(&tgz(&[("package/n", b'0', b"x")]), "does not hold");
+    refuses_tgz(&tgz(&[("package/n", b'0', b"x")]), "does not contain");
     refuses_tgz(&tgz(&[("package/m", b'0', b"x"), ("package/m", b'0', b"y")]), "twice");
 }
 
@@ -69,14 +69,14 @@ fn truncated_tar_is_refused() {
 
 #[test]
 fn tar_never_writes_through_a_link() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let archive = place.path().join("a.tgz");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let archive = directory.path().join("a.tgz");
     fs::write(&archive, tgz(&[("package/m", b'0', b"x")])).expect("the archive");
-    let victim = place.path().join("victim");
+    let victim = directory.path().join("victim");
     fs::write(&victim, "safe").expect("the victim");
-    let out = place.path().join("out");
+    let out = directory.path().join("out");
     std::os::unix::fs::symlink(&victim, &out).expect("a link");
-    unpack_tgz_file(&archive, "package/m", &out).expect_err("a link is in the way");
+    unpack_tgz_file(&archive, "package/m", &out).expect_err("the target is a link");
     assert_eq!(fs::read_to_string(&victim).expect("the victim"), "safe");
 }
 
@@ -103,26 +103,26 @@ fn unzip(bytes: &[u8], target: &Path) -> Result<(), SupplyError> {
 #[test]
 fn zip_entry_that_leads_out_or_is_a_link_is_refused() {
     for (name, link) in [("../x", false), ("/x", false), ("a/../../x", false), ("a\\x", false), ("a", true)] {
-        let place = tempfile::tempdir().expect("a temporary directory");
-        let result = unzip(&zip_of(&[(name, link)]), place.path());
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let result = unzip(&zip_of(&[(name, link)]), directory.path());
         let error = result.expect_err(name);
         assert!(matches!(error, SupplyError::BadArchive { .. }), "{name}: {error:?}");
-        assert!(!place.path().join("out/a").exists(), "{name} left something");
+        assert!(!directory.path().join("out/a").exists(), "{name} left a file");
     }
 }
 
 #[test]
 fn truncated_zip_is_refused() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let whole = zip_of(&[("bin/x", false)]);
-    let error = unzip(&whole[..whole.len() - 30], place.path()).expect_err("truncated");
+    let error = unzip(&whole[..whole.len() - 30], directory.path()).expect_err("truncated");
     assert!(matches!(error, SupplyError::BadArchive { .. }), "{error:?}");
 }
 
 #[test]
 fn zip_unpacks_what_is_wanted() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    unzip(&zip_of(&[("bin/x", false), ("bin/skip", false)]), place.path()).expect("unpacked");
-    assert_eq!(fs::read(place.path().join("out/bin/x")).expect("the file"), b"content");
-    assert!(!place.path().join("out/bin/skip").exists());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    unzip(&zip_of(&[("bin/x", false), ("bin/skip", false)]), directory.path()).expect("unpacked");
+    assert_eq!(fs::read(directory.path().join("out/bin/x")).expect("the file"), b"content");
+    assert!(!directory.path().join("out/bin/skip").exists());
 }

@@ -1,18 +1,18 @@
-//! What each run calls is in the module, and is what it is taken for.
+//! Checks that the function which each run calls is in the module and has the expected type.
 
 use cofferdam_wasm_supply::Entry;
 use wasmparser::{CompositeInnerType, ElementItems, ElementKind, ExternalKind, Operator, Parser, Payload, TypeRef};
 
-/// What of a module leads to its functions.
+/// The parts of a module that lead to its functions.
 #[derive(Default)]
 struct Contents {
     types: Vec<(usize, usize)>,
     /// The type of each function, imports first.
     functions: Vec<u32>,
     exports: Vec<(String, u32)>,
-    /// Where in the table, which function.
+    /// Pairs of a table index and its function.
     elements: Vec<(u32, u32)>,
-    /// The memory as it is before the start.
+    /// The memory before the start.
     memory: Vec<u8>,
 }
 
@@ -21,7 +21,7 @@ pub fn assert_entry(bytes: &[u8], entry: Entry) {
     match entry {
         Entry::Function { index } => {
             assert_eq!(contents.signature(index), (1, 1));
-            assert_eq!(contents.step_of("callable_iterator"), index, "the pinned number is another function's");
+            assert_eq!(contents.step_of("callable_iterator"), index, "the pinned index names another function");
         }
         Entry::Export { name } => {
             let found = contents.exports.iter().find(|(known, _)| known == name).expect("the export");
@@ -88,12 +88,12 @@ impl Contents {
         self.memory[start..end].copy_from_slice(segment.data);
     }
 
-    /// Counts of parameters and results.
+    /// Returns the numbers of parameters and results.
     fn signature(&self, function: u32) -> (usize, usize) {
         self.types[self.functions[function as usize] as usize]
     }
 
-    /// The function that steps iterators of a type of Python's: the type is found by its name, to which it points.
+    /// Returns the function that steps iterators of a Python type. The type is found by the pointer to its name.
     fn step_of(&self, name: &str) -> u32 {
         // The offsets of `tp_name` and `tp_iternext` in CPython 3.12's `PyTypeObject` for 32 bits.
         const NAME_TO_STEP: usize = 112 - 12;
@@ -101,7 +101,7 @@ impl Contents {
         let address = find(&self.memory, text.as_bytes()).expect("the type's name") as u32 + 1;
         let pointer = find(&self.memory, &address.to_le_bytes()).expect("the type") + NAME_TO_STEP;
         let step = u32::from_le_bytes(self.memory[pointer..pointer + 4].try_into().expect("four bytes"));
-        self.elements.iter().find(|(place, _)| *place == step).expect("in the table").1
+        self.elements.iter().find(|(index, _)| *index == step).expect("in the table").1
     }
 }
 

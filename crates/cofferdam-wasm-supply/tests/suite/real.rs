@@ -1,4 +1,4 @@
-//! One run against the real registries. Where a tool or a registry is missing, the test says so and ends.
+//! One run against the real registries. If a tool or a registry is missing, the test prints that and is skipped.
 #![expect(clippy::print_stderr, reason = "a skip is printed with its reason")]
 
 use std::fs;
@@ -9,8 +9,8 @@ use cofferdam_wasm_supply::{Interpreter, Language, Supply, SupplyError};
 
 #[test]
 fn both_interpreters_are_obtained_found_again_and_repaired() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let supply = Supply::new(place.path().join("cache"));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let supply = Supply::new(directory.path().join("cache"));
     for language in [Language::Python, Language::JavaScript] {
         match supply.obtain(language, |step| eprintln!("{language:?}: {step:?}")) {
             Ok(interpreter) => check(&supply, &interpreter),
@@ -37,7 +37,7 @@ fn check(supply: &Supply, interpreter: &Interpreter) {
     let mut file = fs::OpenOptions::new().append(true).open(&interpreter.module).expect("the module");
     file.write_all(b"x").expect("damage");
     assert_eq!(supply.find(interpreter.language).expect("find"), None, "a damaged module was returned");
-    assert!(!interpreter.module.exists(), "a damaged module was kept");
+    assert!(!interpreter.module.exists(), "a damaged module was not removed");
 }
 
 fn assert_preview_1_command(bytes: &[u8]) {
@@ -55,5 +55,5 @@ fn assert_preview_1_command(bytes: &[u8]) {
             _ => {}
         }
     }
-    assert!(started, "the module is no command");
+    assert!(started, "the module is not a command");
 }

@@ -5,28 +5,28 @@ use std::path::{Path, PathBuf};
 
 /// One test.
 pub struct Test {
-    /// Its path from where the search began, without the extension.
+    /// Its path relative to the searched directory, without the extension.
     pub name: String,
     /// The module.
     pub module: PathBuf,
 }
 
 impl Test {
-    /// Where the directories of its specification lie.
+    /// Returns the base of the directories in its specification.
     pub fn directory(&self) -> &Path {
         self.module.parent().unwrap_or(Path::new("."))
     }
 }
 
-/// Every module below a directory, sorted.
+/// Returns every module below a directory, sorted.
 pub fn find(top: &Path) -> io::Result<Vec<Test>> {
-    let (mut tests, mut waiting) = (Vec::new(), vec![top.to_owned()]);
-    while let Some(directory) = waiting.pop() {
+    let (mut tests, mut pending) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(directory) = pending.pop() {
         for entry in directory.read_dir()? {
             let entry = entry?;
             let (path, kind) = (entry.path(), entry.file_type()?);
             if kind.is_dir() && entry.file_name() != ".git" {
-                waiting.push(path);
+                pending.push(path);
             } else if kind.is_file() && path.extension().is_some_and(|extension| extension == "wasm") {
                 let relative = path.strip_prefix(top).unwrap_or(&path).with_extension("");
                 tests.push(Test { name: relative.display().to_string(), module: path });

@@ -1,5 +1,5 @@
-//! Runs the public test-suite of WASI (github.com/WebAssembly/wasi-testsuite) against this backend, each test in a
-//! sandbox of its own. `cargo xtask wasi-testsuite DIR` builds and starts it.
+//! Runs the public test suite of WASI (github.com/WebAssembly/wasi-testsuite) with this backend, each test in its own
+//! sandbox. `cargo xtask wasi-testsuite DIR` builds and starts it.
 #![forbid(unsafe_code)]
 
 mod find;
@@ -25,7 +25,7 @@ async fn main() -> ExitCode {
     let tests = match find(Path::new(directory)) {
         Ok(tests) if !tests.is_empty() => tests,
         Ok(_) => {
-            eprintln!("error: there is no test, a file NAME.wasm, in {directory}");
+            eprintln!("error: no test found in {directory}: a test is a file NAME.wasm");
             return ExitCode::from(2);
         }
         Err(error) => {
@@ -52,7 +52,7 @@ fn line(name: &str, outcome: &Outcome) -> String {
     }
 }
 
-/// Sums up. Fails if a test failed, and also if all were skipped: then nothing was shown.
+/// Prints the summary. Fails if a test failed or if all were skipped, since then nothing was tested.
 fn finish(outcomes: &[(String, Outcome)], as_json: bool) -> ExitCode {
     let count = |wanted: fn(&Outcome) -> bool| outcomes.iter().filter(|(_, outcome)| wanted(outcome)).count();
     let passed = count(|outcome| matches!(outcome, Outcome::Passed));

@@ -11,28 +11,28 @@ use serde_json::{Map, Value};
 use crate::find::Test;
 use crate::specification::Specification;
 
-/// What an environment has that nobody asked for.
-const ALWAYS_THERE: [&str; 4] = ["HOME", "LANG", "PATH", "PWD"];
-const PROMPT: Duration = Duration::from_secs(60);
-/// How a component begins, instead of a module.
+/// The default variables of an environment.
+const DEFAULT_VARIABLES: [&str; 4] = ["HOME", "LANG", "PATH", "PWD"];
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The first bytes of a component.
 const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
-/// Parts of a test's path, and why tests below them are not run.
-const NOT_FOR_US: [(&str, &str); 2] =
+/// Parts of a test's path, with the reason for which tests below them are skipped.
+const UNSUPPORTED: [(&str, &str); 2] =
     [("wasi-threads", "a module has one thread"), ("wasi-http", "a module has no network")];
 
-/// How a test ended.
+/// The outcome of a test.
 pub enum Outcome {
-    /// As its specification says.
+    /// The test ended as specified.
     Passed,
-    /// In another way.
+    /// The test ended differently.
     Failed(String),
-    /// Not at all, for this reason.
+    /// The test was skipped, for this reason.
     Skipped(String),
 }
 
 /// Runs a test.
 pub async fn run(test: &Test) -> Outcome {
-    if let Some((_, reason)) = NOT_FOR_US.iter().find(|(part, _)| test.name.split('/').any(|found| found == *part)) {
+    if let Some((_, reason)) = UNSUPPORTED.iter().find(|(part, _)| test.name.split('/').any(|found| found == *part)) {
         return Outcome::Skipped((*reason).to_owned());
     }
     let module = match std::fs::read(&test.module) {
@@ -62,7 +62,7 @@ async fn execute(test: &Test, module: Vec<u8>, specification: &Specification) ->
         args: specification.args.clone(),
     };
     let mut request = ExecRequest::builder(Command::Script(script));
-    for name in ALWAYS_THERE {
+    for name in DEFAULT_VARIABLES {
         request = request.unset_env(name);
     }
     for (name, value) in &specification.env {
@@ -71,16 +71,16 @@ async fn execute(test: &Test, module: Vec<u8>, specification: &Specification) ->
     sandbox.exec(request.build().map_err(shown)?).await.map_err(shown)
 }
 
-/// A sandbox with copies of the test's directories, under the names that the test expects.
+/// Creates a sandbox with copies of the test's directories, under the names that the test expects.
 async fn sandbox(test: &Test, specification: &Specification) -> Result<Arc<dyn Sandbox>, String> {
     let shown = |error: cofferdam_contract::Error| error.to_string();
-    let places = || (0..).map(|number| format!("given/{number}"));
+    let paths = || (0..).map(|number| format!("given/{number}"));
     let names: Map<String, Value> =
-        specification.directories.iter().zip(places()).map(|((name, _), place)| (name.clone(), place.into())).collect();
-    let limits = Limits { wall_time: PROMPT, ..Limits::default() };
+        specification.directories.iter().zip(paths()).map(|((name, _), path)| (name.clone(), path.into())).collect();
+    let limits = Limits { wall_time: TEST_TIMEOUT, ..Limits::default() };
     let spec = Spec::builder().limits(limits).attribute("wasm.directories", Value::Object(names));
     let sandbox = WasmBackend::default().create(spec.build().map_err(shown)?).await.map_err(shown)?;
-    for ((_, from), to) in specification.directories.iter().zip(places()) {
+    for ((_, from), to) in specification.directories.iter().zip(paths()) {
         copy(&sandbox, &test.directory().join(from), &to).await?;
     }
     Ok(sandbox)
@@ -89,9 +89,9 @@ async fn sandbox(test: &Test, specification: &Specification) -> Result<Arc<dyn S
 async fn copy(sandbox: &Arc<dyn Sandbox>, from: &Path, to: &str) -> Result<(), String> {
     let shown = |error: cofferdam_contract::Error| error.to_string();
     let unreadable = |error: std::io::Error| format!("cannot read {}: {error}", from.display());
-    let mut waiting = vec![(from.to_owned(), to.to_owned())];
-    while let Some((from, to)) = waiting.pop() {
-        // Directories come with the files in them; an empty one by a file that goes again.
+    let mut pending = vec![(from.to_owned(), to.to_owned())];
+    while let Some((from, to)) = pending.pop() {
+        // Directories are created with the files in them. For an empty one a temporary file is written and removed.
         let keep = SandboxPath::new(format!("{to}/.keep")).map_err(shown)?;
         sandbox.write_bytes(&keep, "").await.map_err(shown)?;
         sandbox.remove(&keep).await.map_err(shown)?;
@@ -99,7 +99,7 @@ async fn copy(sandbox: &Arc<dyn Sandbox>, from: &Path, to: &str) -> Result<(), S
             let entry = entry.map_err(unreadable)?;
             let inside = format!("{to}/{}", entry.file_name().to_string_lossy());
             if entry.file_type().map_err(unreadable)?.is_dir() {
-                waiting.push((entry.path(), inside));
+                pending.push((entry.path(), inside));
             } else {
                 let bytes = std::fs::read(entry.path()).map_err(unreadable)?;
                 sandbox.write_bytes(&SandboxPath::new(inside).map_err(shown)?, bytes).await.map_err(shown)?;
@@ -109,9 +109,9 @@ async fn copy(sandbox: &Arc<dyn Sandbox>, from: &Path, to: &str) -> Result<(), S
     Ok(())
 }
 
-/// What is not as it must be.
+/// Returns the difference between the result and the specification.
 fn compare(done: &Completed, specification: &Specification) -> Option<String> {
-    let said = String::from_utf8_lossy(&done.stderr);
+    let stderr = String::from_utf8_lossy(&done.stderr);
     let exit = &done.exit;
     if exit.signal.is_some() || exit.timed_out || i64::from(exit.code) != specification.exit_code {
         return Some(format!(
@@ -120,7 +120,7 @@ fn compare(done: &Completed, specification: &Specification) -> Option<String> {
             exit.signal,
             exit.timed_out,
             specification.exit_code,
-            said.trim()
+            stderr.trim()
         ));
     }
     let differs = |what: &str, got: &[u8], wanted: &Option<String>| {

@@ -1,38 +1,38 @@
-//! What the file NAME.json beside a test says about it.
+//! The specification of a test, from the file NAME.json beside it.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// What a test is given and what it must do. Without a file, nothing is given and the code is 0.
+/// The input of a test and its expected results. The default has no input and exit code 0.
 #[derive(Default)]
 pub struct Specification {
     /// Arguments after the program's name.
     pub args: Vec<String>,
     /// The whole environment.
     pub env: Vec<(String, String)>,
-    /// What the test calls its directories, and where they lie from the test's own.
+    /// The test's names of its directories, with their paths relative to the test.
     pub directories: Vec<(String, String)>,
-    /// The code to exit with.
+    /// The expected exit code.
     pub exit_code: i64,
-    /// What must be printed, where that is said.
+    /// The expected standard output, if specified.
     pub stdout: Option<String>,
-    /// The same for errors.
+    /// The expected standard error, if specified.
     pub stderr: Option<String>,
 }
 
 impl Specification {
-    /// Reads it. What is not understood is an error: a test must not pass by half.
+    /// Reads the specification. An unknown field is an error, so that no requirement is ignored.
     pub fn read(module: &Path) -> Result<Self, String> {
         let path = module.with_extension("json");
         if !path.exists() {
             return Ok(Self::default());
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| format!("its specification: {error}"))?;
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read its specification: {error}"))?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(fields)) => Self::parse(fields),
-            Ok(_) => Err("its specification is no object".to_owned()),
-            Err(error) => Err(format!("its specification: {error}")),
+            Ok(_) => Err("its specification is not an object".to_owned()),
+            Err(error) => Err(format!("cannot parse its specification: {error}")),
         }
     }
 
@@ -51,7 +51,7 @@ impl Specification {
                 "stderr" => text(&value).map(|text| all.stderr = Some(text)),
                 _ => None,
             };
-            done.ok_or_else(|| format!("its specification has a field '{field}' that is not understood"))?;
+            done.ok_or_else(|| format!("its specification has the unknown or invalid field '{field}'"))?;
         }
         Ok(all)
     }

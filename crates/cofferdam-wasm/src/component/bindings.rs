@@ -1,4 +1,4 @@
-//! What the interfaces of WASI 0.2 are in Rust, made from `wit/`.
+//! Rust bindings of the WASI 0.2 interfaces, generated from `wit/`.
 #![allow(missing_docs, reason = "generated")]
 
 wasmtime::component::bindgen!({

@@ -1,4 +1,4 @@
-//! Arguments, environment, the three streams, and the end.
+//! Arguments, environment, standard streams, and exit.
 
 use cofferdam_contract::OutputStream as Stream;
 use wasmtime::component::Resource;
@@ -8,7 +8,7 @@ use super::bindings::cli::{
     terminal_stdout,
 };
 use super::resources::{InputStream, Nothing, OutputStream};
-use crate::ending::Ending;
+use crate::ending::Termination;
 use crate::wasi::Host;
 
 impl environment::Host for Host {
@@ -21,7 +21,7 @@ impl environment::Host for Host {
         Ok(self.args.clone())
     }
 
-    /// Paths begin at the preopened `.`, as in preview 1.
+    /// Returns nothing: paths are relative to the preopened `.`, as in preview 1.
     fn initial_cwd(&mut self) -> wasmtime::Result<Option<String>> {
         Ok(None)
     }
@@ -29,29 +29,29 @@ impl environment::Host for Host {
 
 impl exit::Host for Host {
     fn exit(&mut self, status: Result<(), ()>) -> wasmtime::Result<()> {
-        Err(wasmtime::Error::new(Ending::Exit(status.is_err().into())))
+        Err(wasmtime::Error::new(Termination::Exit(status.is_err().into())))
     }
 
     fn exit_with_code(&mut self, code: u8) -> wasmtime::Result<()> {
-        Err(wasmtime::Error::new(Ending::Exit(code)))
+        Err(wasmtime::Error::new(Termination::Exit(code)))
     }
 }
 
 impl stdin::Host for Host {
     fn get_stdin(&mut self) -> wasmtime::Result<Resource<InputStream>> {
-        self.keep(InputStream::Stdin)
+        self.push_resource(InputStream::Stdin)
     }
 }
 
 impl stdout::Host for Host {
     fn get_stdout(&mut self) -> wasmtime::Result<Resource<OutputStream>> {
-        self.keep(OutputStream::Printed(Stream::Stdout))
+        self.push_resource(OutputStream::Printed(Stream::Stdout))
     }
 }
 
 impl stderr::Host for Host {
     fn get_stderr(&mut self) -> wasmtime::Result<Resource<OutputStream>> {
-        self.keep(OutputStream::Printed(Stream::Stderr))
+        self.push_resource(OutputStream::Printed(Stream::Stderr))
     }
 }
 
@@ -59,7 +59,7 @@ impl terminal_input::Host for Host {}
 
 impl terminal_input::HostTerminalInput for Host {
     fn drop(&mut self, terminal: Resource<Nothing>) -> wasmtime::Result<()> {
-        self.forget(terminal).map(|never| match never {})
+        self.delete_resource(terminal).map(|never| match never {})
     }
 }
 
@@ -67,7 +67,7 @@ impl terminal_output::Host for Host {}
 
 impl terminal_output::HostTerminalOutput for Host {
     fn drop(&mut self, terminal: Resource<Nothing>) -> wasmtime::Result<()> {
-        self.forget(terminal).map(|never| match never {})
+        self.delete_resource(terminal).map(|never| match never {})
     }
 }
 

@@ -1,4 +1,4 @@
-//! Clocks.
+//! The clocks of components.
 
 use wasmtime::component::Resource;
 
@@ -8,15 +8,15 @@ use super::resources::Pollable;
 use crate::wasi::Host;
 
 const SECOND: u64 = 1_000_000_000;
-/// As in preview 1.
+/// The reported resolution, as in preview 1.
 const RESOLUTION: u64 = 1_000;
 
-/// Nanoseconds since 1970 as a date.
+/// Converts nanoseconds since 1970 to a date.
 pub(crate) fn date(nanos: u64) -> Datetime {
     Datetime { seconds: nanos / SECOND, nanoseconds: (nanos % SECOND) as u32 }
 }
 
-/// A date in nanoseconds, if it is one and fits.
+/// Converts a date to nanoseconds, if it is valid and does not overflow.
 pub(crate) fn nanos(date: Datetime) -> Option<u64> {
     let below = u64::from(date.nanoseconds);
     (below < SECOND).then_some(())?;
@@ -33,7 +33,7 @@ impl wall_clock::Host for Host {
     }
 }
 
-/// Not stable, and so not linked; the bindings ask for it.
+/// Unstable, so not linked; the bindings require the implementation.
 impl timezone::Host for Host {
     fn display(&mut self, _: Datetime) -> wasmtime::Result<timezone::TimezoneDisplay> {
         Ok(timezone::TimezoneDisplay { utc_offset: 0, name: "UTC".to_owned(), in_daylight_saving_time: false })
@@ -54,12 +54,12 @@ impl monotonic_clock::Host for Host {
     }
 
     fn subscribe_instant(&mut self, when: u64) -> wasmtime::Result<Resource<Pollable>> {
-        self.keep(Pollable::Moment(when))
+        self.push_resource(Pollable::Moment(when))
     }
 
     fn subscribe_duration(&mut self, length: u64) -> wasmtime::Result<Resource<Pollable>> {
         let moment = self.clock().monotonic().saturating_add(length);
-        self.keep(Pollable::Moment(moment))
+        self.push_resource(Pollable::Moment(moment))
     }
 }
 

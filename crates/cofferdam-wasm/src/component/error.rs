@@ -1,4 +1,4 @@
-//! What a call of a component answers when it does not do what was asked.
+//! Errors that calls return to a component.
 
 use std::io::{self, ErrorKind};
 
@@ -7,16 +7,16 @@ use wasmtime::component::ResourceTableError;
 use super::bindings::filesystem::types::ErrorCode as FileError;
 use super::bindings::io::streams::StreamError;
 use super::bindings::sockets::network::ErrorCode as SocketError;
-use crate::ending::{Ending, SIGABRT};
+use crate::ending::{SIGABRT, Termination};
 use crate::fs::FsError;
 
-/// Why a call did not do what was asked.
+/// An error of a host call.
 #[derive(Debug)]
 pub(crate) enum Fail<E> {
-    /// The guest is told.
-    Told(E),
-    /// The guest goes no further.
-    Ended(wasmtime::Error),
+    /// An error code that is returned to the guest.
+    Code(E),
+    /// An error that ends the guest.
+    Fatal(wasmtime::Error),
 }
 
 pub(crate) type FileFail = Fail<FileError>;
@@ -24,71 +24,71 @@ pub(crate) type StreamFail = Fail<StreamError>;
 pub(crate) type SocketFail = Fail<SocketError>;
 
 impl<E> Fail<E> {
-    /// For the guest or, as an error, for the engine.
-    pub(crate) fn told(self) -> wasmtime::Result<E> {
+    /// Returns the error for the guest or, as an error, the one for the engine.
+    pub(crate) fn into_code(self) -> wasmtime::Result<E> {
         match self {
-            Self::Told(error) => Ok(error),
-            Self::Ended(error) => Err(error),
+            Self::Code(error) => Ok(error),
+            Self::Fatal(error) => Err(error),
         }
     }
 }
 
-impl<E> From<Ending> for Fail<E> {
-    fn from(ending: Ending) -> Self {
-        Self::Ended(wasmtime::Error::new(ending))
+impl<E> From<Termination> for Fail<E> {
+    fn from(termination: Termination) -> Self {
+        Self::Fatal(wasmtime::Error::new(termination))
     }
 }
 
 impl<E> From<wasmtime::Error> for Fail<E> {
     fn from(error: wasmtime::Error) -> Self {
-        Self::Ended(error)
+        Self::Fatal(error)
     }
 }
 
 impl<E> From<ResourceTableError> for Fail<E> {
     fn from(error: ResourceTableError) -> Self {
-        Self::Ended(misuse(error))
+        Self::Fatal(misuse(error))
     }
 }
 
 impl From<FileError> for FileFail {
     fn from(error: FileError) -> Self {
-        Self::Told(error)
+        Self::Code(error)
     }
 }
 
 impl From<SocketError> for SocketFail {
     fn from(error: SocketError) -> Self {
-        Self::Told(error)
+        Self::Code(error)
     }
 }
 
 impl From<io::Error> for SocketFail {
     fn from(error: io::Error) -> Self {
-        Self::Told(socket_code(&error))
+        Self::Code(socket_code(&error))
     }
 }
 
 impl From<FsError> for FileFail {
     fn from(error: FsError) -> Self {
-        Self::Told(code(error))
+        Self::Code(code(error))
     }
 }
 
-/// An end of a guest that asks for what no correct one would.
+/// Returns the trap for a guest that breaks the interface's rules.
 pub(crate) fn trap(what: &'static str) -> wasmtime::Error {
-    wasmtime::Error::new(Ending::Trapped { signal: SIGABRT, what })
+    wasmtime::Error::new(Termination::Trapped { signal: SIGABRT, what })
 }
 
-/// A handle that leads to nothing, or one too many.
+/// Returns the trap for an invalid handle, or for one too many.
 pub(crate) fn misuse(error: ResourceTableError) -> wasmtime::Error {
     match error {
-        ResourceTableError::Full => trap("too many resources of the host"),
-        _ => trap("a handle of no such resource"),
+        ResourceTableError::Full => trap("too many host resources"),
+        _ => trap("an invalid resource handle"),
     }
 }
 
-/// An error of the host's sockets as the interface has it.
+/// Converts an error of a host socket to the interface's error code.
 pub(crate) fn socket_code(error: &io::Error) -> SocketError {
     use rustix::io::Errno;
     match Errno::from_io_error(error) {
@@ -106,7 +106,7 @@ pub(crate) fn socket_code(error: &io::Error) -> SocketError {
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::NetworkDown => {
             SocketError::RemoteUnreachable
         }
-        // Of the ports for connections there is none left.
+        // No port for outgoing connections is free.
         ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable => SocketError::AddressInUse,
         ErrorKind::NotConnected => SocketError::InvalidState,
         ErrorKind::OutOfMemory => SocketError::OutOfMemory,
@@ -114,7 +114,7 @@ pub(crate) fn socket_code(error: &io::Error) -> SocketError {
     }
 }
 
-/// An error of the files as the interface has it.
+/// Converts a file system error to the interface's error code.
 pub(crate) fn code(error: FsError) -> FileError {
     match error {
         FsError::NotFound => FileError::NoEntry,

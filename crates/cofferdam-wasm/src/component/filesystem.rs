@@ -1,4 +1,4 @@
-//! Files and directories that are open.
+//! Open files and directories.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use super::bindings::filesystem::types::{
 };
 use super::clocks::{date, nanos};
 use super::error::FileFail;
-use super::resources::{Entries, Held, InputStream, IoError, Opened, OutputStream};
-use super::streams::MOST;
+use super::resources::{Entries, InputStream, IoError, NodeRef, Opened, OutputStream};
+use super::streams::MAX_TRANSFER;
 use crate::fs::{Kind, SetTime, Stat, Tree};
 use crate::wasi::Host;
 
 pub(super) type Answer<T = ()> = Result<T, FileFail>;
 
-/// Bytes written at once: what does not fit is refused by this much.
+/// Bytes per write. A write that exceeds a limit loses at most this much of what would fit.
 const SLICE: usize = 64 << 10;
-/// Entries of a listing that are looked up at once.
+/// Directory entries per lookup.
 const LISTED: usize = 64;
-/// Where a listing goes on after the two dots, which the interface leaves out.
+/// The position in a listing after `.` and `..`, which the interface leaves out.
 const AFTER_DOTS: u64 = 2;
 
 /// An open file.
 struct OpenFile {
-    node: Arc<Held>,
+    node: Arc<NodeRef>,
     reads: bool,
     writes: bool,
 }
@@ -43,17 +43,17 @@ impl Host {
         }
     }
 
-    fn readable_file(&self, handle: &Resource<Opened>) -> Answer<Arc<Held>> {
+    fn readable_file(&self, handle: &Resource<Opened>) -> Answer<Arc<NodeRef>> {
         let file = self.file(handle)?;
         if file.reads { Ok(file.node) } else { Err(ErrorCode::BadDescriptor.into()) }
     }
 
-    fn writable_file(&self, handle: &Resource<Opened>) -> Answer<Arc<Held>> {
+    fn writable_file(&self, handle: &Resource<Opened>) -> Answer<Arc<NodeRef>> {
         let file = self.file(handle)?;
         if file.writes { Ok(file.node) } else { Err(ErrorCode::BadDescriptor.into()) }
     }
 
-    /// Changes the files, and notes a limit that was in the way.
+    /// Changes the file system, and records a limit that was reached.
     pub(super) fn change<T>(&mut self, change: impl FnOnce(&mut Tree, u64) -> crate::fs::FsResult<T>) -> Answer<T> {
         let now = self.clock().stamp();
         let result = change(&mut self.locked_tree(), now);
@@ -90,7 +90,7 @@ pub(super) fn described(stat: &Stat) -> DescriptorStat {
     }
 }
 
-/// What a guest tells nodes apart by: their number, which is never used again.
+/// Returns the hash by which a guest distinguishes nodes: the inode number, which is never reused.
 pub(super) fn hash(ino: crate::fs::Ino) -> MetadataHashValue {
     MetadataHashValue { lower: ino.0, upper: 0 }
 }
@@ -105,7 +105,7 @@ impl Host {
         let node = self.readable_file(handle)?;
         let tree = self.locked_tree();
         let left = tree.stat(node.ino)?.size.saturating_sub(offset);
-        let size = left.min(length).min(MOST as u64);
+        let size = left.min(length).min(MAX_TRANSFER as u64);
         let mut buffer = vec![0; size as usize];
         let read = tree.read(node.ino, offset, &mut buffer)?;
         drop(tree);
@@ -113,7 +113,7 @@ impl Host {
         Ok((buffer, read as u64 == left))
     }
 
-    /// Writes as much as fits; fails if that is nothing.
+    /// Writes as many bytes as the limits allow, and fails if none can be written.
     pub(super) fn descriptor_write(&mut self, handle: &Resource<Opened>, bytes: &[u8], offset: u64) -> Answer<u64> {
         let node = self.writable_file(handle)?;
         let mut written = 0u64;
@@ -164,7 +164,7 @@ impl Host {
 
     pub(super) fn stream_in(&mut self, handle: &Resource<Opened>, offset: u64) -> Answer<Resource<InputStream>> {
         let node = self.readable_file(handle)?;
-        Ok(self.keep(InputStream::File { node, position: offset })?)
+        Ok(self.push_resource(InputStream::File { node, position: offset })?)
     }
 
     pub(super) fn stream_out(
@@ -173,7 +173,7 @@ impl Host {
         position: Option<u64>,
     ) -> Answer<Resource<OutputStream>> {
         let node = self.writable_file(handle)?;
-        Ok(self.keep(OutputStream::File { node, position })?)
+        Ok(self.push_resource(OutputStream::File { node, position })?)
     }
 
     pub(super) fn advised(&self, handle: &Resource<Opened>, _advice: Advice) -> Answer {
@@ -190,7 +190,7 @@ impl Host {
             Opened::Directory { node, .. } => Arc::clone(node),
             Opened::File { .. } => return Err(ErrorCode::NotDirectory.into()),
         };
-        Ok(self.keep(Entries { node, next: AFTER_DOTS, ready: VecDeque::new() })?)
+        Ok(self.push_resource(Entries { node, next: AFTER_DOTS, ready: VecDeque::new() })?)
     }
 }
 
@@ -209,7 +209,7 @@ impl HostDirectoryEntryStream for Host {
     }
 
     fn drop(&mut self, handle: Resource<Entries>) -> wasmtime::Result<()> {
-        self.forget(handle).map(drop)
+        self.delete_resource(handle).map(drop)
     }
 }
 
@@ -219,7 +219,7 @@ impl Types for Host {
     }
 
     fn convert_error_code(&mut self, error: FileFail) -> wasmtime::Result<ErrorCode> {
-        error.told()
+        error.into_code()
     }
 }
 
@@ -228,9 +228,9 @@ impl preopens::Host for Host {
         let mut directories = Vec::new();
         for directory in self.preopens() {
             let name = directory.preopen.clone().unwrap_or_default();
-            // Preview 1's table holds it as long as this exec lives.
-            let node = Held::new(self.files(), directory.ino).map_err(wasmtime::Error::new)?;
-            directories.push((self.keep_opened(Opened::Directory { node, directory })?, name));
+            // Preview 1's descriptor table holds the directory during the whole exec.
+            let node = NodeRef::new(self.files(), directory.ino).map_err(wasmtime::Error::new)?;
+            directories.push((self.push_opened(Opened::Directory { node, directory })?, name));
         }
         Ok(directories)
     }

@@ -1,4 +1,4 @@
-//! Looking up names: those that the policy has, by the resolver of the host.
+//! Name resolution: names that the policy allows, by the host's resolver.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use super::bindings::sockets::network::{ErrorCode, IpAddress};
 use super::error::SocketFail;
 use super::resources::{Addresses, Network, Pollable};
 use super::sockets::address;
-use crate::network::{Answer as Told, Refusal, Sought};
+use crate::network::{LookupError, Query, Refusal};
 use crate::wasi::Host;
 
 type Answer<T = ()> = Result<T, SocketFail>;
@@ -21,18 +21,18 @@ impl ip_name_lookup::Host for Host {
     fn resolve_addresses(&mut self, network: Resource<Network>, name: String) -> Answer<Stream> {
         self.resource(&network)?;
         let egress = self.egress.as_mut().ok_or(ErrorCode::AccessDenied)?;
-        let addresses = match egress.sought(&name) {
-            Err(Refusal::NoName) => return Err(ErrorCode::InvalidArgument.into()),
+        let addresses = match egress.query(&name) {
+            Err(Refusal::InvalidName) => return Err(ErrorCode::InvalidArgument.into()),
             Err(_) => return Err(ErrorCode::AccessDenied.into()),
-            Ok(Sought::Address(address)) => Addresses::Found(VecDeque::from([address])),
-            Ok(Sought::Name(target)) => {
+            Ok(Query::Address(address)) => Addresses::Found(VecDeque::from([address])),
+            Ok(Query::Name(target)) => {
                 self.waker()?;
-                let begun = self.egress.as_mut().map(|egress| egress.look_up(&target)).transpose()?.flatten();
-                let lookup = begun.ok_or(ErrorCode::TemporaryResolverFailure)?;
-                Addresses::Sought { lookup, target }
+                let lookup = self.egress.as_mut().map(|egress| egress.start_lookup(&target)).transpose()?.flatten();
+                let lookup = lookup.ok_or(ErrorCode::TemporaryResolverFailure)?;
+                Addresses::Pending { lookup, target }
             }
         };
-        Ok(self.keep(addresses)?)
+        Ok(self.push_resource(addresses)?)
     }
 }
 
@@ -42,35 +42,35 @@ impl ip_name_lookup::HostResolveAddressStream for Host {
         match self.resource_mut(&stream)? {
             Addresses::Found(addresses) => Ok(addresses.pop_front().map(address)),
             Addresses::Refused(error) => Err((*error).into()),
-            Addresses::Sought { .. } => Err(ErrorCode::WouldBlock.into()),
+            Addresses::Pending { .. } => Err(ErrorCode::WouldBlock.into()),
         }
     }
 
     fn subscribe(&mut self, stream: Stream) -> wasmtime::Result<Resource<Pollable>> {
         let pollable = match self.resource(&stream)? {
-            Addresses::Sought { lookup, .. } => Pollable::Lookup(Arc::clone(lookup)),
+            Addresses::Pending { lookup, .. } => Pollable::Lookup(Arc::clone(lookup)),
             Addresses::Found(_) | Addresses::Refused(_) => Pollable::Ready,
         };
-        self.keep(pollable)
+        self.push_resource(pollable)
     }
 
     fn drop(&mut self, stream: Stream) -> wasmtime::Result<()> {
-        self.forget(stream).map(drop)
+        self.delete_resource(stream).map(drop)
     }
 }
 
 impl Host {
-    /// Takes the resolver's answer, if it has come.
+    /// Takes the resolver's answer, if it is available.
     fn settle(&mut self, stream: &Stream) -> wasmtime::Result<()> {
-        let Addresses::Sought { lookup, target } = self.resource(stream)? else { return Ok(()) };
-        let (answer, target) = (lookup.answer(), Arc::clone(target));
-        let settled = match (answer, &mut self.egress) {
-            (Err(Told::NotYet), _) => return Ok(()),
-            (Err(Told::Later), _) => Addresses::Refused(ErrorCode::TemporaryResolverFailure),
-            (Err(Told::None), _) => Addresses::Refused(ErrorCode::NameUnresolvable),
+        let Addresses::Pending { lookup, target } = self.resource(stream)? else { return Ok(()) };
+        let (result, target) = (lookup.result(), Arc::clone(target));
+        let settled = match (result, &mut self.egress) {
+            (Err(LookupError::Pending), _) => return Ok(()),
+            (Err(LookupError::Temporary), _) => Addresses::Refused(ErrorCode::TemporaryResolverFailure),
+            (Err(LookupError::NotFound), _) => Addresses::Refused(ErrorCode::NameUnresolvable),
             (Ok(_), None) => Addresses::Refused(ErrorCode::AccessDenied),
             (Ok(found), Some(egress)) => {
-                let allowed: VecDeque<IpAddr> = egress.found(&target, &found);
+                let allowed: VecDeque<IpAddr> = egress.resolved(&target, &found);
                 if allowed.is_empty() { Addresses::Refused(ErrorCode::AccessDenied) } else { Addresses::Found(allowed) }
             }
         };

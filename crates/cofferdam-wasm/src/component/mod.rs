@@ -1,9 +1,9 @@
 //! Components of WASI 0.2 ("preview 2"): commands that export `wasi:cli/run`.
 //!
-//! They get the same as modules of preview 1, from the same host, over the same files: what is here turns the calls of the
-//! component interfaces into its operations. All calls are synchronous, on the guest's own thread; one that waits does so
-//! at the guest's leash, so that a cancel and the deadline end it. What a component holds of the host lies in one table of
-//! a fixed size, and what it passes in one call is bounded too.
+//! Components use the same host and files as modules of preview 1. This module translates the calls of the component
+//! interfaces into the host's operations. All calls are synchronous, on the guest's own thread. A call that blocks
+//! waits at the guest control, so a cancel or the deadline ends it. A component's host resources are in one table of a
+//! fixed size, and the data passed in one call is bounded too.
 
 mod bindings;
 mod cli;

@@ -1,4 +1,4 @@
-//! Calls on descriptors. Those on paths begin at a directory that is open and never lead above it.
+//! Calls on descriptors. Calls with a path start at an open directory and never lead above it.
 
 use wasmtime::component::Resource;
 
@@ -7,7 +7,7 @@ use super::bindings::filesystem::types::{
     NewTimestamp, OpenFlags, PathFlags,
 };
 use super::filesystem::{Answer, described, hash, kind};
-use super::resources::{Entries, Held, InputStream, Opened, OutputStream};
+use super::resources::{Entries, InputStream, NodeRef, Opened, OutputStream};
 use crate::fs::{Kind, LastLink, OpenHow, Stat};
 use crate::wasi::{Host, OpenDirectory};
 
@@ -23,7 +23,7 @@ impl Host {
         }
     }
 
-    /// The same, where something is to be changed.
+    /// Returns the directory, or an error if it is read-only.
     fn writable_directory(&self, handle: &Resource<Opened>) -> Answer<OpenDirectory> {
         let directory = self.directory(handle)?;
         if directory.writable { Ok(directory) } else { Err(ErrorCode::ReadOnly.into()) }
@@ -46,10 +46,10 @@ impl Host {
         let files = std::sync::Arc::clone(self.files());
         let (ino, kind) = self.change(|tree, now| {
             let ino = tree.open(directory.base(), path, last, how, now)?;
-            tree.hold(ino)?;
+            tree.acquire(ino)?;
             Ok((ino, tree.stat(ino)?.kind))
         })?;
-        let node = Held::already(&files, ino);
+        let node = NodeRef::from_acquired(&files, ino);
         let below = OpenDirectory { ino, preopen: None, name: None, writable: directory.writable };
         Ok(match kind {
             Kind::Directory => Opened::Directory { node, directory: below },
@@ -166,7 +166,7 @@ impl HostDescriptor for Host {
         new: Resource<Opened>,
         new_path: String,
     ) -> Answer {
-        // A second name in a writable place would make a file of a read-only one writable.
+        // A second name in a writable directory would make a file of a read-only one writable.
         let (old, new) = (self.writable_directory(&old)?, self.writable_directory(&new)?);
         self.change(|tree, now| tree.hard_link((old.base(), &old_path), (new.base(), &new_path), last(flags), now))
     }
@@ -182,10 +182,10 @@ impl HostDescriptor for Host {
         let directory = self.directory(&handle)?;
         let (how, last) = (how(open_flags, flags)?, last(path_flags));
         if !self.has_room() {
-            // The interface has no word for too many open files.
+            // The interface has no code for too many open files.
             return Err(ErrorCode::InsufficientMemory.into());
         }
-        // What is there can be opened by a call that would make it.
+        // A call that would create a file may open an existing one.
         let there = || {
             let tree = self.locked_tree();
             tree.lookup(directory.base(), &path, last).is_ok()
@@ -194,7 +194,7 @@ impl HostDescriptor for Host {
             return Err(ErrorCode::ReadOnly.into());
         }
         let opened = self.open(&directory, &path, last, how, flags.contains(DescriptorFlags::READ))?;
-        Ok(self.keep_opened(opened)?)
+        Ok(self.push_opened(opened)?)
     }
 
     fn readlink_at(&mut self, handle: Resource<Opened>, path: String) -> Answer<String> {

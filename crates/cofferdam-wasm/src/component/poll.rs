@@ -1,4 +1,4 @@
-//! Waiting for time and input.
+//! Waiting for time, input and the network.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::leash::Input;
 use crate::network::{Connection, Interest};
 use crate::wasi::Host;
 
-/// The most that one call waits for.
+/// The maximum number of pollables of one call.
 const MAX_WAITED_FOR: usize = 1024;
 
 impl poll::Host for Host {
     fn poll(&mut self, wanted: Vec<Resource<Pollable>>) -> wasmtime::Result<Vec<u32>> {
         if wanted.is_empty() || wanted.len() > MAX_WAITED_FOR {
-            return Err(trap("a wait for nothing, or for too much"));
+            return Err(trap("a poll of no pollables, or of too many"));
         }
         let wanted =
             wanted.iter().map(|handle| self.resource(handle).cloned()).collect::<wasmtime::Result<Vec<_>>>()?;
@@ -38,7 +38,7 @@ impl poll::HostPollable for Host {
     }
 
     fn drop(&mut self, pollable: Resource<Pollable>) -> wasmtime::Result<()> {
-        self.forget(pollable).map(drop)
+        self.delete_resource(pollable).map(drop)
     }
 }
 
@@ -49,14 +49,14 @@ impl Host {
             Pollable::Moment(moment) => *moment <= now,
             Pollable::Input => match self.input() {
                 (Input::Given(_), _) => true,
-                (Input::Streamed, leash) => leash.readable(),
+                (Input::Streamed, control) => control.readable(),
             },
             Pollable::Connection(connection, interest) => connection.is_ready(*interest),
             Pollable::Lookup(lookup) => lookup.is_ready(),
         }
     }
 
-    /// Waits until something is ready, and gives the places of all that is.
+    /// Waits until a pollable is ready, and returns the indexes of all ready ones.
     pub(super) fn wait_for(&mut self, wanted: &[Pollable]) -> wasmtime::Result<Vec<u32>> {
         let input = wanted.iter().any(|pollable| matches!(pollable, Pollable::Input));
         let moments = wanted.iter().filter_map(|pollable| match pollable {
@@ -66,10 +66,10 @@ impl Host {
         let first = moments.min();
         let network = wanted.iter().any(|pollable| matches!(pollable, Pollable::Connection(..) | Pollable::Lookup(_)));
         let waker = network.then(|| self.waker()).transpose().map_err(wasmtime::Error::new)?;
-        let given_up = wanted.iter().filter_map(Pollable::until).min();
+        let timeout = wanted.iter().filter_map(Pollable::until).min();
         loop {
             if let Some(waker) = &waker {
-                waker.calm();
+                waker.clear();
             }
             let now = self.clock().monotonic();
             let ready: Vec<u32> =
@@ -84,12 +84,12 @@ impl Host {
                 self.check().map_err(wasmtime::Error::new)?;
                 continue;
             }
-            // What does not fit the clock is beyond every deadline.
+            // A time that the clock cannot represent is later than every deadline.
             let until = left.and_then(|left| Instant::now().checked_add(left));
             let waited = match &waker {
                 None => self.wait_until(until, input),
                 Some(waker) => {
-                    let until = until.into_iter().chain(given_up).min();
+                    let until = until.into_iter().chain(timeout).min();
                     let connections: Vec<_> = wanted.iter().filter_map(Pollable::connection).collect();
                     self.wait_for_connections(waker, until, &connections)
                 }
@@ -107,7 +107,7 @@ impl Pollable {
         }
     }
 
-    /// When whoever is waited for gives up.
+    /// Returns the time at which the connection or lookup times out.
     fn until(&self) -> Option<Instant> {
         match self {
             Self::Connection(connection, _) => connection.until(),

@@ -1,4 +1,4 @@
-//! What a component holds of the host: one table of a fixed size, whatever is in it.
+//! The host resources of a component, in one table of a fixed size.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -14,9 +14,9 @@ use crate::fs::{FsResult, Ino, Listing, Tree};
 use crate::network::{Connection, Interest, Lookup, Target};
 use crate::wasi::{Host, OpenDirectory, lock};
 
-/// The most resources of the host that one exec holds: descriptors, streams, what it waits for, errors.
+/// The maximum host resources of one exec: descriptors, streams, pollables, errors.
 const MAX_RESOURCES: usize = 4096;
-/// The most of them that may be files and directories, as in preview 1.
+/// The maximum of files and directories among them, as in preview 1.
 const MAX_OPENED: usize = 1024;
 
 /// The table of one exec.
@@ -34,37 +34,37 @@ impl Default for Resources {
     }
 }
 
-/// A node of the files that is held, and let go when the last of its holders goes. Must not be dropped by whoever has
-/// the files locked.
+/// A reference to a file system node, which is released with the last reference. Must not be dropped while the files
+/// are locked, since the drop locks them.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct NodeRef {
     files: Arc<Mutex<Tree>>,
     pub(crate) ino: Ino,
 }
 
-impl Held {
+impl NodeRef {
     pub(crate) fn new(files: &Arc<Mutex<Tree>>, ino: Ino) -> FsResult<Arc<Self>> {
-        lock(files).hold(ino)?;
-        Ok(Self::already(files, ino))
+        lock(files).acquire(ino)?;
+        Ok(Self::from_acquired(files, ino))
     }
 
-    /// Takes over a node that is held.
-    pub(crate) fn already(files: &Arc<Mutex<Tree>>, ino: Ino) -> Arc<Self> {
+    /// Wraps a node that the caller has already referenced.
+    pub(crate) fn from_acquired(files: &Arc<Mutex<Tree>>, ino: Ino) -> Arc<Self> {
         Arc::new(Self { files: Arc::clone(files), ino })
     }
 }
 
-impl Drop for Held {
+impl Drop for NodeRef {
     fn drop(&mut self) {
-        lock(&self.files).let_go(self.ino);
+        lock(&self.files).release(self.ino);
     }
 }
 
-/// A file or directory that is open.
+/// An open file or directory.
 #[derive(Debug, Clone)]
 pub enum Opened {
-    File { node: Arc<Held>, reads: bool, writes: bool },
-    Directory { node: Arc<Held>, directory: OpenDirectory },
+    File { node: Arc<NodeRef>, reads: bool, writes: bool },
+    Directory { node: Arc<NodeRef>, directory: OpenDirectory },
 }
 
 impl Opened {
@@ -75,46 +75,46 @@ impl Opened {
     }
 }
 
-/// A listing on its way.
+/// A directory listing in progress.
 #[derive(Debug)]
 pub struct Entries {
-    pub(crate) node: Arc<Held>,
+    pub(crate) node: Arc<NodeRef>,
     pub(crate) next: u64,
     pub(crate) ready: VecDeque<Listing>,
 }
 
-/// What bytes are read from.
+/// The source of an input stream.
 #[derive(Debug, Clone)]
 pub enum InputStream {
     Stdin,
-    File { node: Arc<Held>, position: u64 },
+    File { node: Arc<NodeRef>, position: u64 },
     Socket(Arc<Connection>),
 }
 
-/// What bytes are written to.
+/// The target of an output stream.
 #[derive(Debug, Clone)]
 pub enum OutputStream {
     Printed(Stream),
-    /// Without a position, at the end.
+    /// A file. Without a position, bytes are appended.
     File {
-        node: Arc<Held>,
+        node: Arc<NodeRef>,
         position: Option<u64>,
     },
     Socket(Arc<Connection>),
 }
 
-/// What is waited for.
+/// An event that a component can wait for.
 #[derive(Debug, Clone)]
 pub enum Pollable {
     Ready,
     Input,
-    /// A moment of the monotonic clock.
+    /// A time of the monotonic clock.
     Moment(u64),
     Connection(Arc<Connection>, Interest),
     Lookup(Arc<Lookup>),
 }
 
-/// Why a stream failed.
+/// The error of a stream.
 #[derive(Debug)]
 pub struct IoError {
     pub(crate) text: String,
@@ -122,26 +122,26 @@ pub struct IoError {
     pub(crate) network: Option<SocketError>,
 }
 
-/// A socket, and where it leads.
+/// A socket, with its remote address.
 #[derive(Debug)]
 pub struct TcpSocket {
     pub(crate) connection: Arc<Connection>,
     pub(crate) remote: Option<SocketAddr>,
 }
 
-/// What comes of looking up a name.
+/// The state of a name lookup.
 #[derive(Debug)]
 pub enum Addresses {
-    Sought { lookup: Arc<Lookup>, target: Arc<Target> },
+    Pending { lookup: Arc<Lookup>, target: Arc<Target> },
     Found(VecDeque<IpAddr>),
     Refused(SocketError),
 }
 
-/// The network, which for all that is asked of it is the one that the policy allows.
+/// The network handle. There is only one network, restricted by the policy.
 #[derive(Debug)]
 pub struct Network;
 
-/// A resource that is never made.
+/// A resource that is never created.
 #[derive(Debug)]
 pub enum Nothing {}
 
@@ -154,27 +154,27 @@ impl Host {
         self.resources.table.get_mut(handle).map_err(misuse)
     }
 
-    pub(crate) fn keep<T: Send + 'static>(&mut self, value: T) -> wasmtime::Result<Resource<T>> {
+    pub(crate) fn push_resource<T: Send + 'static>(&mut self, value: T) -> wasmtime::Result<Resource<T>> {
         self.resources.table.push(value).map_err(misuse)
     }
 
-    pub(crate) fn forget<T: 'static>(&mut self, handle: Resource<T>) -> wasmtime::Result<T> {
+    pub(crate) fn delete_resource<T: 'static>(&mut self, handle: Resource<T>) -> wasmtime::Result<T> {
         self.resources.table.delete(handle).map_err(misuse)
     }
 
-    /// Whether one more file or directory may be open.
+    /// Returns true if one more file or directory can be opened.
     pub(crate) fn has_room(&self) -> bool {
         self.resources.opened < MAX_OPENED
     }
 
-    pub(crate) fn keep_opened(&mut self, opened: Opened) -> wasmtime::Result<Resource<Opened>> {
-        let handle = self.keep(opened)?;
+    pub(crate) fn push_opened(&mut self, opened: Opened) -> wasmtime::Result<Resource<Opened>> {
+        let handle = self.push_resource(opened)?;
         self.resources.opened += 1;
         Ok(handle)
     }
 
     pub(crate) fn close(&mut self, handle: Resource<Opened>) -> wasmtime::Result<()> {
-        self.forget(handle)?;
+        self.delete_resource(handle)?;
         self.resources.opened = self.resources.opened.saturating_sub(1);
         Ok(())
     }

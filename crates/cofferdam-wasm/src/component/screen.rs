@@ -1,9 +1,10 @@
-//! A first look at a component, before anything is spent on it.
+//! Static analysis of a component before it is compiled.
 //!
-//! The modules in it are held to what a module alone is held to. The component around them is a program too, which the
-//! compiler runs: each instance of a component repeats all that is in it, so that a few hundred bytes could ask for more
-//! than any machine has. What it comes to is counted here without doing it. For that, which component is instantiated must
-//! be plain from the file: components that take components, or pass them on, are refused.
+//! The modules in a component obey the limits of single modules. The component around them is a program too, which the
+//! compiler runs: each instance of a component repeats its content, so a few hundred bytes could describe more than any
+//! host can hold. This analysis counts the instantiated items without instantiating them. The count requires that the
+//! file alone determines the instantiated components, so components that take components as arguments, or pass them on,
+//! are rejected.
 
 use cofferdam_contract::Result;
 use wasmparser::{
@@ -12,33 +13,33 @@ use wasmparser::{
 };
 
 use super::types::{Types, check_nesting};
-use crate::screen::{MAX_FUNCTIONS, not_executable, screen_body, screen_memories};
+use crate::screen::{MAX_FUNCTIONS, check_body, check_memories, not_executable};
 
-/// Components and modules inside each other.
+/// The maximum nesting of components and modules.
 const MAX_DEPTH: usize = 10;
 const MAX_MODULES: usize = 200;
-/// Imports, exports, and arguments of instances, all of whose types are compared; and functions between components and
-/// modules, whose types are translated.
+/// The maximum number of imports, exports, and arguments of instances, whose types the compiler compares, and of
+/// functions between components and modules, whose types it translates.
 const MAX_COMPARED: u64 = 5_000;
-/// The same times the parts of the largest type so far.
+/// The same limit, multiplied by the parts of the largest type so far.
 const MAX_PARTS: u64 = 10_000_000;
-/// All that instantiating comes to: instances, their arguments, aliases, and functions between them.
+/// The maximum number of instantiated items: instances, their arguments, aliases, and functions between them.
 const MAX_ITEMS: u64 = 200_000;
-/// What a function between components and modules counts: the compiler makes code for each.
+/// The items counted for a function between components and modules, since the compiler generates code for each.
 const FUNCTION: u64 = 20;
-/// And for that many parts of the largest type one more.
+/// The parts of the largest type that count as one more item.
 const PARTS: u64 = 50;
 
-/// Whether these bytes call themselves a component.
+/// Returns true if the header is that of a component.
 pub(crate) fn is_component(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\0asm") && bytes.get(6..8) == Some(&[1, 0])
 }
 
-/// Refuses what is no component, or one whose compilation has no good bound.
-pub(crate) fn screen(bytes: &[u8]) -> Result<()> {
-    let mut look = Look { bytes, ..Look::default() };
+/// Rejects bytes that are not a component, and components without a good bound on their compile time.
+pub(crate) fn check_component(bytes: &[u8]) -> Result<()> {
+    let mut analysis = Analysis { bytes, ..Analysis::default() };
     for payload in Parser::new(0).parse_all(bytes) {
-        look.at(&payload.map_err(malformed)?)?;
+        analysis.visit(&payload.map_err(malformed)?)?;
     }
     Ok(())
 }
@@ -52,35 +53,35 @@ fn too_much<T>(what: &str) -> Result<T> {
 }
 
 fn passed_on<T>() -> Result<T> {
-    Err(not_executable("the component takes components or modules from outside, or passes them on"))
+    Err(not_executable("the component takes components or modules as arguments, or passes them on"))
 }
 
-/// What is known of a component while it is read.
+/// The state of a component while it is read.
 #[derive(Default)]
 struct Frame {
-    /// What an instance of it comes to.
+    /// The items of one instance.
     items: u64,
-    /// The same of the components that it can name, by their numbers.
+    /// The items of the components that it can reference, by index.
     components: Vec<u64>,
 }
 
 #[derive(Default)]
-struct Look<'a> {
+struct Analysis<'a> {
     bytes: &'a [u8],
-    /// `None` for modules.
+    /// The enclosing components, innermost last. `None` for modules.
     frames: Vec<Option<Frame>>,
     types: Types,
     modules: usize,
-    /// Of the module that is read.
+    /// The memories of the current module.
     memories: u32,
     functions: u64,
     compared: u64,
     parts: u64,
 }
 
-impl Look<'_> {
-    fn at(&mut self, payload: &Payload<'_>) -> Result<()> {
-        screen_memories(payload, &mut self.memories)?;
+impl Analysis<'_> {
+    fn visit(&mut self, payload: &Payload<'_>) -> Result<()> {
+        check_memories(payload, &mut self.memories)?;
         match payload {
             Payload::Version { encoding, .. } => return self.enter(*encoding == wasmparser::Encoding::Component),
             Payload::End(_) => return self.leave(),
@@ -90,7 +91,7 @@ impl Look<'_> {
                     return too_much("functions");
                 }
             }
-            Payload::CodeSectionEntry(body) => screen_body(body)?,
+            Payload::CodeSectionEntry(body) => check_body(body)?,
             _ => {}
         }
         self.of_component(payload)
@@ -175,7 +176,9 @@ impl Look<'_> {
         self.compared = self.compared.saturating_add(count as u64);
         self.parts = self.parts.saturating_add((count as u64).saturating_mul(self.types.largest()));
         if self.compared > MAX_COMPARED || self.parts > MAX_PARTS {
-            return too_much("imports, exports and functions between its parts, or too large types for so many");
+            return too_much(
+                "imports, exports and functions between its parts, or its types are too large for so many",
+            );
         }
         Ok(())
     }
@@ -205,18 +208,18 @@ impl Look<'_> {
     fn count(&mut self, items: u64) -> Result<()> {
         let Some(Some(frame)) = self.frames.last_mut() else { return Ok(()) };
         frame.items = frame.items.saturating_add(items);
-        if frame.items > MAX_ITEMS { too_much("instances, or too much in them") } else { Ok(()) }
+        if frame.items > MAX_ITEMS { too_much("instances, or too many items in them") } else { Ok(()) }
     }
 
-    /// What an alias names must be known where it is a component.
+    /// Counts an alias. An alias of a component must refer to a known one.
     fn alias(&mut self, alias: &ComponentAlias<'_>) -> Result<()> {
         self.types.alias(alias)?;
         self.count(1)?;
         match alias {
             ComponentAlias::InstanceExport { kind, .. } if is_passed(*kind) => passed_on(),
             ComponentAlias::Outer { kind: ComponentOuterAliasKind::Component, count, index } => {
-                let place = self.frames.len().checked_sub(1 + *count as usize);
-                let outer = place.and_then(|place| self.frames.get(place)).and_then(Option::as_ref);
+                let depth = self.frames.len().checked_sub(1 + *count as usize);
+                let outer = depth.and_then(|depth| self.frames.get(depth)).and_then(Option::as_ref);
                 let items = outer.and_then(|frame| frame.components.get(*index as usize)).copied();
                 let items = items.ok_or_else(|| not_executable("the component is malformed"))?;
                 if let Some(Some(frame)) = self.frames.last_mut() {

@@ -1,4 +1,4 @@
-//! The network of a component: the handle to it, its errors, and addresses as the interfaces write them.
+//! The network of a component: its handle, its errors, and the conversion of addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::wasi::Host;
 
 impl Networks for Host {
     fn convert_error_code(&mut self, error: SocketFail) -> wasmtime::Result<ErrorCode> {
-        error.told()
+        error.into_code()
     }
 
     fn network_error_code(&mut self, error: Resource<IoError>) -> wasmtime::Result<Option<ErrorCode>> {
@@ -24,18 +24,18 @@ impl Networks for Host {
 
 impl HostNetwork for Host {
     fn drop(&mut self, network: Resource<Network>) -> wasmtime::Result<()> {
-        self.forget(network).map(drop)
+        self.delete_resource(network).map(drop)
     }
 }
 
 impl instance_network::Host for Host {
     fn instance_network(&mut self) -> wasmtime::Result<Resource<Network>> {
-        self.keep(Network)
+        self.push_resource(Network)
     }
 }
 
 impl Host {
-    /// A call on a socket that can never have been made.
+    /// Handles a call on a socket of a kind that is never created.
     pub(super) fn unmade<T, E>(&self, handle: &Resource<Nothing>) -> Result<T, E>
     where
         E: From<wasmtime::Error>,
@@ -44,7 +44,7 @@ impl Host {
     }
 }
 
-/// An address as it is told.
+/// Converts an address for the guest.
 pub(super) fn address(address: IpAddr) -> IpAddress {
     match address {
         IpAddr::V4(address) => IpAddress::Ipv4(address.octets().into()),
@@ -52,8 +52,8 @@ pub(super) fn address(address: IpAddr) -> IpAddress {
     }
 }
 
-/// An address and a port as they are told.
-pub(super) fn told(address: SocketAddr) -> IpSocketAddress {
+/// Converts an address and port for the guest.
+pub(super) fn to_guest(address: SocketAddr) -> IpSocketAddress {
     match address {
         SocketAddr::V4(address) => {
             IpSocketAddress::Ipv4(Ipv4SocketAddress { port: address.port(), address: address.ip().octets().into() })
@@ -67,8 +67,8 @@ pub(super) fn told(address: SocketAddr) -> IpSocketAddress {
     }
 }
 
-/// An address and a port that a guest gives. Of IPv6 it can give neither an interface nor the label of a flow.
-pub(super) fn given(address: IpSocketAddress) -> Result<SocketAddr, ErrorCode> {
+/// Converts an address and port from the guest. IPv6 scope ids are not supported, and flow labels are ignored.
+pub(super) fn from_guest(address: IpSocketAddress) -> Result<SocketAddr, ErrorCode> {
     match address {
         IpSocketAddress::Ipv4(Ipv4SocketAddress { port, address: (a, b, c, d) }) => {
             Ok((Ipv4Addr::new(a, b, c, d), port).into())

@@ -1,4 +1,4 @@
-//! Streams: standard input and output, and files.
+//! Streams: standard input and output, files, and connections.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,33 +15,33 @@ use crate::leash::Input;
 use crate::network::{Connection, Interest, PERMITTED};
 use crate::wasi::Host;
 
-/// The most bytes that one call reads, and that may be written in one call.
-pub(crate) const MOST: usize = 1 << 20;
-/// Bytes written at once: what does not fit is refused by this much.
+/// The maximum bytes of one read or write.
+pub(crate) const MAX_TRANSFER: usize = 1 << 20;
+/// Bytes per write to a file. A write that exceeds a limit loses at most this much of what would fit.
 const SLICE: usize = 64 << 10;
-/// Without what it points to, a buffer that grows as far as there are bytes.
+/// The initial read buffer.
 const FIRST: usize = 64 << 10;
 
 type Answer<T> = Result<T, StreamFail>;
 
 fn closed<T>() -> Answer<T> {
-    Err(StreamFail::Told(StreamError::Closed))
+    Err(StreamFail::Code(StreamError::Closed))
 }
 
-/// What a guest asks for, no more than goes in one call.
+/// Limits the length that a guest asks for to one call's maximum.
 fn bounded(length: u64) -> usize {
-    usize::try_from(length).map_or(MOST, |length| length.min(MOST))
+    usize::try_from(length).map_or(MAX_TRANSFER, |length| length.min(MAX_TRANSFER))
 }
 
 impl Host {
-    /// Reads what is there, at most `most` bytes.
-    fn read_some(&mut self, handle: &Resource<InputStream>, most: usize) -> Answer<Vec<u8>> {
+    /// Reads the available bytes, at most `max`.
+    fn read_some(&mut self, handle: &Resource<InputStream>, max: usize) -> Answer<Vec<u8>> {
         let mut buffer = Vec::new();
         match self.resource(handle)? {
-            InputStream::Stdin => self.read_stdin(&mut buffer, most)?,
+            InputStream::Stdin => self.read_stdin(&mut buffer, max)?,
             InputStream::Socket(connection) => {
                 let connection = Arc::clone(connection);
-                self.receive(&connection, &mut buffer, most)?;
+                self.receive(&connection, &mut buffer, max)?;
             }
             InputStream::File { node, position } => {
                 let (node, position) = (std::sync::Arc::clone(node), *position);
@@ -49,12 +49,12 @@ impl Host {
                     let tree = self.locked_tree();
                     tree.stat(node.ino).and_then(|stat| {
                         let left = usize::try_from(stat.size.saturating_sub(position)).unwrap_or(usize::MAX);
-                        buffer.resize(left.min(most), 0);
+                        buffer.resize(left.min(max), 0);
                         tree.read(node.ino, position, &mut buffer)
                     })
                 };
                 let read = self.or_failed(result)?;
-                if read == 0 && most > 0 {
+                if read == 0 && max > 0 {
                     return closed();
                 }
                 buffer.truncate(read);
@@ -66,32 +66,32 @@ impl Host {
         Ok(buffer)
     }
 
-    /// Leaves the buffer empty where there are no bytes yet.
-    fn read_stdin(&mut self, buffer: &mut Vec<u8>, most: usize) -> Answer<()> {
-        if most == 0 {
+    /// Reads standard input. Leaves the buffer empty if no bytes are available yet.
+    fn read_stdin(&mut self, buffer: &mut Vec<u8>, max: usize) -> Answer<()> {
+        if max == 0 {
             return Ok(());
         }
-        let (input, leash) = self.input();
+        let (input, control) = self.input();
         let read = match input {
             Input::Given(bytes) => {
-                buffer.extend_from_slice(&bytes.split_to(bytes.len().min(most)));
+                buffer.extend_from_slice(&bytes.split_to(bytes.len().min(max)));
                 Some(buffer.len())
             }
             Input::Streamed => {
-                buffer.resize(most.min(FIRST), 0);
-                leash.read(buffer)
+                buffer.resize(max.min(FIRST), 0);
+                control.read(buffer)
             }
         };
         buffer.truncate(read.unwrap_or_default());
         if read == Some(0) { closed() } else { Ok(()) }
     }
 
-    /// The same, of a connection.
-    fn receive(&mut self, connection: &Connection, buffer: &mut Vec<u8>, most: usize) -> Answer<()> {
-        if most == 0 {
+    /// Reads a connection. Leaves the buffer empty if no bytes are available yet.
+    fn receive(&mut self, connection: &Connection, buffer: &mut Vec<u8>, max: usize) -> Answer<()> {
+        if max == 0 {
             return Ok(());
         }
-        buffer.resize(most.min(FIRST), 0);
+        buffer.resize(max.min(FIRST), 0);
         let read = match connection.read(buffer) {
             Ok(Some(0)) => return closed(),
             Ok(read) => read.unwrap_or_default(),
@@ -101,11 +101,11 @@ impl Host {
         Ok(())
     }
 
-    /// The same, waiting for the first byte or the end.
-    fn read_waiting(&mut self, handle: &Resource<InputStream>, most: usize) -> Answer<Vec<u8>> {
+    /// Reads a stream, waiting for the first byte or the end.
+    fn read_waiting(&mut self, handle: &Resource<InputStream>, max: usize) -> Answer<Vec<u8>> {
         loop {
-            let bytes = self.read_some(handle, most)?;
-            if !bytes.is_empty() || most == 0 {
+            let bytes = self.read_some(handle, max)?;
+            if !bytes.is_empty() || max == 0 {
                 return Ok(bytes);
             }
             match self.resource(handle)? {
@@ -119,8 +119,8 @@ impl Host {
     }
 
     fn write_all(&mut self, handle: &Resource<OutputStream>, bytes: &[u8]) -> Answer<()> {
-        if bytes.len() > MOST {
-            return Err(trap("more written to a stream than it permitted").into());
+        if bytes.len() > MAX_TRANSFER {
+            return Err(trap("a write that exceeds the stream's permitted length").into());
         }
         match self.resource(handle)? {
             OutputStream::Socket(connection) => {
@@ -155,7 +155,7 @@ impl Host {
         }
     }
 
-    /// Passes bytes to the kernel, waiting for room. Of what was permitted, all has room as a rule.
+    /// Passes bytes to the kernel, waiting for buffer space. A write within the permitted length usually does not wait.
     fn send(&mut self, connection: &Arc<Connection>, mut bytes: &[u8]) -> Answer<()> {
         while !bytes.is_empty() {
             match connection.write(bytes) {
@@ -167,42 +167,44 @@ impl Host {
         Ok(())
     }
 
-    /// Writes no more than may be written without waiting.
+    /// Writes bytes, or traps if they exceed the length that is permitted without waiting.
     fn write_permitted(&mut self, handle: &Resource<OutputStream>, bytes: &[u8]) -> Answer<()> {
         if bytes.len() > self.permitted(handle)? {
-            return Err(trap("more written to a stream than it permitted").into());
+            return Err(trap("a write that exceeds the stream's permitted length").into());
         }
         self.write_all(handle, bytes)
     }
 
-    /// The most that is ever permitted at once.
+    /// Returns the maximum length of one permitted write.
     fn permitted(&self, handle: &Resource<OutputStream>) -> wasmtime::Result<usize> {
-        Ok(if matches!(self.resource(handle)?, OutputStream::Socket(_)) { PERMITTED } else { MOST })
+        Ok(if matches!(self.resource(handle)?, OutputStream::Socket(_)) { PERMITTED } else { MAX_TRANSFER })
     }
 
     fn zeros(length: u64) -> Answer<Vec<u8>> {
-        if length > MOST as u64 {
-            return Err(trap("more written to a stream than it permitted").into());
+        if length > MAX_TRANSFER as u64 {
+            return Err(trap("a write that exceeds the stream's permitted length").into());
         }
         Ok(vec![0; bounded(length)])
     }
 
-    /// An error of a connection as a stream tells it.
+    /// Converts an error of a connection to a stream error.
     fn broken<T>(&mut self, error: &io::Error) -> Answer<T> {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return closed();
         }
-        let kept = self.keep(IoError { text: error.to_string(), code: None, network: Some(socket_code(error)) })?;
-        Err(StreamFail::Told(StreamError::LastOperationFailed(kept)))
+        let resource =
+            self.push_resource(IoError { text: error.to_string(), code: None, network: Some(socket_code(error)) })?;
+        Err(StreamFail::Code(StreamError::LastOperationFailed(resource)))
     }
 
-    /// An error of the files as a stream tells it.
+    /// Converts a file system error to a stream error.
     fn or_failed<T>(&mut self, result: Result<T, FsError>) -> Answer<T> {
         match self.noted(result) {
             Ok(value) => Ok(value),
             Err(error) => {
-                let kept = self.keep(IoError { text: error.to_string(), code: Some(code(error)), network: None })?;
-                Err(StreamFail::Told(StreamError::LastOperationFailed(kept)))
+                let resource =
+                    self.push_resource(IoError { text: error.to_string(), code: Some(code(error)), network: None })?;
+                Err(StreamFail::Code(StreamError::LastOperationFailed(resource)))
             }
         }
     }
@@ -210,7 +212,7 @@ impl Host {
 
 impl Streams for Host {
     fn convert_stream_error(&mut self, error: StreamFail) -> wasmtime::Result<StreamError> {
-        error.told()
+        error.into_code()
     }
 }
 
@@ -237,11 +239,11 @@ impl HostInputStream for Host {
             InputStream::File { .. } => Pollable::Ready,
             InputStream::Socket(connection) => Pollable::Connection(Arc::clone(connection), Interest::Read),
         };
-        self.keep(pollable)
+        self.push_resource(pollable)
     }
 
     fn drop(&mut self, stream: Resource<InputStream>) -> wasmtime::Result<()> {
-        if let InputStream::Socket(connection) = self.forget(stream)? {
+        if let InputStream::Socket(connection) = self.delete_resource(stream)? {
             connection.shut_down(Shutdown::Read);
         }
         Ok(())
@@ -254,7 +256,7 @@ impl HostOutputStream for Host {
             OutputStream::Socket(connection) if !connection.writes() => closed(),
             OutputStream::Socket(connection) if connection.is_ready(Interest::Write) => Ok(PERMITTED as u64),
             OutputStream::Socket(_) => Ok(0),
-            _ => Ok(MOST as u64),
+            _ => Ok(MAX_TRANSFER as u64),
         }
     }
 
@@ -266,7 +268,8 @@ impl HostOutputStream for Host {
         self.write_all(&stream, &bytes)
     }
 
-    /// What is written is with the files or the kernel at once; what is printed goes on by itself within milliseconds.
+    /// Returns at once: files and the kernel already have the written bytes, and printed output is sent within
+    /// milliseconds.
     fn flush(&mut self, stream: Resource<OutputStream>) -> Answer<()> {
         self.resource(&stream)?;
         Ok(())
@@ -281,7 +284,7 @@ impl HostOutputStream for Host {
             OutputStream::Socket(connection) => Pollable::Connection(Arc::clone(connection), Interest::Write),
             _ => Pollable::Ready,
         };
-        self.keep(pollable)
+        self.push_resource(pollable)
     }
 
     fn write_zeroes(&mut self, stream: Resource<OutputStream>, length: u64) -> Answer<()> {
@@ -293,8 +296,8 @@ impl HostOutputStream for Host {
     }
 
     fn splice(&mut self, to: Resource<OutputStream>, from: Resource<InputStream>, length: u64) -> Answer<u64> {
-        let most = HostOutputStream::check_write(self, Resource::new_borrow(to.rep()))?;
-        let bytes = self.read_some(&from, bounded(length.min(most)))?;
+        let permitted = HostOutputStream::check_write(self, Resource::new_borrow(to.rep()))?;
+        let bytes = self.read_some(&from, bounded(length.min(permitted)))?;
         self.write_all(&to, &bytes)?;
         Ok(bytes.len() as u64)
     }
@@ -306,7 +309,7 @@ impl HostOutputStream for Host {
     }
 
     fn drop(&mut self, stream: Resource<OutputStream>) -> wasmtime::Result<()> {
-        if let OutputStream::Socket(connection) = self.forget(stream)? {
+        if let OutputStream::Socket(connection) = self.delete_resource(stream)? {
             connection.shut_down(Shutdown::Write);
         }
         Ok(())
@@ -321,6 +324,6 @@ impl io_error::HostError for Host {
     }
 
     fn drop(&mut self, error: Resource<IoError>) -> wasmtime::Result<()> {
-        self.forget(error).map(drop)
+        self.delete_resource(error).map(drop)
     }
 }

@@ -1,4 +1,4 @@
-//! TCP: connections to what the policy allows. A component listens nowhere and chooses no port of its own.
+//! TCP connections to the destinations that the policy allows. A component cannot listen or choose a local port.
 
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use super::bindings::sockets::tcp::{Host as Tcp, HostTcpSocket, ShutdownType};
 use super::bindings::sockets::tcp_create_socket;
 use super::error::SocketFail;
 use super::resources::{InputStream, Network, OutputStream, Pollable, TcpSocket};
-use super::sockets::{given, told};
-use crate::network::{Allowed, Connection, Family, Finished, Interest, is_of_none_or_many, is_own};
+use super::sockets::{from_guest, to_guest};
+use crate::network::{Allowed, Connection, Family, Finished, Interest, is_not_single_host, is_own};
 use crate::wasi::Host;
 
 type Answer<T = ()> = Result<T, SocketFail>;
 type Socket = Resource<TcpSocket>;
 
-/// What the kernel takes for probes of connections that are idle.
+/// The kernel's limit on keep-alive times, in seconds.
 const MAX_SECONDS: u64 = 32_767;
+/// The kernel's limit on keep-alive probes.
 const MAX_PROBES: u32 = 127;
 
 impl tcp_create_socket::Host for Host {
@@ -28,7 +29,7 @@ impl tcp_create_socket::Host for Host {
         if self.egress.is_none() {
             return Err(ErrorCode::AccessDenied.into());
         }
-        // Whatever is waited for later can wake the guest.
+        // Later waits for this socket need the waker.
         self.waker()?;
         let family = match family {
             IpAddressFamily::Ipv4 => Family::V4,
@@ -36,7 +37,7 @@ impl tcp_create_socket::Host for Host {
         };
         let made = self.egress.as_ref().map(|egress| egress.socket(family)).transpose()?.flatten();
         let connection = Arc::new(made.ok_or(ErrorCode::NewSocketLimit)?);
-        Ok(self.keep(TcpSocket { connection, remote: None })?)
+        Ok(self.push_resource(TcpSocket { connection, remote: None })?)
     }
 }
 
@@ -45,16 +46,16 @@ impl Host {
         Ok(&self.resource(socket)?.connection)
     }
 
-    /// Whether a guest may connect there with this socket, if it is a place to connect to at all.
+    /// Checks that the policy allows this socket to connect to this address, and that the address is valid for it.
     fn admit(&mut self, connection: &Connection, to: SocketAddr) -> Answer {
         let mapped = matches!(to, SocketAddr::V6(to) if to.ip().to_ipv4_mapped().is_some());
-        if connection.family != Family::of(to.ip()) || mapped || is_of_none_or_many(to.ip()) || to.port() == 0 {
+        if connection.family != Family::of(to.ip()) || mapped || is_not_single_host(to.ip()) || to.port() == 0 {
             return Err(ErrorCode::InvalidArgument.into());
         }
         let egress = self.egress.as_mut().ok_or(ErrorCode::AccessDenied)?;
         let allowed = egress.allows(to).map_err(|_| ErrorCode::AccessDenied)?;
         if allowed == Allowed::Elsewhere && is_own(to.ip()) {
-            egress.note(format_args!("the connection to {to}"), "a name leads there, but it is this machine");
+            egress.note(format_args!("the connection to {to}"), "an allowed name resolves to it, but it is this host");
             return Err(ErrorCode::AccessDenied.into());
         }
         Ok(())
@@ -65,7 +66,7 @@ fn positive<T: Default + PartialEq>(value: T) -> Answer<T> {
     if value == T::default() { Err(ErrorCode::InvalidArgument.into()) } else { Ok(value) }
 }
 
-/// A time of the guest's in seconds, at least one.
+/// Converts nanoseconds to whole seconds, at least one.
 fn seconds(nanos: u64) -> Answer<Duration> {
     let seconds = positive(nanos)?.div_ceil(1_000_000_000);
     Ok(Duration::from_secs(seconds.min(MAX_SECONDS)))
@@ -101,7 +102,7 @@ impl HostTcpSocket for Host {
         if !connection.is_new() {
             return Err(ErrorCode::InvalidState.into());
         }
-        let to = given(to)?;
+        let to = from_guest(to)?;
         self.admit(&connection, to)?;
         connection.start(to)?;
         self.resource_mut(&socket)?.remote = Some(to);
@@ -112,8 +113,8 @@ impl HostTcpSocket for Host {
         let connection = Arc::clone(&self.resource(&socket)?.connection);
         match connection.finish() {
             Finished::Connected => {
-                let input = self.keep(InputStream::Socket(Arc::clone(&connection)))?;
-                Ok((input, self.keep(OutputStream::Socket(connection))?))
+                let input = self.push_resource(InputStream::Socket(Arc::clone(&connection)))?;
+                Ok((input, self.push_resource(OutputStream::Socket(connection))?))
             }
             Finished::NotYet => Err(ErrorCode::WouldBlock.into()),
             Finished::NotBegun => Err(ErrorCode::NotInProgress.into()),
@@ -141,13 +142,13 @@ impl HostTcpSocket for Host {
         if !connection.is_connecting() && !connection.is_connected() {
             return Err(ErrorCode::InvalidState.into());
         }
-        Ok(told(connection.socket().local_addr()?))
+        Ok(to_guest(connection.socket().local_addr()?))
     }
 
     fn remote_address(&mut self, socket: Socket) -> Answer<IpSocketAddress> {
         let TcpSocket { connection, remote } = self.resource(&socket)?;
         let remote = remote.filter(|_| connection.is_connected());
-        Ok(told(remote.ok_or(ErrorCode::InvalidState)?))
+        Ok(to_guest(remote.ok_or(ErrorCode::InvalidState)?))
     }
 
     fn is_listening(&mut self, socket: Socket) -> wasmtime::Result<bool> {
@@ -231,10 +232,10 @@ impl HostTcpSocket for Host {
         Ok(self.connection(&socket)?.set_send_buffer(positive(size)?)?)
     }
 
-    /// Ready when it is connected, or will not be.
+    /// Returns a pollable that is ready when the connection is established or has failed.
     fn subscribe(&mut self, socket: Socket) -> wasmtime::Result<Resource<Pollable>> {
         let connection = Arc::clone(&self.resource(&socket)?.connection);
-        self.keep(Pollable::Connection(connection, Interest::Write))
+        self.push_resource(Pollable::Connection(connection, Interest::Write))
     }
 
     fn shutdown(&mut self, socket: Socket, how: ShutdownType) -> Answer {
@@ -251,6 +252,6 @@ impl HostTcpSocket for Host {
     }
 
     fn drop(&mut self, socket: Socket) -> wasmtime::Result<()> {
-        self.forget(socket).map(drop)
+        self.delete_resource(socket).map(drop)
     }
 }

@@ -1,8 +1,8 @@
-//! How large the types of a component are, with all that they are made of.
+//! The sizes of a component's types, with all their parts.
 //!
-//! A type names others by number, so that twenty lines can describe one of a million parts; checking and compiling what
-//! uses it takes as long as it is large. What is taken from an instance is counted as the largest value type seen so far,
-//! which is too much at worst. Instances have no instances in their types, so that these do not grow so.
+//! A type refers to others by index, so twenty lines can describe a type of a million parts. The time to check and
+//! compile its uses grows with its size. A type taken from an instance counts as the largest value type seen so far,
+//! which overestimates it at worst. Instance types cannot contain instances, so they do not grow in this way.
 
 use cofferdam_contract::{Error, Result};
 use wasmparser::{
@@ -12,14 +12,14 @@ use wasmparser::{
 
 use crate::screen::not_executable;
 
-/// Types declared, with all their parts.
+/// The maximum number of declared types, with their direct parts.
 const MAX_DECLARED: u64 = 50_000;
-/// Parts of one type, with all that it is made of.
+/// The maximum number of parts of one type, with nested parts.
 const MAX_SIZE: u64 = 50_000;
-/// Component and instance types begin so within others. Readers go down one into the other.
+/// The maximum number of byte pairs that can start a nested component or instance type. The parser recurses on them.
 const MAX_NESTED: usize = 500;
 
-/// The types that each component around, and the one that is read, can name by number.
+/// The sizes of the types that the current component and each enclosing one can reference by index.
 #[derive(Default)]
 pub(super) struct Types {
     scopes: Vec<Vec<u64>>,
@@ -27,7 +27,7 @@ pub(super) struct Types {
     declared: u64,
 }
 
-/// Refuses a section before it is read whose types could be nested too deeply for readers.
+/// Rejects a section whose types could be nested too deeply for the parser. Runs before the section is parsed.
 pub(super) fn check_nesting(section: &[u8]) -> Result<()> {
     let nested = section.windows(2).filter(|pair| pair[0] == 1 && matches!(pair[1], 0x41 | 0x42)).count();
     if nested > MAX_NESTED { Err(not_executable("the types of the component are nested too deeply")) } else { Ok(()) }
@@ -46,7 +46,7 @@ impl Types {
         self.scopes.pop();
     }
 
-    /// Parts of the largest value type so far.
+    /// Returns the number of parts of the largest value type so far.
     pub(super) fn largest(&self) -> u64 {
         self.largest.max(1)
     }
@@ -68,8 +68,8 @@ impl Types {
     }
 
     fn size(&self, outward: u32, index: u32) -> Result<u64> {
-        let place = self.scopes.len().checked_sub(1 + outward as usize).ok_or_else(malformed)?;
-        self.scopes[place].get(index as usize).copied().ok_or_else(malformed)
+        let depth = self.scopes.len().checked_sub(1 + outward as usize).ok_or_else(malformed)?;
+        self.scopes[depth].get(index as usize).copied().ok_or_else(malformed)
     }
 
     pub(super) fn core(&mut self, core: &CoreType<'_>) -> Result<()> {
@@ -79,13 +79,13 @@ impl Types {
         })
     }
 
-    /// A type that an export copies.
+    /// Adds the type that an export copies.
     pub(super) fn copy(&mut self, index: u32) -> Result<()> {
         let size = self.size(0, index)?;
         self.add(size)
     }
 
-    /// What is imported or exported by its type.
+    /// Adds the type of an import or export.
     pub(super) fn named(&mut self, what: &ComponentTypeRef) -> Result<()> {
         match what {
             ComponentTypeRef::Type(TypeBounds::Eq(index)) => self.copy(*index),
@@ -94,7 +94,7 @@ impl Types {
         }
     }
 
-    /// A type from elsewhere.
+    /// Adds a type by alias.
     pub(super) fn alias(&mut self, alias: &ComponentAlias<'_>) -> Result<()> {
         match alias {
             ComponentAlias::InstanceExport { kind: wasmparser::ComponentExternalKind::Type, .. } => {
@@ -117,7 +117,7 @@ impl Types {
                 self.instance(declarations)?;
                 1
             }
-            ComponentType::Component(_) => return Err(not_executable("the component declares types of components")),
+            ComponentType::Component(_) => return Err(not_executable("the component declares component types")),
         };
         if matches!(declared, ComponentType::Defined(_)) {
             self.largest = self.largest.max(size);
@@ -195,5 +195,5 @@ impl Types {
 }
 
 fn nested() -> Error {
-    not_executable("an instance type of the component has instances or components in it")
+    not_executable("an instance type of the component contains instances or components")
 }

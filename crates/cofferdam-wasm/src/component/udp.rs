@@ -1,4 +1,4 @@
-//! Datagrams, which nobody gets: no socket for them is ever made.
+//! UDP sockets, which are not supported: creating one fails.
 
 use wasmtime::component::Resource;
 

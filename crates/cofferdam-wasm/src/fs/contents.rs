@@ -1,18 +1,18 @@
-//! A file's bytes, in pieces that appear when they are written. What was never written reads as zeros and costs nothing.
+//! A file's content, in pieces that are allocated when they are written. Holes read as zeros and take no memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The largest piece.
+/// The maximum piece size.
 const PIECE: usize = 64 << 10;
-/// The smallest piece; pieces between are powers of two.
-const LEAST: usize = 256;
-/// What a piece costs besides its bytes.
+/// The minimum piece size. The sizes are powers of two.
+const MIN_PIECE: usize = 256;
+/// The cost of a piece besides its bytes.
 const PIECE_COST: u64 = 64;
-/// The longest a file can be made, holes included: 1 TiB.
+/// The maximum file length, holes included: 1 TiB.
 pub(crate) const MAX_LENGTH: u64 = 1 << 40;
 
-/// A file's bytes. A copy shares its pieces until one of the two changes.
+/// A file's content. A copy shares its pieces until one of the two changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Contents {
     pieces: BTreeMap<u64, Arc<Vec<u8>>>,
@@ -24,34 +24,34 @@ impl Contents {
         self.length
     }
 
-    /// What all of it costs.
+    /// Returns the cost of all pieces.
     pub(crate) fn cost(&self) -> u64 {
         self.pieces.values().map(|piece| piece.len() as u64 + PIECE_COST).sum()
     }
 
-    /// The pieces by number, shared.
+    /// Returns the pieces with their numbers. They are shared with this file.
     pub(crate) fn pieces(&self) -> Vec<(u64, Arc<Vec<u8>>)> {
         self.pieces.iter().map(|(number, piece)| (*number, Arc::clone(piece))).collect()
     }
 
-    /// A file of these pieces; nothing where they make none.
+    /// Creates a file of these pieces, or returns nothing if they are invalid.
     pub(crate) fn of_pieces(length: u64, pieces: &[(u64, Arc<Vec<u8>>)]) -> Option<Self> {
         let whole = pieces.iter().all(|(number, piece)| {
-            let fits = number.checked_mul(PIECE as u64).is_some_and(|start| start < length);
-            fits && piece.len() == piece_size(piece.len())
+            let inside = number.checked_mul(PIECE as u64).is_some_and(|start| start < length);
+            inside && piece.len() == piece_size(piece.len())
         });
-        let made: BTreeMap<_, _> = pieces.iter().cloned().collect();
-        let mut contents = Self { pieces: made, length };
+        let by_number: BTreeMap<_, _> = pieces.iter().cloned().collect();
+        let mut contents = Self { pieces: by_number, length };
         if !whole || contents.pieces.len() != pieces.len() {
             return None;
         }
-        // Nothing but zeros lies behind the end.
+        // The bytes behind the end must be zeros.
         contents.clear_behind();
         Some(contents)
     }
 
     fn clear_behind(&mut self) {
-        let (number, within) = place(self.length);
+        let (number, within) = locate(self.length);
         if let Some(piece) = self.pieces.get_mut(&number)
             && piece.get(within..).is_some_and(|rest| rest.iter().any(|byte| *byte != 0))
         {
@@ -59,13 +59,13 @@ impl Contents {
         }
     }
 
-    /// Copies bytes from `offset` into `buffer`; gives how many there were.
+    /// Copies bytes from `offset` into `buffer`, and returns their number.
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> usize {
         let left = usize::try_from(self.length.saturating_sub(offset)).unwrap_or(usize::MAX);
         let total = buffer.len().min(left);
         let mut done = 0;
         while done < total {
-            let (number, within) = place(offset + done as u64);
+            let (number, within) = locate(offset + done as u64);
             let size = (total - done).min(PIECE - within);
             let target = &mut buffer[done..done + size];
             let have = self.pieces.get(&number).map_or(&[][..], |piece| piece.get(within..).unwrap_or_default());
@@ -77,12 +77,12 @@ impl Contents {
         total
     }
 
-    /// What writing `length` bytes at `offset` would cost more than now.
+    /// Returns the additional cost of writing `length` bytes at `offset`.
     pub(crate) fn cost_of_write(&self, offset: u64, length: usize) -> u64 {
         let mut cost = 0;
         let mut done = 0;
         while done < length {
-            let (number, within) = place(offset + done as u64);
+            let (number, within) = locate(offset + done as u64);
             let size = (length - done).min(PIECE - within);
             let wanted = piece_size(within + size);
             cost += match self.pieces.get(&number) {
@@ -94,11 +94,11 @@ impl Contents {
         cost
     }
 
-    /// Writes bytes at `offset`, whose end is at most [`MAX_LENGTH`].
+    /// Writes bytes at `offset`. Their end must be at most [`MAX_LENGTH`].
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         let mut done = 0;
         while done < data.len() {
-            let (number, within) = place(offset + done as u64);
+            let (number, within) = locate(offset + done as u64);
             let size = (data.len() - done).min(PIECE - within);
             let piece = Arc::make_mut(self.pieces.entry(number).or_default());
             let wanted = piece_size(within + size);
@@ -112,13 +112,13 @@ impl Contents {
         self.length = self.length.max(offset + data.len() as u64);
     }
 
-    /// Cuts or lengthens; gives what that freed. A longer end is a hole.
+    /// Truncates or extends the file, and returns the freed cost. An extension is a hole.
     pub(crate) fn set_length(&mut self, length: u64) -> u64 {
         if length >= self.length {
             self.length = length;
             return 0;
         }
-        let (number, within) = place(length);
+        let (number, within) = locate(length);
         let first_gone = if within == 0 { number } else { number + 1 };
         let gone = self.pieces.split_off(&first_gone);
         if within > 0
@@ -133,12 +133,13 @@ impl Contents {
     }
 }
 
-fn place(offset: u64) -> (u64, usize) {
+/// Returns the number of the piece at an offset, and the offset within it.
+fn locate(offset: u64) -> (u64, usize) {
     (offset / PIECE as u64, (offset % PIECE as u64) as usize)
 }
 
 fn piece_size(bytes: usize) -> usize {
-    bytes.next_power_of_two().clamp(LEAST, PIECE)
+    bytes.next_power_of_two().clamp(MIN_PIECE, PIECE)
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! A tree as plain data: for copies, and for files that go elsewhere. What comes from a file is believed only as far as
-//! it makes a tree.
+//! Serialization of a tree, for copies and for snapshot files. Data from a file is untrusted and fully validated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,13 +12,13 @@ use super::{Contents, FsError, FsResult};
 use crate::account::Account;
 use crate::budget;
 
-/// The longest target of a link.
+/// The maximum length of a symlink target.
 const MAX_TARGET: usize = 4096;
 
-/// A tree as plain data. Files share their bytes with the tree that they come from.
+/// A serializable tree. Files share their bytes with the original tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FrozenTree {
-    /// By number, the top first; a node is named by nodes before it, or by nobody.
+    /// The nodes in order, the root first. A node is linked by nodes before it, or not at all.
     #[serde(deserialize_with = "budget::list")]
     nodes: Vec<FrozenNode>,
     disk_limit: u64,
@@ -39,13 +38,13 @@ enum FrozenBody {
         #[serde(deserialize_with = "budget::list")]
         pieces: Vec<(u64, Arc<Vec<u8>>)>,
     },
-    /// In the order in which they are listed.
+    /// The entries in listing order.
     Directory(#[serde(deserialize_with = "budget::list")] Vec<(String, u64)>),
     Symlink(String),
 }
 
 impl Tree {
-    /// The tree as it is now, with what descriptors hold that has no name any more.
+    /// Freezes the current tree, including nodes that have no name but are open.
     pub(crate) fn freeze(&self) -> FrozenTree {
         let mut order = vec![ROOT];
         let mut known: HashMap<Ino, ()> = HashMap::from([(ROOT, ())]);
@@ -83,12 +82,12 @@ impl Tree {
 }
 
 impl FrozenTree {
-    /// A tree like this one, charged to `account`, and the new numbers of its nodes. What has no name is held once, and
-    /// is the caller's to let go.
+    /// Creates an equal tree, charged to `account`, and returns the new inode numbers. Each node without a name is
+    /// acquired once, and the caller releases it.
     ///
     /// # Errors
     ///
-    /// [`FsError::Invalid`] if this is no tree; else what does not fit.
+    /// [`FsError::Invalid`] if this is not a valid tree; else the error of a limit.
     pub(crate) fn thaw(&self, disk_limit: Option<u64>, account: Arc<Account>) -> FsResult<(Tree, Renumbered)> {
         let mut tree = Tree::new(disk_limit, account);
         let mut numbers = BTreeMap::new();
@@ -104,8 +103,8 @@ impl FrozenTree {
                 return Err(FsError::Invalid);
             }
             bodies.insert(ino, node);
-            // Until it has a name.
-            tree.hold(ino)?;
+            // The reference is released when the node has a name.
+            tree.acquire(ino)?;
         }
         let mut named = std::collections::BTreeSet::new();
         for node in &self.nodes {
@@ -113,7 +112,7 @@ impl FrozenTree {
             let parent = *numbers.get(&node.ino).ok_or(FsError::Invalid)?;
             for (name, number) in entries {
                 let child = *numbers.get(number).ok_or(FsError::Invalid)?;
-                // A directory has one name, and is named by what stands before it: so there is no circle.
+                // A directory has one name, and its parent comes before it, so there are no cycles.
                 let again = !named.insert(child);
                 let directory = bodies.get(&child).is_some_and(|node| matches!(node.body, FrozenBody::Directory(_)));
                 if child == ROOT || (directory && (again || child <= parent)) || !is_name(name) {
@@ -124,7 +123,7 @@ impl FrozenTree {
         }
         for (ino, node) in &bodies {
             if named.contains(ino) {
-                tree.let_go(*ino);
+                tree.release(*ino);
             } else if matches!(node.body, FrozenBody::Directory(ref entries) if !entries.is_empty()) {
                 return Err(FsError::Invalid);
             }
@@ -140,16 +139,16 @@ impl FrozenTree {
     }
 }
 
-/// How the nodes of a thawed tree are called now.
+/// The inode numbers of a thawed tree.
 #[derive(Debug)]
 pub(crate) struct Renumbered {
     numbers: BTreeMap<u64, Ino>,
-    /// Held once each, and to be let go.
+    /// The nodes without a name. Each is acquired once, and the caller releases it.
     pub(crate) nameless: Vec<Ino>,
 }
 
 impl Renumbered {
-    /// What a node of the frozen tree is called now.
+    /// Returns the new inode number of a node of the frozen tree.
     pub(crate) fn of(&self, ino: u64) -> FsResult<Ino> {
         self.numbers.get(&ino).copied().ok_or(FsError::Invalid)
     }
@@ -158,7 +157,7 @@ impl Renumbered {
 impl FrozenNode {
     fn add_to(&self, tree: &mut Tree) -> FsResult<Ino> {
         match &self.body {
-            // Its place is found when it is named.
+            // Its parent is set when it is linked.
             FrozenBody::Directory(_) => tree.new_directory(ROOT, 0),
             FrozenBody::Symlink(target) if target.is_empty() || target.len() > MAX_TARGET || target.contains('\0') => {
                 Err(FsError::Invalid)
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!(thawed.freeze(), renumbered_again(&thawed));
     }
 
-    /// What was frozen, thawed and frozen again stays what it is.
+    /// Freezes a thawed tree again, which must not change it.
     fn renumbered_again(tree: &Tree) -> FrozenTree {
         let (again, _) = tree.freeze().thaw(None, account()).unwrap();
         again.freeze()
@@ -242,7 +241,7 @@ mod tests {
             let bad = spoil(&|nodes| entries(&mut nodes[0], &|entries| entries[0].0 = name.to_owned()));
             assert_eq!(bad, Err(FsError::Invalid), "{name:?}");
         }
-        // A directory in itself, above itself, twice, or not there.
+        // A directory in itself, above itself, twice, or missing.
         for number in [1, 2, 3, 99] {
             let bad = spoil(&|nodes| entries(&mut nodes[2], &|entries| entries.push(("z".to_owned(), number))));
             assert_eq!(bad, Err(FsError::Invalid), "{number}");

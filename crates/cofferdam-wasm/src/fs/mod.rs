@@ -1,14 +1,14 @@
-//! The files of one sandbox, in memory. Nothing here names, opens or changes a file of the host.
+//! The in-memory file system of one sandbox. It never names, opens or changes a file of the host.
 //!
 //! ```text
-//! /            what the host sees of it; guests get no descriptor of it
+//! /            visible to the host only; guests get no descriptor of it
 //! |-- workspace
 //! `-- tmp
 //! ```
 //!
-//! Nodes stand in one table and name each other by number, so that no operation recurses, however deep a guest builds.
-//! Every byte a guest can make the host keep is charged before it is kept: contents, names, links and the nodes
-//! themselves.
+//! Nodes are in one table and refer to each other by number, so that no operation recurses, however deep the
+//! directories are. Every byte that a guest can store is charged before it is stored: contents, names, links and the
+//! nodes themselves.
 
 mod contents;
 mod file_api;
@@ -26,7 +26,7 @@ pub(crate) use operations::{Listing, OpenHow, SetTime, Stat};
 pub(crate) use tree::{Ino, Kind, MAX_NODES, ROOT, Tree};
 pub(crate) use walk::{Base, LastLink};
 
-/// Why an operation on the files failed.
+/// An error of a file system operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FsError {
     #[error("no such file or directory")]
@@ -37,7 +37,7 @@ pub(crate) enum FsError {
     IsADirectory,
     #[error("the directory is not empty")]
     NotEmpty,
-    #[error("exists already")]
+    #[error("already exists")]
     Exists,
     #[error("the path leads outside the directory it starts from")]
     Escape,
@@ -53,7 +53,7 @@ pub(crate) enum FsError {
     TooManyFiles,
     #[error("the file would be too large")]
     TooLarge,
-    #[error("the path cannot be used for this")]
+    #[error("invalid path for this operation")]
     Invalid,
     #[error("not permitted")]
     NotPermitted,

@@ -1,4 +1,4 @@
-//! The tree against a map from paths to what is there.
+//! Comparison of the tree with a map from paths to files and directories.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn is_empty(model: &Model, path: &str) -> bool {
     !model.keys().any(|key| key.starts_with(&format!("{path}/")))
 }
 
-/// What a step does to the model; `false` where it must fail.
+/// Applies a step to the model; returns `false` if the step must fail.
 fn apply(model: &mut Model, step: &Step) -> bool {
     match step {
         Step::Write(path, data) => {
@@ -109,13 +109,13 @@ fn rename(model: &mut Model, from: &str, to: &str) -> bool {
     if from == to {
         return true;
     }
-    let fits = match (&moved, model.get(to)) {
+    let replaceable = match (&moved, model.get(to)) {
         (_, None) => true,
         (Thing::File(_), Some(Thing::File(_))) => true,
         (Thing::Directory, Some(Thing::Directory)) => is_empty(model, to),
         _ => false,
     };
-    if !fits {
+    if !replaceable {
         return false;
     }
     let prefix = format!("{from}/");
@@ -142,8 +142,8 @@ fn carry_out(tree: &mut Tree, step: &Step) -> FsResult<()> {
         Step::Rename(from, to) => tree.rename((BASE, from), (BASE, to), 0),
         Step::Put(path, data) => {
             let ino = tree.nameless_file(0)?;
-            let done = tree.write(ino, 0, data, 0).and_then(|()| tree.put_in_place(BASE, path, ino, 0));
-            tree.let_go(ino);
+            let done = tree.write(ino, 0, data, 0).and_then(|()| tree.link_file(BASE, path, ino, 0));
+            tree.release(ino);
             done
         }
     }
@@ -201,7 +201,7 @@ proptest! {
             let got = carry_out(&mut tree, step);
             prop_assert_eq!(got.is_ok(), expected, "{:?}: {:?}", step, got);
             prop_assert_eq!(observe(&tree), model.clone(), "after {:?}", step);
-            prop_assert_eq!(tree.disk(), tree.cost_of_all(), "what is charged, after {:?}", step);
+            prop_assert_eq!(tree.disk(), tree.cost_of_all(), "charged bytes after {:?}", step);
             prop_assert_eq!(account.used(), tree.disk());
         }
         for (name, _, _) in tree.list(ROOT, usize::MAX).unwrap().unwrap() {
@@ -252,13 +252,13 @@ fn a_removed_file_stays_while_it_is_held_and_costs_until_then() {
     let mut tree = small(1 << 20);
     let how = OpenHow { create: true, writes: true, ..OpenHow::default() };
     let ino = tree.open(BASE, "f", LastLink::Follow, how, 0).unwrap();
-    tree.hold(ino).unwrap();
+    tree.acquire(ino).unwrap();
     tree.write(ino, 0, &[1; 100_000], 0).unwrap();
     tree.unlink_file(BASE, "f", 0).unwrap();
     assert!(tree.disk() >= 100_000);
     let mut buffer = [0; 4];
     assert_eq!(tree.read(ino, 99_998, &mut buffer), Ok(2));
-    tree.let_go(ino);
+    tree.release(ino);
     assert_eq!(tree.disk(), 0);
     assert_eq!(tree.stat(ino), Err(FsError::NotFound));
 }
@@ -277,13 +277,13 @@ fn a_directory_cannot_move_below_itself_by_any_descriptor() {
 fn a_removed_directory_takes_no_new_entries() {
     let mut tree = small(1 << 20);
     let gone = tree.make_directory(BASE, "d", 0).unwrap();
-    tree.hold(gone).unwrap();
+    tree.acquire(gone).unwrap();
     tree.remove_directory(BASE, "d", 0).unwrap();
     let gone_base = Base { ino: gone, name: None };
     assert_eq!(tree.make_directory(gone_base, "x", 0), Err(FsError::NotFound));
     tree.make_directory(BASE, "e", 0).unwrap();
     assert_eq!(tree.rename((BASE, "e"), (gone_base, "x"), 0), Err(FsError::NotFound));
-    tree.let_go(gone);
+    tree.release(gone);
     assert_eq!(tree.disk(), tree.cost_of_all());
 }
 

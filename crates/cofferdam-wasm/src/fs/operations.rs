@@ -1,15 +1,15 @@
-//! What can be done to the files, by guests and by the file API alike.
+//! File system operations, used by guests and by the file API.
 
 use std::sync::Arc;
 
 use super::contents::MAX_LENGTH;
 use super::tree::{Body, FIRST_ORDER, Ino, Kind, Times, Tree};
-use super::walk::{Base, LastLink, Place};
+use super::walk::{Base, LastLink, Resolved};
 use super::{Contents, FsError, FsResult};
 
 const MAX_TARGET: usize = 4096;
 
-/// What is known about a node.
+/// The metadata of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) ino: Ino,
@@ -19,25 +19,25 @@ pub(crate) struct Stat {
     pub(crate) times: Times,
 }
 
-/// How to open.
+/// The options of an open call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OpenHow {
     pub(crate) create: bool,
     pub(crate) exclusive: bool,
     pub(crate) truncate: bool,
     pub(crate) directory: bool,
-    /// Whether anything may be made or changed.
+    /// True if the call can create or change files.
     pub(crate) writes: bool,
 }
 
-/// A new time of a node.
+/// The new times of a node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SetTime {
     pub(crate) accessed: Option<u64>,
     pub(crate) modified: Option<u64>,
 }
 
-/// An entry of a directory, and where the listing goes on after it.
+/// A directory entry, with the position of the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Listing {
     pub(crate) name: Arc<str>,
@@ -61,19 +61,19 @@ impl Tree {
         self.find(base, path, last)
     }
 
-    /// Opens what is there, or makes a file. The node is not held yet.
+    /// Opens the existing node, or creates a file. The node is not acquired yet.
     pub(crate) fn open(&mut self, base: Base<'_>, path: &str, last: LastLink, how: OpenHow, now: u64) -> FsResult<Ino> {
-        // A new name must not be a link, wherever that leads.
+        // An exclusive create must not follow a link.
         let last = if how.create && how.exclusive { LastLink::Keep } else { last };
-        let place = self.walk(base, path, last)?;
-        let Some(ino) = place.ino else {
+        let resolved = self.walk(base, path, last)?;
+        let Some(ino) = resolved.ino else {
             if !how.create {
                 return Err(FsError::NotFound);
             }
-            if place.must_be_directory {
+            if resolved.must_be_directory {
                 return Err(FsError::IsADirectory);
             }
-            let (parent, name) = place.entry()?;
+            let (parent, name) = resolved.entry()?;
             return self.make(parent, &name, Body::File(Contents::default()), now);
         };
         if how.create && how.exclusive {
@@ -83,14 +83,14 @@ impl Tree {
             Kind::Symlink => return Err(FsError::TooManyLinks),
             Kind::Directory if how.writes || how.create || how.truncate => return Err(FsError::IsADirectory),
             Kind::Directory => {}
-            Kind::File if how.directory || place.must_be_directory => return Err(FsError::NotADirectory),
+            Kind::File if how.directory || resolved.must_be_directory => return Err(FsError::NotADirectory),
             Kind::File if how.truncate => self.set_length(ino, 0, now)?,
             Kind::File => {}
         }
         Ok(ino)
     }
 
-    /// A node with its first entry, or neither.
+    /// Creates a node with its first entry, or neither.
     fn make(&mut self, parent: Ino, name: &str, body: Body, now: u64) -> FsResult<Ino> {
         self.directory(parent)?;
         let ino = self.add(body, now)?;
@@ -104,11 +104,11 @@ impl Tree {
     }
 
     pub(crate) fn make_directory(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<Ino> {
-        let place = self.walk(base, path, LastLink::Keep)?;
-        if place.ino.is_some() {
+        let resolved = self.walk(base, path, LastLink::Keep)?;
+        if resolved.ino.is_some() {
             return Err(FsError::Exists);
         }
-        let (parent, name) = place.entry()?;
+        let (parent, name) = resolved.entry()?;
         let ino = self.new_directory(parent, now)?;
         match self.link(parent, &name, ino, now) {
             Ok(()) => Ok(ino),
@@ -129,14 +129,14 @@ impl Tree {
         if target.contains('\0') {
             return Err(FsError::Invalid);
         }
-        let place = self.walk(base, path, LastLink::Keep)?;
-        if place.ino.is_some() {
+        let resolved = self.walk(base, path, LastLink::Keep)?;
+        if resolved.ino.is_some() {
             return Err(FsError::Exists);
         }
-        if place.must_be_directory {
+        if resolved.must_be_directory {
             return Err(FsError::NotFound);
         }
-        let (parent, name) = place.entry()?;
+        let (parent, name) = resolved.entry()?;
         self.make(parent, &name, Body::Symlink(target.into()), now).map(drop)
     }
 
@@ -147,7 +147,7 @@ impl Tree {
         }
     }
 
-    /// Another name for a file or link.
+    /// Adds another name for a file or symlink.
     pub(crate) fn hard_link(
         &mut self,
         from: (Base<'_>, &str),
@@ -159,45 +159,45 @@ impl Tree {
         if self.node(ino)?.kind() == Kind::Directory {
             return Err(FsError::NotPermitted);
         }
-        let place = self.walk(to.0, to.1, LastLink::Keep)?;
-        if place.ino.is_some() {
+        let resolved = self.walk(to.0, to.1, LastLink::Keep)?;
+        if resolved.ino.is_some() {
             return Err(FsError::Exists);
         }
-        if place.must_be_directory {
+        if resolved.must_be_directory {
             return Err(FsError::NotFound);
         }
-        let (parent, name) = place.entry()?;
+        let (parent, name) = resolved.entry()?;
         self.link(parent, &name, ino, now)
     }
 
     pub(crate) fn unlink_file(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<()> {
-        let place = self.walk(base, path, LastLink::Keep)?;
-        let ino = place.ino.ok_or(FsError::NotFound)?;
+        let resolved = self.walk(base, path, LastLink::Keep)?;
+        let ino = resolved.ino.ok_or(FsError::NotFound)?;
         match self.node(ino)?.kind() {
             Kind::Directory => return Err(FsError::IsADirectory),
-            _ if place.must_be_directory => return Err(FsError::NotADirectory),
+            _ if resolved.must_be_directory => return Err(FsError::NotADirectory),
             _ => {}
         }
-        self.take_away(&place, now)
+        self.remove_entry(&resolved, now)
     }
 
     pub(crate) fn remove_directory(&mut self, base: Base<'_>, path: &str, now: u64) -> FsResult<()> {
-        let place = self.walk(base, path, LastLink::Keep)?;
-        let ino = place.ino.ok_or(FsError::NotFound)?;
+        let resolved = self.walk(base, path, LastLink::Keep)?;
+        let ino = resolved.ino.ok_or(FsError::NotFound)?;
         if !self.directory(ino)?.entries.is_empty() {
             return Err(FsError::NotEmpty);
         }
-        self.take_away(&place, now)
+        self.remove_entry(&resolved, now)
     }
 
-    fn take_away(&mut self, place: &Place, now: u64) -> FsResult<()> {
-        let (parent, name) = place.entry()?;
+    fn remove_entry(&mut self, resolved: &Resolved, now: u64) -> FsResult<()> {
+        let (parent, name) = resolved.entry()?;
         let ino = self.unlink(parent, &name, now)?;
         self.drop_unused(ino);
         Ok(())
     }
 
-    /// Moves an entry; what has the new name is replaced if it is of the same sort, a directory only if empty.
+    /// Moves an entry. An existing target is replaced if it is of the same kind; a directory must be empty.
     pub(crate) fn rename(&mut self, from: (Base<'_>, &str), to: (Base<'_>, &str), now: u64) -> FsResult<()> {
         let old = self.walk(from.0, from.1, LastLink::Keep)?;
         let ino = old.ino.ok_or(FsError::NotFound)?;
@@ -226,12 +226,12 @@ impl Tree {
                 (false, _) => {}
             }
         }
-        // The new name may cost more than the old one; what it costs is known to fit before anything goes.
+        // The new name may cost more than the old one. Check that before anything is removed.
         let more = (new_name.len() as u64).saturating_sub(old_name.len() as u64);
         self.charge(more)?;
         self.refund(more);
-        // Held, so that it outlives having no name.
-        self.hold(ino)?;
+        // Acquired, so that the node outlives the removal of its name.
+        self.acquire(ino)?;
         let moved = self.unlink(old_parent, &old_name, now).and_then(|_| {
             if new.ino.is_some() {
                 let replaced = self.unlink(new_parent, &new_name, now)?;
@@ -239,11 +239,11 @@ impl Tree {
             }
             self.link(new_parent, &new_name, ino, now)
         });
-        self.let_go(ino);
+        self.release(ino);
         moved
     }
 
-    /// Whether `ino` is `above` or lies below it.
+    /// Returns true if `ino` is `above` or is below it.
     fn is_within(&self, mut ino: Ino, above: Ino) -> FsResult<bool> {
         loop {
             if ino == above {
@@ -261,7 +261,7 @@ impl Tree {
         Ok(self.contents(ino)?.read(offset, buffer))
     }
 
-    /// Writes all of `data`, or nothing of it.
+    /// Writes all of `data`, or none of it.
     pub(crate) fn write(&mut self, ino: Ino, offset: u64, data: &[u8], now: u64) -> FsResult<()> {
         if data.is_empty() {
             return self.contents(ino).map(drop);
@@ -293,21 +293,21 @@ impl Tree {
         Ok(())
     }
 
-    /// The entries of a directory from this place of its order on, at most `count`. Entries that come or go meanwhile
-    /// neither repeat nor hide others.
+    /// Returns at most `count` directory entries, starting at this position. Concurrent changes neither repeat nor hide
+    /// other entries.
     pub(crate) fn list_from(&self, ino: Ino, from: u64, count: usize) -> FsResult<Vec<Listing>> {
         let directory = self.directory(ino)?;
         let dots = [(".", ino), ("..", directory.above)].into_iter().zip(0u64..);
-        let dots = dots.filter(|(_, place)| *place >= from).map(|((name, ino), place)| Listing {
+        let dots = dots.filter(|(_, order)| *order >= from).map(|((name, ino), order)| Listing {
             name: name.into(),
             ino,
             kind: Kind::Directory,
-            next: place + 1,
+            next: order + 1,
         });
-        let entries = directory.by_order.range(from.max(FIRST_ORDER)..).filter_map(|(place, name)| {
+        let entries = directory.by_order.range(from.max(FIRST_ORDER)..).filter_map(|(order, name)| {
             let ino = directory.entries.get(name)?.ino;
             let kind = self.nodes.get(&ino)?.kind();
-            Some(Listing { name: Arc::clone(name), ino, kind, next: place + 1 })
+            Some(Listing { name: Arc::clone(name), ino, kind, next: order + 1 })
         });
         Ok(dots.chain(entries).take(count).collect())
     }

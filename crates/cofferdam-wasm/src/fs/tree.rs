@@ -1,4 +1,4 @@
-//! The table of nodes, and what each costs.
+//! The table of nodes, and their costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use super::{Contents, FsError, FsResult};
 use crate::account::Account;
 
-/// Names a node within its tree.
+/// The number of a node within its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Ino(pub(crate) u64);
 
-/// The top, above the workspace.
+/// The root directory, above the workspace.
 pub(crate) const ROOT: Ino = Ino(1);
-/// What a node costs besides its contents.
+/// The cost of a node besides its contents.
 const NODE_COST: u64 = 512;
-/// What an entry of a directory costs besides its name, which stands in two maps.
+/// The cost of a directory entry besides its name, which is stored in two maps.
 const ENTRY_COST: u64 = 192;
-/// The most nodes of one tree, whatever the limits say.
+/// The maximum number of nodes of one tree, whatever the limits.
 pub(crate) const MAX_NODES: usize = 200_000;
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -38,7 +38,7 @@ pub(crate) struct Times {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) ino: Ino,
-    /// Its place in the order of a listing, which no other entry ever has.
+    /// The position in a listing, which is never reused.
     pub(super) order: u64,
 }
 
@@ -47,11 +47,11 @@ pub(super) struct Directory {
     pub(super) entries: BTreeMap<Arc<str>, Entry>,
     pub(super) by_order: BTreeMap<u64, Arc<str>>,
     next_order: u64,
-    /// The directory above; itself for the top.
+    /// The parent directory. The root is its own parent.
     pub(super) above: Ino,
 }
 
-/// Places in a listing that `.` and `..` take.
+/// The listing positions of `.` and `..` come before this one.
 pub(super) const FIRST_ORDER: u64 = 2;
 
 impl Directory {
@@ -70,10 +70,10 @@ pub(super) enum Body {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) body: Body,
-    /// Entries that name it.
+    /// The number of entries that name it.
     pub(super) links: u64,
-    /// Descriptors that hold it.
-    pub(super) held: u64,
+    /// The number of references by descriptors.
+    pub(super) references: u64,
     pub(super) times: Times,
 }
 
@@ -101,16 +101,17 @@ impl Node {
 pub(crate) struct Tree {
     pub(super) nodes: BTreeMap<Ino, Node>,
     next: u64,
-    /// Bytes on the pretended disk, everything included.
+    /// The stored bytes, with all overhead.
     disk: u64,
     disk_limit: u64,
     account: Arc<Account>,
 }
 
 impl Tree {
-    /// A top directory alone.
+    /// Creates a tree with a root directory only.
     pub(crate) fn new(disk_limit: Option<u64>, account: Arc<Account>) -> Self {
-        let top = Node { body: Body::Directory(Directory::new(ROOT)), links: 1, held: 0, times: Times::default() };
+        let top =
+            Node { body: Body::Directory(Directory::new(ROOT)), links: 1, references: 0, times: Times::default() };
         Self {
             nodes: BTreeMap::from([(ROOT, top)]),
             next: ROOT.0 + 1,
@@ -120,7 +121,7 @@ impl Tree {
         }
     }
 
-    /// Bytes stored, everything included.
+    /// Returns the stored bytes, with all overhead.
     pub(crate) fn disk(&self) -> u64 {
         self.disk
     }
@@ -129,10 +130,10 @@ impl Tree {
         self.disk_limit
     }
 
-    /// Charges before anything is kept.
+    /// Charges bytes before they are stored.
     pub(super) fn charge(&mut self, bytes: u64) -> FsResult<()> {
         let disk = self.disk.checked_add(bytes).filter(|sum| *sum <= self.disk_limit).ok_or(FsError::Full)?;
-        if !self.account.take(bytes) {
+        if !self.account.reserve(bytes) {
             return Err(FsError::NoMemory);
         }
         self.disk = disk;
@@ -141,14 +142,14 @@ impl Tree {
 
     pub(super) fn refund(&mut self, bytes: u64) {
         self.disk = self.disk.saturating_sub(bytes);
-        self.account.give(bytes);
+        self.account.release(bytes);
     }
 
     pub(super) fn node(&self, ino: Ino) -> FsResult<&Node> {
         self.nodes.get(&ino).ok_or(FsError::NotFound)
     }
 
-    /// Whether something has names below both directories.
+    /// Returns true if a node has names below both directories.
     pub(crate) fn share_a_node(&self, one: Ino, other: Ino) -> bool {
         let below = self.below(one);
         self.below(other).iter().any(|ino| below.contains(ino))
@@ -204,13 +205,13 @@ impl Tree {
         }
     }
 
-    /// A node that no entry names yet.
+    /// Adds a node without a name.
     pub(super) fn add(&mut self, body: Body, now: u64) -> FsResult<Ino> {
         if self.nodes.len() >= MAX_NODES {
             return Err(FsError::TooManyFiles);
         }
         let times = Times { accessed: now, modified: now, changed: now };
-        let node = Node { body, links: 0, held: 0, times };
+        let node = Node { body, links: 0, references: 0, times };
         self.charge(node.cost())?;
         let ino = Ino(self.next);
         self.next += 1;
@@ -222,7 +223,7 @@ impl Tree {
         self.add(Body::Directory(Directory::new(above)), now)
     }
 
-    /// Puts an entry where there is none.
+    /// Adds an entry. Fails if the name exists.
     pub(super) fn link(&mut self, parent: Ino, name: &str, ino: Ino, now: u64) -> FsResult<()> {
         if self.node(parent)?.links == 0 {
             return Err(FsError::NotFound);
@@ -247,7 +248,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes an entry away; the node goes when nothing holds it.
+    /// Removes an entry. The caller frees the node by `drop_unused`.
     pub(super) fn unlink(&mut self, parent: Ino, name: &str, now: u64) -> FsResult<Ino> {
         let directory = self.directory_mut(parent)?;
         let (name, entry) = directory.entries.remove_entry(name).ok_or(FsError::NotFound)?;
@@ -267,23 +268,23 @@ impl Tree {
         }
     }
 
-    /// Holds a node for a descriptor.
-    pub(crate) fn hold(&mut self, ino: Ino) -> FsResult<()> {
-        self.node_mut(ino)?.held += 1;
+    /// Acquires a reference to a node, for a descriptor.
+    pub(crate) fn acquire(&mut self, ino: Ino) -> FsResult<()> {
+        self.node_mut(ino)?.references += 1;
         Ok(())
     }
 
-    /// Lets it go again.
-    pub(crate) fn let_go(&mut self, ino: Ino) {
+    /// Releases a reference to a node.
+    pub(crate) fn release(&mut self, ino: Ino) {
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.held = node.held.saturating_sub(1);
+            node.references = node.references.saturating_sub(1);
         }
         self.drop_unused(ino);
     }
 
-    /// Frees a node that has neither a name nor a holder. Its entries, if it has any, are its owner's to take first.
+    /// Frees a node that has neither a name nor a reference. The caller removes its entries first.
     pub(super) fn drop_unused(&mut self, ino: Ino) {
-        let unused = |node: &Node| node.links == 0 && node.held == 0;
+        let unused = |node: &Node| node.links == 0 && node.references == 0;
         if ino != ROOT
             && self.nodes.get(&ino).is_some_and(unused)
             && let Some(node) = self.nodes.remove(&ino)
@@ -307,6 +308,6 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        self.account.give(self.disk);
+        self.account.release(self.disk);
     }
 }

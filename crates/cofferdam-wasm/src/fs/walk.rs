@@ -1,4 +1,4 @@
-//! Where a path leads. Never above the directory that it starts from, link by link.
+//! Path resolution. A path never leads above the directory where it starts, and each symlink is resolved the same way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,47 +6,47 @@ use std::sync::Arc;
 use super::tree::{Body, Ino, Kind, Tree};
 use super::{FsError, FsResult};
 
-/// Links followed in one path.
+/// The maximum number of symlinks in one path.
 const MAX_LINKS: u32 = 40;
 const MAX_PATH: usize = 4096;
 pub(super) const MAX_NAME: usize = 255;
 
-/// Whether a link that is the path's last part is followed.
+/// Treatment of a symlink in the last part of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastLink {
     Follow,
     Keep,
 }
 
-/// The directory that a path starts from.
+/// The directory where a path starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Base<'a> {
     pub(crate) ino: Ino,
-    /// Its absolute name, if links may use it: those that begin with it lead inside, all other absolute ones nowhere.
+    /// Its absolute name, if links may use it: absolute targets that start with it resolve inside, all others fail.
     pub(crate) name: Option<&'a str>,
 }
 
-/// Where a path led.
+/// The result of path resolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The directory that has or would have the entry, with the entry's name; `None` where the path ends in a directory
-    /// that it names by `.` or `..`, or by nothing.
+pub(super) struct Resolved {
+    /// The parent directory and the entry's name, existing or not; `None` if the path is empty or ends with `.` or
+    /// `..`.
     pub(super) entry: Option<(Ino, Arc<str>)>,
-    /// What is there.
+    /// The existing node.
     pub(super) ino: Option<Ino>,
-    /// The path ends in a slash.
+    /// True if the path ends with a slash.
     pub(super) must_be_directory: bool,
 }
 
-impl Place {
-    /// The entry, for operations that change it.
+impl Resolved {
+    /// Returns the entry, for operations that change it.
     pub(super) fn entry(&self) -> FsResult<(Ino, Arc<str>)> {
         self.entry.clone().ok_or(FsError::Invalid)
     }
 }
 
 impl Tree {
-    pub(super) fn walk(&self, base: Base<'_>, path: &str, last_link: LastLink) -> FsResult<Place> {
+    pub(super) fn walk(&self, base: Base<'_>, path: &str, last_link: LastLink) -> FsResult<Resolved> {
         check(path)?;
         let must_be_directory = path.ends_with('/');
         let mut pending: VecDeque<Arc<str>> = path.split('/').filter(|part| !part.is_empty()).map(Into::into).collect();
@@ -71,7 +71,7 @@ impl Tree {
                     let last = pending.is_empty();
                     let Some(found) = directory.entries.get(name).map(|entry| entry.ino) else {
                         if last {
-                            return Ok(Place { entry: Some((here, part)), ino: None, must_be_directory });
+                            return Ok(Resolved { entry: Some((here, part)), ino: None, must_be_directory });
                         }
                         return Err(FsError::NotFound);
                     };
@@ -91,7 +91,7 @@ impl Tree {
                             entry = None;
                         }
                         _ if last => {
-                            return Ok(Place { entry: Some((here, part)), ino: Some(found), must_be_directory });
+                            return Ok(Resolved { entry: Some((here, part)), ino: Some(found), must_be_directory });
                         }
                         _ => {
                             at.push(found);
@@ -105,14 +105,14 @@ impl Tree {
         if let Some(ino) = ino {
             self.directory(ino)?;
         }
-        Ok(Place { entry, ino, must_be_directory })
+        Ok(Resolved { entry, ino, must_be_directory })
     }
 
-    /// As [`Self::walk`], where there must be something.
+    /// Resolves a path as [`Self::walk`] does, and fails if nothing exists there.
     pub(super) fn find(&self, base: Base<'_>, path: &str, last_link: LastLink) -> FsResult<Ino> {
-        let place = self.walk(base, path, last_link)?;
-        let ino = place.ino.ok_or(FsError::NotFound)?;
-        if place.must_be_directory && self.node(ino)?.kind() != Kind::Directory {
+        let resolved = self.walk(base, path, last_link)?;
+        let ino = resolved.ino.ok_or(FsError::NotFound)?;
+        if resolved.must_be_directory && self.node(ino)?.kind() != Kind::Directory {
             return Err(FsError::NotADirectory);
         }
         Ok(ino)
@@ -135,7 +135,7 @@ fn check(path: &str) -> FsResult<()> {
     Ok(())
 }
 
-/// A link's target from the base, where it is absolute.
+/// Returns a link's target relative to the base, if it is absolute.
 fn relative<'t>(base: Base<'_>, target: &'t str) -> FsResult<&'t str> {
     if !target.starts_with('/') {
         return Ok(target);

@@ -1,17 +1,17 @@
-//! Which addresses are of the public internet: all that is not is close to this machine, or may be.
+//! Classification of addresses as public. All others belong, or may belong, to this host or its networks.
 //!
-//! Who owns a name decides what it leads to. A name must not lead to this machine, to its network, or to the services of
-//! a cloud that trust whoever asks them.
+//! The owner of a name controls the addresses that it resolves to. A name must not lead to this host, to its network,
+//! or to cloud services that trust any client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Blocks of IPv4 that are not of the public internet: the first address, and how many leading bits count.
+/// IPv4 blocks that are not public: the first address, and the prefix length.
 const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
     (Ipv4Addr::new(127, 0, 0, 0), 8),
-    (Ipv4Addr::new(168, 63, 129, 16), 32), // Azure's services for its machines.
+    (Ipv4Addr::new(168, 63, 129, 16), 32), // Azure's services for its VMs.
     (Ipv4Addr::new(169, 254, 0, 0), 16),
     (Ipv4Addr::new(172, 16, 0, 0), 12),
     (Ipv4Addr::new(192, 0, 0, 0), 24),
@@ -25,7 +25,7 @@ const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Whether an address is of the public internet, in whichever form it is written.
+/// Returns true if an address is public, in any of its representations.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -38,18 +38,18 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !NOT_PUBLIC.into_iter().any(is_in)
 }
 
-/// Of IPv6 only what is known to be public is: global unicast, without what is special in it, and addresses that stand for
-/// a public one of IPv4. That leaves out addresses mapped to IPv4, which no socket of ours takes.
+/// Returns true if an IPv6 address is known to be public: global unicast without its special blocks, and addresses that
+/// embed a public IPv4 address. IPv4-mapped addresses are not public, and the sockets here do not accept them.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     match segments {
-        // NAT64. A network may have a prefix of its own for it, which nobody can tell from other addresses.
+        // NAT64. A network may use its own prefix for it, which cannot be distinguished from other addresses.
         [0x64, 0xff9b, 0, 0, 0, 0, _, _] => is_public_v4(embedded(segments[6], segments[7])),
         // 6to4.
         [0x2002, high, low, ..] if !is_public_v4(embedded(high, low)) => false,
         // ISATAP.
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] if !is_public_v4(embedded(high, low)) => false,
-        // For protocols, Teredo among them; for documents, twice.
+        // Protocol assignments, including Teredo; both documentation blocks.
         [0x2001, 0..0x200, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..0x1000, ..] => false,
         [first, ..] => first >> 13 == 1,
     }
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// What the standard library says of addresses, where it says it.
+    /// Returns true if the standard library classifies an address as special.
     fn is_special(address: Ipv4Addr) -> bool {
         address.is_loopback()
             || address.is_private()

@@ -1,7 +1,7 @@
-//! One TCP connection of a guest: a socket of the host that never blocks.
+//! One TCP connection of a guest, over a nonblocking host socket.
 //!
 //! ```text
-//! new --start--> connecting --finish--> connected --shut down--> half or not at all
+//! new --start--> connecting --finish--> connected --shut down--> half-closed or closed
 //!                    '--refused | failed | 30 s--> closed
 //! ```
 
@@ -15,16 +15,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-use super::places::Place;
+use super::places::Permit;
 use super::wake::Waker;
 
-/// How long it may take to be connected.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What the kernel holds for a connection, in each direction; it takes twice as much for it.
+/// The timeout of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum socket buffer size in each direction. The kernel allocates twice as much.
 const MAX_BUFFER: usize = 256 << 10;
-/// At least so much, so that what may be written goes in one piece when there is room at all.
+/// The minimum socket buffer size, so that a writable socket takes a whole permitted write.
 const MIN_BUFFER: usize = 128 << 10;
-/// The most that may be written in one call.
+/// The maximum bytes of one write.
 pub(crate) const PERMITTED: usize = 32 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,15 +39,15 @@ impl Family {
     }
 }
 
-/// What a connection is waited for.
+/// The event that a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interest {
     Read,
-    /// Or to be connected.
+    /// Writable, or connected.
     Write,
 }
 
-/// What became of connecting.
+/// The state of a connection attempt.
 #[derive(Debug)]
 pub(crate) enum Finished {
     Connected,
@@ -61,7 +61,7 @@ pub(crate) struct Connection {
     socket: TcpStream,
     pub(crate) family: Family,
     state: Mutex<State>,
-    _place: Place,
+    _permit: Permit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ struct State {
 }
 
 impl Connection {
-    pub(super) fn new(family: Family, place: Place) -> io::Result<Self> {
+    pub(super) fn new(family: Family, permit: Permit) -> io::Result<Self> {
         let domain = match family {
             Family::V4 => AddressFamily::INET,
             Family::V6 => AddressFamily::INET6,
@@ -90,11 +90,11 @@ impl Connection {
         if family == Family::V6 {
             sockopt::set_ipv6_v6only(&socket, true)?;
         }
-        // Sizes that are set do not grow.
+        // A size that is set explicitly does not grow.
         sockopt::set_socket_recv_buffer_size(&socket, MAX_BUFFER)?;
         sockopt::set_socket_send_buffer_size(&socket, MAX_BUFFER)?;
         let state = Mutex::new(State { phase: Phase::New, reads: true, writes: true });
-        Ok(Self { socket: socket.into(), family, state, _place: place })
+        Ok(Self { socket: socket.into(), family, state, _permit: permit })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -117,13 +117,13 @@ impl Connection {
         self.state().phase == Phase::Connected
     }
 
-    /// Begins to connect to an address that was checked.
+    /// Starts to connect to an address that the policy allows.
     pub(crate) fn start(&self, to: SocketAddr) -> io::Result<()> {
         let begun = rustix::net::connect(&self.socket, &to);
         let mut state = self.state();
         match begun {
             Ok(()) | Err(Errno::INPROGRESS) => {
-                state.phase = Phase::Connecting { until: Instant::now() + PATIENCE };
+                state.phase = Phase::Connecting { until: Instant::now() + CONNECT_TIMEOUT };
                 Ok(())
             }
             Err(error) => {
@@ -141,7 +141,7 @@ impl Connection {
                 Ok(Some(error)) | Err(error) => (Phase::Closed, Finished::Failed(error)),
             }
         } else if Instant::now() >= until {
-            // What is on its way is taken back.
+            // Abort the attempt.
             let _ = self.socket.shutdown(Shutdown::Both);
             (Phase::Closed, Finished::Failed(ErrorKind::TimedOut.into()))
         } else {
@@ -151,41 +151,41 @@ impl Connection {
         finished
     }
 
-    /// Reads what is there: `None` if nothing is yet, and 0 at the end.
+    /// Reads the available bytes: `None` if there are none yet, and 0 at the end.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if !self.state().reads {
             return Ok(Some(0));
         }
-        later(|| (&self.socket).read(buffer))
+        nonblocking(|| (&self.socket).read(buffer))
     }
 
-    /// Writes what fits: `None` if nothing does now.
+    /// Writes as many bytes as the buffer takes: `None` if it is full.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
         if !self.writes() {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        later(|| (&self.socket).write(bytes))
+        nonblocking(|| (&self.socket).write(bytes))
     }
 
     pub(crate) fn writes(&self) -> bool {
         self.state().writes
     }
 
-    /// Ends one direction, or both.
+    /// Shuts down one direction, or both.
     pub(crate) fn shut_down(&self, how: Shutdown) {
         let mut state = self.state();
         state.reads &= how == Shutdown::Write;
         state.writes &= how == Shutdown::Read;
-        // The other side may be gone already.
+        // The peer may have closed the connection already.
         let _ = self.socket.shutdown(how);
     }
 
-    /// Whether there is something to do, if only to hear of an end.
+    /// Returns true if the socket is ready, or if the connection attempt timed out.
     pub(crate) fn is_ready(&self, interest: Interest) -> bool {
         self.until().is_some_and(|until| Instant::now() >= until) || self.is_set(interest)
     }
 
-    /// When it gives up to connect.
+    /// Returns the time at which the connection attempt times out.
     pub(crate) fn until(&self) -> Option<Instant> {
         match self.state().phase {
             Phase::Connecting { until } => Some(until),
@@ -207,19 +207,20 @@ impl Connection {
     }
 
     pub(crate) fn set_receive_buffer(&self, size: u64) -> io::Result<()> {
-        Ok(sockopt::set_socket_recv_buffer_size(&self.socket, fitting(size))?)
+        Ok(sockopt::set_socket_recv_buffer_size(&self.socket, clamped_buffer(size))?)
     }
 
     pub(crate) fn set_send_buffer(&self, size: u64) -> io::Result<()> {
-        Ok(sockopt::set_socket_send_buffer_size(&self.socket, fitting(size))?)
+        Ok(sockopt::set_socket_send_buffer_size(&self.socket, clamped_buffer(size))?)
     }
 }
 
-fn fitting(size: u64) -> usize {
+fn clamped_buffer(size: u64) -> usize {
     usize::try_from(size).unwrap_or(MAX_BUFFER).clamp(MIN_BUFFER, MAX_BUFFER)
 }
 
-fn later(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+/// Calls until it is not interrupted, and returns `None` if it would block.
+fn nonblocking(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match call() {
             Ok(count) => return Ok(Some(count)),
@@ -230,7 +231,7 @@ fn later(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize
     }
 }
 
-/// Waits until one of these has something to do, the thread is woken, or `until` has come.
+/// Waits until one of these is ready, the thread is woken, or `until` has passed.
 pub(crate) fn await_any(waker: &Waker, connections: &[(&Connection, Interest)], until: Instant) {
     let mut distinct: Vec<(&Connection, Interest)> = Vec::new();
     for (connection, interest) in connections {
@@ -242,23 +243,23 @@ pub(crate) fn await_any(waker: &Waker, connections: &[(&Connection, Interest)], 
     polled.extend(distinct.iter().map(|(connection, interest)| connection.polled(*interest)));
     let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
     let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-    // Whoever waits looks again for what has come.
+    // The caller checks for readiness again.
     let _ = poll(&mut polled, Some(&left));
 }
 
-/// Whether an address is one of this machine's own.
+/// Returns true if an address is one of this host's own.
 pub(crate) fn is_own(address: IpAddr) -> bool {
     let binds = |address: IpAddr| match UdpSocket::bind((address, 0)) {
         Ok(_) => true,
-        // What cannot be told is taken for the worse.
+        // If in doubt, assume that the address is the host's own.
         Err(error) => !matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported),
     };
-    let nobodys: IpAddr = match Family::of(address) {
+    let unassigned: IpAddr = match Family::of(address) {
         Family::V4 => [192, 0, 2, 1].into(),
         Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
     };
-    // Some hosts let anybody bind to anything. What is sent to oneself is sent from there.
-    binds(address) && (!binds(nobodys) || is_source_of_itself(address))
+    // Some hosts allow binding to any address. A packet to an own address has that address as its source.
+    binds(address) && (!binds(unassigned) || is_source_of_itself(address))
 }
 
 fn is_source_of_itself(address: IpAddr) -> bool {

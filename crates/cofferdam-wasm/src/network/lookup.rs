@@ -1,76 +1,76 @@
-//! Names, asked of the host's resolver on a thread of its own: it cannot be interrupted, and takes its time.
+//! Name resolution by the host's resolver, on its own thread, since it is slow and cannot be interrupted.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::places::Place;
+use super::places::Permit;
 use super::wake::Waker;
 
-/// How long a guest waits for an answer. The thread goes on until the resolver has one, in its place.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The most addresses of one name.
+/// The time that a guest waits for an answer. The thread continues until the resolver returns, and keeps its slot.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum addresses of one name.
 const MAX_ADDRESSES: usize = 64;
-/// Enough for what a C library's resolver loads and calls.
+/// The stack size of a resolver thread, enough for what a C library's resolver loads and calls.
 const STACK: usize = 512 << 10;
 
-/// A look-up that is under way, or has come to its end.
+/// A lookup that is in progress or finished.
 #[derive(Debug)]
 pub(crate) struct Lookup {
-    found: Mutex<Option<Result<Vec<IpAddr>, Answer>>>,
+    result: Mutex<Option<Result<Vec<IpAddr>, LookupError>>>,
     until: Instant,
 }
 
-/// What is told instead of addresses.
+/// The reason for which a lookup has no addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
-    NotYet,
-    /// It took too long, or may work later.
-    Later,
-    None,
+pub(crate) enum LookupError {
+    Pending,
+    /// The lookup timed out, or may work later.
+    Temporary,
+    NotFound,
 }
 
 impl Lookup {
-    pub(crate) fn begin(name: String, waker: Arc<Waker>, place: Place) -> io::Result<Arc<Self>> {
-        let lookup = Arc::new(Self { found: Mutex::new(None), until: Instant::now() + PATIENCE });
-        let told = Arc::clone(&lookup);
+    pub(crate) fn start(name: String, waker: Arc<Waker>, permit: Permit) -> io::Result<Arc<Self>> {
+        let lookup = Arc::new(Self { result: Mutex::new(None), until: Instant::now() + LOOKUP_TIMEOUT });
+        let finished = Arc::clone(&lookup);
         let work = move || {
-            told.tell(resolve(&name));
-            drop(place);
+            finished.finish(resolve(&name));
+            drop(permit);
             waker.wake();
         };
         std::thread::Builder::new().name("wasm-resolver".to_owned()).stack_size(STACK).spawn(work)?;
         Ok(lookup)
     }
 
-    fn tell(&self, found: Result<Vec<IpAddr>, Answer>) {
-        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+    fn finish(&self, result: Result<Vec<IpAddr>, LookupError>) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     }
 
-    pub(crate) fn answer(&self) -> Result<Vec<IpAddr>, Answer> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*found {
-            Some(found) => found.clone(),
-            None if Instant::now() >= self.until => Err(Answer::Later),
-            None => Err(Answer::NotYet),
+    pub(crate) fn result(&self) -> Result<Vec<IpAddr>, LookupError> {
+        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*result {
+            Some(result) => result.clone(),
+            None if Instant::now() >= self.until => Err(LookupError::Temporary),
+            None => Err(LookupError::Pending),
         }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.answer() != Err(Answer::NotYet)
+        self.result() != Err(LookupError::Pending)
     }
 
-    /// When there is an answer at the latest.
+    /// Returns the time at which the lookup times out.
     pub(crate) fn until(&self) -> Instant {
         self.until
     }
 }
 
-fn resolve(name: &str) -> Result<Vec<IpAddr>, Answer> {
+fn resolve(name: &str) -> Result<Vec<IpAddr>, LookupError> {
     match (name, 0).to_socket_addrs() {
-        Err(error) if error.to_string().contains("Temporary failure") => Err(Answer::Later),
-        Err(_) => Err(Answer::None),
+        Err(error) if error.to_string().contains("Temporary failure") => Err(LookupError::Temporary),
+        Err(_) => Err(LookupError::NotFound),
         Ok(found) => {
             let mut addresses: Vec<IpAddr> = Vec::new();
             for address in found.map(|found| found.ip()) {
@@ -78,7 +78,7 @@ fn resolve(name: &str) -> Result<Vec<IpAddr>, Answer> {
                     addresses.push(address);
                 }
             }
-            if addresses.is_empty() { Err(Answer::None) } else { Ok(addresses) }
+            if addresses.is_empty() { Err(LookupError::NotFound) } else { Ok(addresses) }
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The network of one exec: connections by TCP to the hosts that its policy names, and nothing else.
+//! The network of one exec: TCP connections to the hosts that its policy allows.
 //!
 //! ```text
-//! name --rules--> resolver of the host --rules--> address known --rules--> connection to exactly that address
+//! name --rules--> the host's resolver --rules--> known address --rules--> connection to exactly that address
 //! ```
 //!
-//! What is allowed is decided in [`rules`], for names and again for each address and port; here is what follows from it.
-//! There is no listening, no port of one's own and no datagram. Connections, look-ups and what is kept are bounded.
+//! [`rules`] decides about names, and again about each address and port. This module applies the decisions. Guests
+//! cannot listen, choose a local port or send datagrams. Connections, lookups and stored data are bounded.
 
 mod addresses;
 mod connection;
@@ -21,33 +21,33 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 pub(crate) use connection::{Connection, Family, Finished, Interest, PERMITTED, await_any, is_own};
-pub(crate) use lookup::{Answer, Lookup};
-use places::Places;
-pub(crate) use rules::{Allowed, Known, Refusal, Rules, Sought, Target, is_of_none_or_many};
+pub(crate) use lookup::{Lookup, LookupError};
+use places::Slots;
+pub(crate) use rules::{Allowed, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
 pub(crate) use wake::Waker;
 
-/// The most connections that one exec has, and all together.
+/// The maximum number of connections of one exec, and of all execs together.
 const MAX_CONNECTIONS: usize = 64;
-static CONNECTIONS: Places = Places::new(512);
-/// The most look-ups that one exec has under way, and all together: each is a thread.
+static CONNECTIONS: Slots = Slots::new(512);
+/// The maximum number of concurrent lookups of one exec, and of all execs together. Each is a thread.
 const MAX_LOOKUPS: usize = 4;
-static LOOKUPS: Places = Places::new(32);
-/// The most addresses that names of one exec have led to. The oldest is forgotten.
+static LOOKUPS: Slots = Slots::new(32);
+/// The maximum number of resolved addresses of one exec. The oldest is removed first.
 const MAX_KNOWN: usize = 1024;
-/// The most refusals that are told, and how much of each.
-const MAX_TOLD: usize = 8;
+/// The maximum number of reported refusals, and the maximum length of each.
+const MAX_REFUSALS: usize = 8;
 const MAX_TEXT: usize = 300;
 
-/// What one exec may reach, and what it knows.
+/// The network access of one exec, with its resolved addresses.
 #[derive(Debug)]
 pub(crate) struct Egress {
     rules: Rules,
-    known: VecDeque<Known>,
-    connections: Arc<Places>,
-    lookups: Arc<Places>,
+    known: VecDeque<ResolvedAddress>,
+    connections: Arc<Slots>,
+    lookups: Arc<Slots>,
     waker: Option<Arc<Waker>>,
     refused: Vec<String>,
-    untold: usize,
+    unreported: usize,
 }
 
 impl Egress {
@@ -55,15 +55,15 @@ impl Egress {
         Self {
             rules,
             known: VecDeque::new(),
-            connections: Arc::new(Places::new(MAX_CONNECTIONS)),
-            lookups: Arc::new(Places::new(MAX_LOOKUPS)),
+            connections: Arc::new(Slots::new(MAX_CONNECTIONS)),
+            lookups: Arc::new(Slots::new(MAX_LOOKUPS)),
             waker: None,
             refused: Vec::new(),
-            untold: 0,
+            unreported: 0,
         }
     }
 
-    /// What wakes the guest's thread while it waits for sockets, made when it is first needed.
+    /// Returns the waker of the guest's thread for waits on sockets. It is created when it is first needed.
     pub(crate) fn waker(&mut self) -> io::Result<&Arc<Waker>> {
         if self.waker.is_none() {
             self.waker = Some(Arc::new(Waker::new()?));
@@ -71,37 +71,37 @@ impl Egress {
         self.waker.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// A socket that is not connected. `None` if there are too many.
+    /// Creates a socket that is not connected. Returns `None` if there are too many.
     pub(crate) fn socket(&self, family: Family) -> io::Result<Option<Connection>> {
-        let places = Places::take(&self.connections, &CONNECTIONS);
-        places.map(|place| Connection::new(family, place)).transpose()
+        let permit = Slots::acquire(&self.connections, &CONNECTIONS);
+        permit.map(|permit| Connection::new(family, permit)).transpose()
     }
 
-    /// What a name is, if it may be looked up.
-    pub(crate) fn sought(&mut self, name: &str) -> Result<Sought, Refusal> {
-        let sought = self.rules.lookup(name);
-        if let Err(refusal) = &sought {
+    /// Checks that the policy allows the lookup of a name.
+    pub(crate) fn query(&mut self, name: &str) -> Result<Query, Refusal> {
+        let query = self.rules.lookup(name);
+        if let Err(refusal) = &query {
             let shown: String = name.chars().take(MAX_TEXT).collect();
-            self.note(format_args!("the look-up of {}", shown.escape_debug()), *refusal);
+            self.note(format_args!("the lookup of {}", shown.escape_debug()), *refusal);
         }
-        sought
+        query
     }
 
-    /// Begins to look up a name. `None` if too many look-ups are under way.
-    pub(crate) fn look_up(&mut self, target: &Target) -> io::Result<Option<Arc<Lookup>>> {
+    /// Starts the lookup of a name. Returns `None` if too many lookups are in progress.
+    pub(crate) fn start_lookup(&mut self, target: &Target) -> io::Result<Option<Arc<Lookup>>> {
         let waker = Arc::clone(self.waker()?);
-        let place = Places::take(&self.lookups, &LOOKUPS);
-        place.map(|place| Lookup::begin(target.name.clone(), waker, place)).transpose()
+        let permit = Slots::acquire(&self.lookups, &LOOKUPS);
+        permit.map(|permit| Lookup::start(target.name.clone(), waker, permit)).transpose()
     }
 
-    /// Of the addresses that a name resolved to, those that it may lead to, which are remembered.
-    pub(crate) fn found(&mut self, target: &Arc<Target>, addresses: &[IpAddr]) -> VecDeque<IpAddr> {
+    /// Returns the resolved addresses of a name that the policy allows, and remembers them.
+    pub(crate) fn resolved(&mut self, target: &Arc<Target>, addresses: &[IpAddr]) -> VecDeque<IpAddr> {
         let mut allowed = VecDeque::new();
         for address in addresses {
             match target.leads_to(*address) {
                 Ok(_) => {
                     allowed.push_back(*address);
-                    self.remember(Known { address: *address, target: Arc::clone(target) });
+                    self.remember(ResolvedAddress { address: *address, target: Arc::clone(target) });
                 }
                 Err(refusal) => self.note(format_args!("{} at {address}", target.name), refusal),
             }
@@ -109,7 +109,7 @@ impl Egress {
         allowed
     }
 
-    fn remember(&mut self, known: Known) {
+    fn remember(&mut self, known: ResolvedAddress) {
         self.known.retain(|other| *other != known);
         if self.known.len() >= MAX_KNOWN {
             self.known.pop_front();
@@ -117,7 +117,7 @@ impl Egress {
         self.known.push_back(known);
     }
 
-    /// Whether the guest may connect there.
+    /// Checks that the policy allows a connection to this address.
     pub(crate) fn allows(&mut self, to: SocketAddr) -> Result<Allowed, Refusal> {
         let verdict = self.rules.connect(&self.known, to);
         if let Err(refusal) = &verdict {
@@ -126,26 +126,26 @@ impl Egress {
         verdict
     }
 
-    /// Notes what was refused, each once and a few at all.
+    /// Records a refusal. Each is recorded once, up to a maximum number.
     pub(crate) fn note(&mut self, what: fmt::Arguments<'_>, why: impl fmt::Display) {
         let text: String = format!("{what}: {why}").chars().take(MAX_TEXT).collect();
         if self.refused.contains(&text) {
             return;
         }
-        if self.refused.len() < MAX_TOLD {
+        if self.refused.len() < MAX_REFUSALS {
             self.refused.push(text);
         } else {
-            self.untold += 1;
+            self.unreported += 1;
         }
     }
 
-    /// What was refused, for whoever reads what the guest wrote to standard error.
-    pub(crate) fn last_words(&self) -> String {
-        let mut words: String = self.refused.iter().map(|text| format!("wasm network: refused {text}\n")).collect();
-        if self.untold > 0 {
-            words += &format!("wasm network: refused {} more\n", self.untold);
+    /// Returns the refusals as lines for the guest's standard error.
+    pub(crate) fn refusals(&self) -> String {
+        let mut lines: String = self.refused.iter().map(|text| format!("wasm network: refused {text}\n")).collect();
+        if self.unreported > 0 {
+            lines += &format!("wasm network: refused {} more\n", self.unreported);
         }
-        words
+        lines
     }
 }
 
@@ -163,30 +163,30 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let mut egress = egress("*.example");
         for number in 0..2000u32 {
-            let Ok(Sought::Name(target)) = egress.sought(&format!("a{number}.example")) else { panic!() };
+            let Ok(Query::Name(target)) = egress.query(&format!("a{number}.example")) else { panic!() };
             let public = IpAddr::from((0x0800_0000 + number).to_be_bytes());
-            assert_eq!(egress.found(&target, &[public, [127, 0, 0, 1].into()]), [public]);
+            assert_eq!(egress.resolved(&target, &[public, [127, 0, 0, 1].into()]), [public]);
             assert!(egress.allows((public, 80).into()).is_ok());
-            assert!(egress.sought(&format!("b{number}.{}", "x".repeat(5000))).is_err());
+            assert!(egress.query(&format!("b{number}.{}", "x".repeat(5000))).is_err());
         }
         assert_eq!(egress.known.len(), MAX_KNOWN);
-        assert!(egress.allows(([8, 0, 0, 1], 80).into()).is_err(), "the oldest is forgotten");
-        let words = egress.last_words();
-        assert!(words.lines().count() == MAX_TOLD + 1 && words.len() < 2 * MAX_TOLD * MAX_TEXT, "{words}");
+        assert!(egress.allows(([8, 0, 0, 1], 80).into()).is_err(), "the oldest address is still known");
+        let lines = egress.refusals();
+        assert!(lines.lines().count() == MAX_REFUSALS + 1 && lines.len() < 2 * MAX_REFUSALS * MAX_TEXT, "{lines}");
     }
 
     #[test]
     fn an_exec_has_a_bounded_number_of_lookups() {
         let mut egress = egress("localhost");
-        let Ok(Sought::Name(target)) = egress.sought("localhost") else { panic!() };
-        let held: Vec<_> = (0..MAX_LOOKUPS).map(|_| Places::take(&egress.lookups, &LOOKUPS).unwrap()).collect();
-        assert!(egress.look_up(&target).unwrap().is_none());
+        let Ok(Query::Name(target)) = egress.query("localhost") else { panic!() };
+        let held: Vec<_> = (0..MAX_LOOKUPS).map(|_| Slots::acquire(&egress.lookups, &LOOKUPS).unwrap()).collect();
+        assert!(egress.start_lookup(&target).unwrap().is_none());
         drop(held);
-        let lookup = egress.look_up(&target).unwrap().unwrap();
+        let lookup = egress.start_lookup(&target).unwrap().unwrap();
         while !lookup.is_ready() {
             await_any(egress.waker().unwrap(), &[], lookup.until());
         }
-        assert!(lookup.answer().unwrap().iter().all(IpAddr::is_loopback));
+        assert!(lookup.result().unwrap().iter().all(IpAddr::is_loopback));
     }
 
     #[test]

@@ -1,29 +1,29 @@
-//! Places, of which an exec has some and all together have some.
+//! Counting semaphores for one exec's resources, within a limit for all execs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many may hold something at once.
+/// A counter of used slots with a limit.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Slots {
     taken: AtomicUsize,
-    most: usize,
+    max: usize,
 }
 
-/// A place of one's own exec, and one of those of all.
+/// A slot of the exec, together with a slot of the limit for all execs.
 #[derive(Debug)]
-pub(crate) struct Place {
-    own: Arc<Places>,
-    all: &'static Places,
+pub(crate) struct Permit {
+    own: Arc<Slots>,
+    all: &'static Slots,
 }
 
-impl Places {
-    pub(crate) const fn new(most: usize) -> Self {
-        Self { taken: AtomicUsize::new(0), most }
+impl Slots {
+    pub(crate) const fn new(max: usize) -> Self {
+        Self { taken: AtomicUsize::new(0), max }
     }
 
-    /// Takes a place of both, if both have one.
-    pub(crate) fn take(own: &Arc<Self>, all: &'static Self) -> Option<Place> {
+    /// Acquires a slot of both, if both have a free one.
+    pub(crate) fn acquire(own: &Arc<Self>, all: &'static Self) -> Option<Permit> {
         if !own.enter() {
             return None;
         }
@@ -31,11 +31,11 @@ impl Places {
             own.leave();
             return None;
         }
-        Some(Place { own: Arc::clone(own), all })
+        Some(Permit { own: Arc::clone(own), all })
     }
 
     fn enter(&self) -> bool {
-        let more = |taken: usize| (taken < self.most).then_some(taken + 1);
+        let more = |taken: usize| (taken < self.max).then_some(taken + 1);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
@@ -44,7 +44,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.own.leave();
         self.all.leave();
@@ -57,14 +57,14 @@ mod tests {
 
     #[test]
     fn both_bounds_hold_and_places_come_back() {
-        static ALL: Places = Places::new(3);
-        let (one, other) = (Arc::new(Places::new(2)), Arc::new(Places::new(2)));
-        let held = [Places::take(&one, &ALL).unwrap(), Places::take(&one, &ALL).unwrap()];
-        assert!(Places::take(&one, &ALL).is_none());
-        let third = Places::take(&other, &ALL).unwrap();
-        assert!(Places::take(&other, &ALL).is_none());
+        static ALL: Slots = Slots::new(3);
+        let (one, other) = (Arc::new(Slots::new(2)), Arc::new(Slots::new(2)));
+        let held = [Slots::acquire(&one, &ALL).unwrap(), Slots::acquire(&one, &ALL).unwrap()];
+        assert!(Slots::acquire(&one, &ALL).is_none());
+        let third = Slots::acquire(&other, &ALL).unwrap();
+        assert!(Slots::acquire(&other, &ALL).is_none());
         drop(held);
-        assert!(Places::take(&other, &ALL).is_some() && Places::take(&one, &ALL).is_some());
+        assert!(Slots::acquire(&other, &ALL).is_some() && Slots::acquire(&one, &ALL).is_some());
         drop(third);
         assert_eq!((ALL.taken.load(Ordering::Acquire), one.taken.load(Ordering::Acquire)), (0, 0));
     }

@@ -1,4 +1,4 @@
-//! What a policy lets a guest look up and connect to. No IO: names, addresses and ports in, a verdict out.
+//! The rules of a network policy for lookups and connections. This module does no IO.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use cofferdam_contract::{Error, NetworkPolicy, Result};
 
 use super::addresses::is_public;
 
-/// The most hosts of one policy.
+/// The maximum number of hosts of one policy.
 const MAX_HOSTS: usize = 1024;
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
@@ -21,56 +21,56 @@ pub(crate) struct Rules(Vec<Rule>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     host: Host,
-    /// Without one, every port.
+    /// The allowed port. `None` allows every port.
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
     Name(String),
-    /// Every name below this one, but not this one.
+    /// Every name below this one, but not the name itself.
     Below(String),
     Address(IpAddr),
 }
 
-/// A name that may be looked up, and the ports to which that leads.
+/// A name that may be looked up, with the allowed ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) name: String,
-    /// Without any, every port.
+    /// `None` allows every port.
     ports: Option<BTreeSet<u16>>,
 }
 
-/// What a guest may look up.
+/// A lookup that the policy allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Sought {
-    /// An address, written as such.
+pub(crate) enum Query {
+    /// An IP address literal.
     Address(IpAddr),
     Name(Arc<Target>),
 }
 
-/// An address that a name has led to.
+/// An address that a name resolved to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct ResolvedAddress {
     pub(crate) address: IpAddr,
     pub(crate) target: Arc<Target>,
 }
 
-/// Why a connection is allowed.
+/// The reason for which a connection is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// The policy has the very address.
+    /// The policy lists this address.
     Listed,
-    /// The policy has a name for this machine.
+    /// The policy lists `localhost`.
     Localhost,
-    /// A name has led there. It must not have led to this machine, whatever addresses that has.
+    /// A name resolved to this address. The address must not be one of this host's own.
     Elsewhere,
 }
 
-/// Why something is refused.
+/// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    NoName,
+    InvalidName,
     NotListed,
     NotLookedUp,
     OtherPort,
@@ -80,37 +80,37 @@ pub(crate) enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoName => "it is no name of a host",
-            Self::NotListed => "the policy does not have it",
-            Self::NotLookedUp => "no name of the policy has led there",
-            Self::OtherPort => "the policy has other ports for it",
-            Self::NotPublic => "a name of the policy leads there, but the address is not public",
+            Self::InvalidName => "it is not a valid host name",
+            Self::NotListed => "the policy does not list it",
+            Self::NotLookedUp => "no name in the policy resolved to it",
+            Self::OtherPort => "the policy does not allow this port",
+            Self::NotPublic => "a name in the policy resolves to it, but the address is not public",
         })
     }
 }
 
 impl Rules {
-    /// Reads a policy; `None` where there is no network.
+    /// Reads a policy. Returns `None` if it allows no network.
     pub(crate) fn of(policy: &NetworkPolicy) -> Result<Option<Self>> {
         match policy {
             NetworkPolicy::None => Ok(None),
             NetworkPolicy::Allow { hosts } if hosts.len() > MAX_HOSTS => {
-                Err(Error::invalid("create", format!("a network policy has at most {MAX_HOSTS} hosts")))
+                Err(Error::invalid("create", format!("a network policy can have at most {MAX_HOSTS} hosts")))
             }
             NetworkPolicy::Allow { hosts } => {
                 hosts.iter().map(|host| rule(host)).collect::<Result<_>>().map(|rules| Some(Self(rules)))
             }
-            _ => Err(Error::unsupported("create", "a WebAssembly sandbox has no such network policy")),
+            _ => Err(Error::unsupported("create", "the wasm backend does not support this network policy")),
         }
     }
 
-    /// Whether a guest may look this up.
-    pub(crate) fn lookup(&self, asked: &str) -> std::result::Result<Sought, Refusal> {
-        if let Ok(address) = asked.parse() {
+    /// Checks that a guest may look up this name.
+    pub(crate) fn lookup(&self, text: &str) -> std::result::Result<Query, Refusal> {
+        if let Ok(address) = text.parse() {
             let listed = self.0.iter().any(|rule| rule.host == Host::Address(address));
-            return if listed { Ok(Sought::Address(address)) } else { Err(Refusal::NotListed) };
+            return if listed { Ok(Query::Address(address)) } else { Err(Refusal::NotListed) };
         }
-        let name = name(asked).ok_or(Refusal::NoName)?;
+        let name = name(text).ok_or(Refusal::InvalidName)?;
         let mut ports = Some(BTreeSet::new());
         let mut listed = false;
         for rule in self.0.iter().filter(|rule| rule.host.has(&name)) {
@@ -120,13 +120,13 @@ impl Rules {
                 _ => ports = None,
             }
         }
-        if listed { Ok(Sought::Name(Arc::new(Target { name, ports }))) } else { Err(Refusal::NotListed) }
+        if listed { Ok(Query::Name(Arc::new(Target { name, ports }))) } else { Err(Refusal::NotListed) }
     }
 
-    /// Whether a guest may connect to this, when its names have led to `known`.
+    /// Checks that a guest may connect to this address, if its lookups resolved to `known`.
     pub(crate) fn connect<'a>(
         &self,
-        known: impl IntoIterator<Item = &'a Known>,
+        known: impl IntoIterator<Item = &'a ResolvedAddress>,
         to: SocketAddr,
     ) -> std::result::Result<Allowed, Refusal> {
         let mut refusal = Refusal::NotLookedUp;
@@ -136,7 +136,7 @@ impl Rules {
             }
             refusal = Refusal::OtherPort;
         }
-        for Known { target, .. } in known.into_iter().filter(|known| known.address == to.ip()) {
+        for ResolvedAddress { target, .. } in known.into_iter().filter(|known| known.address == to.ip()) {
             match target.leads_to(to.ip()) {
                 Ok(allowed) if target.has_port(to.port()) => return Ok(allowed),
                 Ok(_) => refusal = Refusal::OtherPort,
@@ -148,7 +148,7 @@ impl Rules {
 }
 
 impl Target {
-    /// Whether the name may lead to this address. Only `localhost` leads to this machine, and nowhere else.
+    /// Checks that the name may resolve to this address. `localhost` must resolve to this host, all others must not.
     pub(crate) fn leads_to(&self, address: IpAddr) -> std::result::Result<Allowed, Refusal> {
         match self.name.as_str() {
             "localhost" if address.is_loopback() => Ok(Allowed::Localhost),
@@ -180,38 +180,39 @@ fn rule(text: &str) -> Result<Rule> {
         let error = Error::invalid("create", format!("a host of the network policy {what}"));
         Err(error.with_context("host", shown.escape_debug().to_string()).with_remedy(remedy))
     };
-    const FORMS: &str =
-        "write a name, *. and a domain, or an address (of IPv6 in brackets), each with an optional :PORT";
-    let Some((host, port)) = split(text) else { return invalid("has no port from 1 to 65535", FORMS) };
+    const SYNTAX: &str = "use NAME, *.DOMAIN or ADDRESS (IPv6 in brackets), each with an optional :PORT";
+    let Some((host, port)) = split(text) else { return invalid("has an invalid port, not 1 to 65535", SYNTAX) };
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let host = match bare.unwrap_or(host).parse::<IpAddr>() {
-        Ok(address) if bare.is_some() && address.is_ipv4() => return invalid("is no name and no address", FORMS),
-        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
-            return invalid("is an address of IPv4 in the form of IPv6", "write it as it is in IPv4");
+        Ok(address) if bare.is_some() && address.is_ipv4() => {
+            return invalid("is neither a name nor an address", SYNTAX);
         }
-        Ok(address) if is_of_none_or_many(address) => return invalid("is an address of no single host", FORMS),
+        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
+            return invalid("is an IPv4-mapped IPv6 address", "write it as an IPv4 address");
+        }
+        Ok(address) if is_not_single_host(address) => return invalid("is not the address of a single host", SYNTAX),
         Ok(address) => Host::Address(address),
         Err(_) => match (name(host.strip_prefix("*.").unwrap_or(host)), host.starts_with("*.")) {
             (Some(domain), true) => Host::Below(domain),
             (Some(name), false) => Host::Name(name),
             (None, _) if !host.is_ascii() => {
-                return invalid("is not of letters of ASCII", "write it as it is looked up, beginning with xn--");
+                return invalid("is not ASCII", "use the ASCII form, with xn-- labels");
             }
-            (None, _) => return invalid("is no name and no address", FORMS),
+            (None, _) => return invalid("is neither a name nor an address", SYNTAX),
         },
     };
     Ok(Rule { host, port })
 }
 
-pub(crate) fn is_of_none_or_many(address: IpAddr) -> bool {
+pub(crate) fn is_not_single_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     address.is_unspecified() || address.is_multicast() || broadcast
 }
 
-/// Host and port; `None` if there is something for a port that is none.
+/// Splits a host and port; `None` if the port is invalid.
 fn split(text: &str) -> Option<(&str, Option<u16>)> {
     let end = text.rfind(']').map_or(0, |end| end + 1);
-    // An address of IPv6 without brackets has no port.
+    // An IPv6 address without brackets has no port.
     let unbracketed = end == 0 && text.matches(':').count() > 1;
     match text[end..].rfind(':').filter(|_| !unbracketed) {
         None => Some((text, None)),
@@ -223,7 +224,8 @@ fn split(text: &str) -> Option<(&str, Option<u16>)> {
     }
 }
 
-/// A name in small letters, without a dot at its end. Numbers that resolvers take for addresses are none.
+/// Returns a valid host name in lower case, without a trailing dot. Numbers that resolvers parse as addresses are
+/// invalid.
 fn name(text: &str) -> Option<String> {
     let text = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
@@ -247,15 +249,16 @@ mod tests {
         Rules::of(&NetworkPolicy::Allow { hosts }).map(|rules| rules.expect("rules"))
     }
 
-    /// What comes of looking up a name that resolves to these addresses, and connecting to one of these.
+    /// Looks up a name that resolves to these addresses, then connects to one of these.
     fn verdict(hosts: &[&str], name: &str, resolved: &[&str], to: &str) -> std::result::Result<Allowed, Refusal> {
         let rules = read(hosts).unwrap();
-        let known: Vec<Known> = match rules.lookup(name) {
-            Ok(Sought::Name(target)) => {
-                let known = |text: &&str| Known { address: text.parse().unwrap(), target: Arc::clone(&target) };
+        let known: Vec<ResolvedAddress> = match rules.lookup(name) {
+            Ok(Query::Name(target)) => {
+                let known =
+                    |text: &&str| ResolvedAddress { address: text.parse().unwrap(), target: Arc::clone(&target) };
                 resolved.iter().map(known).collect()
             }
-            Ok(Sought::Address(_)) => Vec::new(),
+            Ok(Query::Address(_)) => Vec::new(),
             Err(refusal) => return Err(refusal),
         };
         rules.connect(&known, to.parse().unwrap())
@@ -264,7 +267,7 @@ mod tests {
     #[test]
     fn verdicts() {
         use Allowed::{Elsewhere, Listed, Localhost};
-        use Refusal::{NoName, NotListed, NotLookedUp, NotPublic, OtherPort};
+        use Refusal::{InvalidName, NotListed, NotLookedUp, NotPublic, OtherPort};
         for (hosts, name, resolved, to, expected) in [
             (&["a.example"][..], "a.example", &["8.8.8.8"][..], "8.8.8.8:443", Ok(Elsewhere)),
             (&["a.example"], "A.Example.", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
@@ -280,15 +283,15 @@ mod tests {
             (&["a.example"], "b.example", &[], "8.8.8.8:1", Err(NotListed)),
             (&["a.example"], "a.example.b", &[], "8.8.8.8:1", Err(NotListed)),
             (&["a.example"], "b.a.example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["a.example"], "a.example..", &[], "8.8.8.8:1", Err(NoName)),
-            (&["a.example"], "a.example\0", &[], "8.8.8.8:1", Err(NoName)),
-            (&["a.example"], "", &[], "8.8.8.8:1", Err(NoName)),
+            (&["a.example"], "a.example..", &[], "8.8.8.8:1", Err(InvalidName)),
+            (&["a.example"], "a.example\0", &[], "8.8.8.8:1", Err(InvalidName)),
+            (&["a.example"], "", &[], "8.8.8.8:1", Err(InvalidName)),
             (&["*.example"], "b.a.example", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
             (&["*.example"], "example", &[], "8.8.8.8:1", Err(NotListed)),
             (&["*.a.example"], "ba.example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["*.example"], ".example", &[], "8.8.8.8:1", Err(NoName)),
-            (&["*.a.example"], "*.a.example", &[], "8.8.8.8:1", Err(NoName)),
-            // A name that leads where it must not.
+            (&["*.example"], ".example", &[], "8.8.8.8:1", Err(InvalidName)),
+            (&["*.a.example"], "*.a.example", &[], "8.8.8.8:1", Err(InvalidName)),
+            // Names that resolve to addresses which are not allowed.
             (&["a.example"], "a.example", &["127.0.0.1"], "127.0.0.1:80", Err(NotPublic)),
             (&["a.example"], "a.example", &["169.254.169.254"], "169.254.169.254:80", Err(NotPublic)),
             (&["a.example"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Err(NotPublic)),
@@ -303,7 +306,7 @@ mod tests {
             (&["localhost:80"], "localhost", &["127.0.0.1"], "127.0.0.1:81", Err(OtherPort)),
             (&["localhost"], "localhost", &["127.0.0.1"], "127.0.0.2:80", Err(NotLookedUp)),
             (&["localhost"], "localhost", &["8.8.8.8"], "8.8.8.8:80", Err(NotPublic)),
-            // Addresses that are listed as such.
+            // Listed addresses.
             (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:80", Ok(Listed)),
             (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:81", Err(OtherPort)),
             (&["127.0.0.1:80", "127.0.0.1:81"], "127.0.0.1", &[], "127.0.0.1:81", Ok(Listed)),
@@ -311,9 +314,9 @@ mod tests {
             (&["127.0.0.1"], "127.0.0.1", &[], "[::127.0.0.1]:80", Err(NotLookedUp)),
             (&["127.0.0.1"], "::ffff:127.0.0.1", &[], "127.0.0.1:80", Err(NotListed)),
             (&["127.0.0.1"], "127.0.0.2", &[], "127.0.0.1:80", Err(NotListed)),
-            (&["127.0.0.1"], "2130706433", &[], "127.0.0.1:80", Err(NoName)),
-            (&["127.0.0.1"], "0x7f.1", &[], "127.0.0.1:80", Err(NoName)),
-            (&["127.0.0.1"], "0x7f000001", &[], "127.0.0.1:80", Err(NoName)),
+            (&["127.0.0.1"], "2130706433", &[], "127.0.0.1:80", Err(InvalidName)),
+            (&["127.0.0.1"], "0x7f.1", &[], "127.0.0.1:80", Err(InvalidName)),
+            (&["127.0.0.1"], "0x7f000001", &[], "127.0.0.1:80", Err(InvalidName)),
             (&["[::1]:80"], "::1", &[], "[::1]:80", Ok(Listed)),
             (&["[::1]"], "::1", &[], "[::1]:9", Ok(Listed)),
             (&["fd00::1"], "fd00:0::1", &[], "[fd00::1]:9", Ok(Listed)),
@@ -405,8 +408,8 @@ mod tests {
         fn a_name_leads_nowhere_but_to_public_addresses(bits in any::<u128>(), port in 1u16..) {
             for address in [IpAddr::V6(bits.into()), IpAddr::V4((bits as u32).into())] {
                 let rules = read(&["a.b", "127.0.0.1:80"]).unwrap();
-                let Ok(Sought::Name(target)) = rules.lookup("a.b") else { panic!() };
-                let known = Known { address, target };
+                let Ok(Query::Name(target)) = rules.lookup("a.b") else { panic!() };
+                let known = ResolvedAddress { address, target };
                 let to = SocketAddr::new(address, port);
                 prop_assert_eq!(rules.connect([&known], to).is_ok(), is_public(address));
                 prop_assert!(rules.connect([], to).is_err());
@@ -416,8 +419,8 @@ mod tests {
         #[test]
         fn a_port_rule_holds(rule in 1u16.., port in 1u16..) {
             let rules = read(&[&format!("a.b:{rule}"), &format!("9.9.9.9:{rule}")]).unwrap();
-            let Ok(Sought::Name(target)) = rules.lookup("a.b") else { panic!() };
-            let known = Known { address: [8, 8, 8, 8].into(), target };
+            let Ok(Query::Name(target)) = rules.lookup("a.b") else { panic!() };
+            let known = ResolvedAddress { address: [8, 8, 8, 8].into(), target };
             for address in [[8, 8, 8, 8], [9, 9, 9, 9]] {
                 prop_assert_eq!(rules.connect([&known], (address, port).into()).is_ok(), rule == port);
             }

@@ -1,11 +1,11 @@
-//! Wakes a thread that waits for sockets.
+//! A waker for threads that wait for sockets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Readable from when it is woken until it is calmed.
+/// A descriptor that is readable after it is woken, until it is cleared.
 #[derive(Debug)]
 pub(crate) struct Waker(OwnedFd);
 
@@ -15,12 +15,12 @@ impl Waker {
     }
 
     pub(crate) fn wake(&self) {
-        // It fails only when the thread is woken already.
+        // It fails only if the thread is already woken.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Call it before looking at what one waits for, so that nothing is missed.
-    pub(crate) fn calm(&self) {
+    /// Clears the waker. Call it before checking the awaited conditions, so that no wake-up is lost.
+    pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

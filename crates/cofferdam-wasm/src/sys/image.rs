@@ -1,4 +1,4 @@
-//! What a linear memory begins with.
+//! The initial content of a linear memory.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -13,24 +13,24 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::slot::Mapping;
 
-/// Linear memories are as many of these.
+/// The page size of linear memories.
 pub(crate) const WASM_PAGE: usize = 64 << 10;
-/// A stretch of zeros of this length is left out of the file.
+/// The granularity at which zeros are omitted from the file.
 const PIECE: usize = 4096;
 
-/// The first contents of a linear memory: zeros, but for one stretch that lies in a file which nobody can change.
+/// The initial content of a linear memory: zeros, except for one range in a sealed file.
 pub(crate) struct Image {
-    /// Length of the memory, in whole WebAssembly pages.
+    /// The length of the memory, in whole WebAssembly pages.
     size: usize,
     stretch: Option<Stretch>,
-    /// Mappings of this image that nobody uses, all as the image is.
+    /// Unused mappings of this image, all in its initial state.
     free: Mutex<Vec<Mapping>>,
 }
 
-/// A stretch of an image, and a view of it to copy from.
+/// The range of an image that is not zero, with a read-only mapping to copy from.
 pub(super) struct Stretch {
     pub(super) file: File,
-    /// Where it begins in the memory; a multiple of the WebAssembly page size, as its length is.
+    /// The offset in the memory. Offset and length are multiples of the WebAssembly page size.
     pub(super) start: usize,
     pub(super) length: usize,
     pub(super) view: NonNull<u8>,
@@ -48,18 +48,22 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// A memory of `size` bytes with these pieces in it, later ones over earlier ones.
+    /// Creates an image of `size` bytes with these pieces. Later pieces overwrite earlier ones.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if a piece lies outside or the size is no whole number of pages; else what the system says.
+    /// `InvalidInput` if a piece is outside of the memory or the size is not a multiple of the page size; else the
+    /// error of the system.
     pub(crate) fn new<'a>(
         size: usize,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> io::Result<Arc<Self>> {
-        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "a piece of the image lies outside of the memory");
+        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "a piece of the image is outside of the memory");
         if !size.is_multiple_of(WASM_PAGE) || size > 1 << 32 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the size of the memory is not a number of pages"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the memory size is not a multiple of the page size",
+            ));
         }
         let (mut first, mut last) = (usize::MAX, 0);
         for (start, bytes) in pieces.clone() {
@@ -72,19 +76,19 @@ impl Image {
         Ok(Arc::new(Self { size, stretch, free: Mutex::default() }))
     }
 
-    /// A copy of a memory as it is now.
+    /// Copies the current content of a memory.
     pub(crate) fn of(memory: &[u8]) -> io::Result<Arc<Self>> {
         let zero = |piece: &[u8]| piece.iter().all(|byte| *byte == 0);
         let pieces = memory.chunks(PIECE).enumerate().filter(|(_, piece)| !zero(piece));
         Self::new(memory.len(), pieces.map(|(number, piece)| (number * PIECE, piece)))
     }
 
-    /// Length of the memory.
+    /// Returns the length of the memory.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// Where the stretch begins that is not known to be zero, and its bytes.
+    /// Returns the offset and the bytes of the range that is not zero.
     pub(crate) fn contents(&self) -> (usize, &[u8]) {
         let Some(stretch) = &self.stretch else { return (0, &[]) };
         // SAFETY: the view is `length` bytes of a file that is sealed against writing and shrinking.
@@ -92,7 +96,7 @@ impl Image {
         (stretch.start, bytes)
     }
 
-    /// Appends the bytes of a part.
+    /// Appends the bytes of a range to `to`.
     pub(super) fn append(&self, offset: usize, length: usize, to: &mut Vec<u8>) {
         let (start, bytes) = self.contents();
         let end = offset + length;
@@ -131,7 +135,7 @@ impl Stretch {
             file.write_all_at(bytes, (at - start) as u64)?;
         }
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let view = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) }?;
         let view = NonNull::new(view.cast()).ok_or(io::ErrorKind::Other)?;
         Ok(Self { file, start, length, view })
@@ -140,7 +144,7 @@ impl Stretch {
 
 impl Drop for Stretch {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this stretch's own, and nobody looks at it any more.
+        // SAFETY: the mapping belongs to this stretch, and no references to it remain.
         let _ = unsafe { munmap(self.view.as_ptr().cast::<c_void>(), self.length) };
     }
 }

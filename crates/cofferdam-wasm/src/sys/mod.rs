@@ -1,13 +1,14 @@
-//! Linear memories that this crate maps itself, and machine code from the cache. All that is unsafe is here.
+//! Linear memories that this crate maps itself, and machine code from the cache. All unsafe code is here.
 //!
 //! ```text
-//! Image: pages in a sealed memory file            (what a guest begins with)
-//! Slot:  a private mapping of an image            (what one guest writes to)
-//! free slot --instance made--> in use --instance dropped or used again--> what was written is put back --> free slot
+//! Image: pages in a sealed memory file            (the initial content of a guest's memory)
+//! Slot:  a private mapping of an image            (the memory that one guest writes to)
+//! free slot --instantiate--> in use --drop or reuse of the instance--> written pages are restored --> free slot
 //! ```
 //!
-//! Putting back costs as much as was written, and leaves the pages where they are: the next guest takes no page fault
-//! for them. That needs `PAGEMAP_SCAN` of Linux 6.7; before it every page goes, which costs faults and nothing else.
+//! The cost of a restore is proportional to the written pages, and the pages stay mapped, so the next guest takes no
+//! page faults for them. This needs `PAGEMAP_SCAN` of Linux 6.7. Older kernels discard all pages, which costs page
+//! faults.
 #![allow(unsafe_code)]
 
 mod image;

@@ -1,4 +1,4 @@
-//! Which pages of a private mapping are its own.
+//! Detection of the pages of a private mapping that differ from its file.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// Regions that one call gives: an interpreter writes to some hundred.
+/// The maximum number of regions of one call. An interpreter writes to some hundred.
 const REGIONS: usize = 512;
 
 const IS_FILE: u64 = 1 << 2;
@@ -58,20 +58,20 @@ unsafe impl Ioctl for &mut Scan {
         std::ptr::from_mut(*self).cast()
     }
 
-    // SAFETY: looks at the number alone, and not at what the pointer leads to.
+    // SAFETY: reads only the number and does not dereference the pointer.
     unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<usize> {
         usize::try_from(out).map_err(|_| rustix::io::Errno::INVAL)
     }
 }
 
-/// The page map of this process. A forked child must not take it for its own.
+/// The page map of this process. A forked child must not use it as its own.
 struct PageMap {
     file: File,
-    /// A page of its own that says 1, and that the kernel empties in every child.
-    mark: NonNull<u8>,
+    /// A page of its own with the value 1, which the kernel clears in every child.
+    fork_mark: NonNull<u8>,
 }
 
-// SAFETY: the mark is written before anybody else sees it, is read only from then on, and is never unmapped.
+// SAFETY: the mark is written before any other thread sees it, is only read from then on, and is never unmapped.
 unsafe impl Send for PageMap {}
 // SAFETY: as above.
 unsafe impl Sync for PageMap {}
@@ -82,19 +82,19 @@ impl PageMap {
     fn open() -> Option<Self> {
         let file = File::open("/proc/self/pagemap").ok()?;
         let (length, flags) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let mark = unsafe { mmap_anonymous(std::ptr::null_mut(), length, flags, MapFlags::PRIVATE) }.ok()?;
-        // SAFETY: advice on our own mapping.
+        // SAFETY: the advice concerns this process's own mapping.
         unsafe { madvise(mark, length, Advice::LinuxWipeOnFork) }.ok()?;
         let mark = NonNull::new(mark.cast::<u8>())?;
-        // SAFETY: the mapping is writable, and nobody else knows it yet.
+        // SAFETY: the mapping is writable, and no other code knows it yet.
         unsafe { mark.as_ptr().write_volatile(1) };
-        Some(Self { file, mark })
+        Some(Self { file, fork_mark: mark })
     }
 
     fn is_ours(&self) -> bool {
         // SAFETY: the page stays mapped. Volatile, because a fork changes it.
-        unsafe { self.mark.as_ptr().read_volatile() == 1 }
+        unsafe { self.fork_mark.as_ptr().read_volatile() == 1 }
     }
 }
 
@@ -102,18 +102,18 @@ fn page_map() -> Option<&'static PageMap> {
     PAGE_MAP.get_or_init(PageMap::open).as_ref().filter(|map| map.is_ours())
 }
 
-/// Whether what [`own_pages`] has said is of this process, and not of one that this was forked from.
+/// Returns true if results of [`own_pages`] concern this process, and not one that it was forked from.
 pub(super) fn is_ours() -> bool {
     page_map().is_some()
 }
 
-/// Calls `seen` with each stretch of pages in `range` that are not the file's, wherever they are now, in memory or in
-/// swap, and whether they are the kernel's page of zeros. Of anonymous memory that is what nobody wrote to; in a file's
-/// mapping it stands for a page that was written, and that the kernel found to be zeros later.
+/// Calls `seen` with each range of pages in `range` that are not the file's, in memory or in swap, and whether they are
+/// the kernel's zero page. In anonymous memory the zero page stands for pages that were never written. In a mapping of
+/// a file it stands for a written page that the kernel later found to be zero.
 ///
 /// # Errors
 ///
-/// Where the kernel cannot say. What was seen until then need not be all.
+/// If the kernel cannot report the pages. `seen` may have been called for some of them.
 pub(super) fn own_pages(range: Range<usize>, mut seen: impl FnMut(Range<usize>, bool)) -> io::Result<()> {
     let map = page_map().ok_or(io::ErrorKind::Unsupported)?;
     let mut regions = [Region { start: 0, end: 0, categories: 0 }; REGIONS];
@@ -133,7 +133,7 @@ pub(super) fn own_pages(range: Range<usize>, mut seen: impl FnMut(Range<usize>, 
             any_of: IS_PRESENT | IS_SWAPPED,
             wanted: IS_PRESENT | IS_ZERO_PAGE,
         };
-        // SAFETY: the opcode fits the structure, whose regions are valid for as many as it says.
+        // SAFETY: the opcode matches the structure, and `regions` is valid for the given number of elements.
         let count = unsafe { rustix::ioctl::ioctl(map.file.as_fd(), &mut scan) }?;
         for region in regions.iter().take(count) {
             seen(region.start as usize..region.end as usize, region.categories & IS_ZERO_PAGE != 0);

@@ -1,4 +1,4 @@
-//! Private mappings of images, used again and again.
+//! Reusable private mappings of images.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -12,25 +12,25 @@ use wasmtime::{LinearMemory, MemoryCreator, MemoryType, Store};
 use super::image::Image;
 use super::pagemap::{is_ours, own_pages};
 
-/// Bytes of written pages that a free slot keeps: the next guest most likely writes to the same.
-const KEPT: usize = 1 << 20;
-/// Free slots of one image.
+/// Bytes of written pages that a free slot keeps mapped, since the next guest probably writes to the same pages.
+const MAX_RESIDENT: usize = 1 << 20;
+/// The maximum number of free slots of one image.
 const MAX_FREE: usize = 16;
 
 thread_local! {
-    /// The image of the memory that this thread makes next, then the memory.
+    /// The image of the next memory that this thread creates, then the memory.
     static NEXT: RefCell<Next> = const { RefCell::new(Next::None) };
 }
 
 enum Next {
     None,
     Image(Arc<Image>),
-    Made(Arc<Shared>),
+    Created(Arc<Shared>),
 }
 
-/// Does `make`, in which the first memory that is made begins as `image`; gives a handle of that memory, too.
+/// Runs `make`, in which the first created memory starts as `image`. Also returns a handle of that memory.
 pub(crate) fn with_image<T>(image: &Arc<Image>, make: impl FnOnce() -> T) -> (T, Option<Handle>) {
-    /// Takes what is left away, also when the making fails.
+    /// Clears the thread-local, also if `make` panics.
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
@@ -41,19 +41,19 @@ pub(crate) fn with_image<T>(image: &Arc<Image>, make: impl FnOnce() -> T) -> (T,
     let _reset = Reset;
     let made = make();
     match NEXT.replace(Next::None) {
-        Next::Made(shared) => (made, Some(Handle(shared))),
+        Next::Created(shared) => (made, Some(Handle(shared))),
         _ => (made, None),
     }
 }
 
-/// A memory that an instance uses.
+/// The memory of an instance.
 pub(crate) struct Handle(Arc<Shared>);
 
 impl Handle {
-    /// Makes the memory as its image is. Of no use after it has grown: then the answer is `false`.
+    /// Resets the memory to its image. Returns false if it has grown: then it cannot be reset.
     ///
-    /// The store is the one that the memory is in: that it is borrowed says that nothing of it runs, and that nobody
-    /// looks at the memory.
+    /// The store must be that of the memory. Its borrow ensures that no guest code runs and that no references to the
+    /// memory exist.
     pub(crate) fn restore<T>(&self, _store: &mut Store<T>) -> bool {
         let mut state = self.0.lock();
         let size = state.size;
@@ -62,29 +62,29 @@ impl Handle {
     }
 }
 
-/// Address space of one linear memory: its bytes, and behind them what traps.
+/// The address space of one linear memory: its bytes, followed by inaccessible pages.
 pub(super) struct Mapping {
     base: NonNull<u8>,
-    /// All of the address space, guard included.
+    /// The length of the whole address space, guard included.
     reserved: usize,
-    /// Bytes from the base that can be reached.
+    /// The accessible bytes from the base.
     open: usize,
-    /// Offsets and lengths of the pages that were found to be its own when somebody last looked.
+    /// The offsets and lengths of the pages that differ from the file, as of the last scan.
     own: Vec<(usize, usize)>,
-    /// What the image has in these, one after the other: the processor finds that faster than pages here and there.
+    /// The image's bytes of these pages, concatenated, which is faster to read than scattered pages.
     originals: Vec<u8>,
-    /// How many page faults this process had taken just before `own` was found to be all of it.
+    /// The page faults of this process just before the last complete scan of `own`.
     faults: Option<u64>,
 }
 
-// SAFETY: the memory is the mapping's own; whoever has the mapping decides who reads and writes.
+// SAFETY: the memory belongs to the mapping. The owner of the mapping controls all access to it.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared mapping gives its address and nothing else.
+// SAFETY: a shared reference to a mapping gives only its address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(image: &Image, reserved: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
         }?;
@@ -93,13 +93,14 @@ impl Mapping {
         mapping.open_to(image.size())?;
         if let Some(stretch) = image.stretch() {
             let (read_write, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-            // SAFETY: the stretch lies in the part of our own mapping that was just opened.
+            // SAFETY: the stretch is in the part of this mapping that was just made accessible.
             unsafe { mmap(mapping.at(stretch.start), stretch.length, read_write, fixed, &stretch.file, 0) }?;
         }
-        // Large pages would make each write a large one, and pages that the kernel merges with others tell by the time
-        // of a write what others have. Where there is neither, that is as well.
+        // With huge pages a small write would copy a large page. Pages that the kernel merges reveal by the time of a
+        // write whether another process has the same page. Kernels without either feature reject the advice, which is
+        // harmless.
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxUnmergeable] {
-            // SAFETY: advice on our own mapping.
+            // SAFETY: the advice concerns this process's own mapping.
             let _ = unsafe { madvise(base.as_ptr().cast(), reserved, advice) };
         }
         Ok(mapping)
@@ -107,65 +108,65 @@ impl Mapping {
 
     fn at(&self, offset: usize) -> *mut c_void {
         debug_assert!(offset <= self.reserved);
-        // SAFETY: the offset lies inside the mapping.
+        // SAFETY: the offset is inside the mapping.
         unsafe { self.base.as_ptr().add(offset) }.cast()
     }
 
-    /// Lets more of it be reached; what is new is zero.
+    /// Makes more of the mapping accessible; the new part is zero.
     fn open_to(&mut self, size: usize) -> io::Result<()> {
         if size > self.open {
             let flags = MprotectFlags::READ | MprotectFlags::WRITE;
-            // SAFETY: this part of our own mapping was not used by anybody.
+            // SAFETY: this part of the mapping was inaccessible, so there are no references to it.
             unsafe { mprotect(self.at(self.open), size - self.open, flags) }?;
             self.open = size;
         }
         Ok(())
     }
 
-    /// Makes it as the image is. Nothing may use it.
+    /// Resets the mapping to the image. It must not be in use.
     fn reset(&mut self, image: &Image) -> io::Result<()> {
         if self.open > image.size() {
             let (from, length) = (self.at(image.size()), self.open - image.size());
-            // SAFETY: nobody uses this part of our own mapping any more.
+            // SAFETY: there are no references to this part of the mapping.
             unsafe {
                 madvise(from, length, Advice::LinuxDontNeed)?;
                 mprotect(from, length, MprotectFlags::empty())?;
             }
             self.open = image.size();
         }
-        self.put_back(image).or_else(|_| self.forget())
+        self.restore_pages(image).or_else(|_| self.discard_pages())
     }
 
-    /// Writes over what was written, up to a bound; what is beyond it goes.
+    /// Overwrites the written pages with the image's, up to a limit, and discards those beyond it.
     ///
-    /// A page becomes its own by a page fault and not otherwise, so that while the process takes none, what was its own
-    /// before is all there is. Asking the kernel for the faults is much cheaper than looking at every page. The count is
-    /// taken before the look, so that what comes meanwhile is seen the next time: another thread may lock all memory of
-    /// the process at any moment. A child that was forked counts its faults anew, and looks always.
-    fn put_back(&mut self, image: &Image) -> io::Result<()> {
+    /// A page can differ from the file only after a page fault. So while the process takes none, the last scan is
+    /// complete. Reading the fault counter is much cheaper than a scan. It is read before the scan, so that concurrent
+    /// changes are found by the next scan: another thread may lock all memory of the process at any time. A forked
+    /// child starts a new count, and always scans.
+    fn restore_pages(&mut self, image: &Image) -> io::Result<()> {
         let faults = page_faults();
         if !is_ours() || self.faults != Some(faults) {
-            self.look(image)?;
+            self.scan(image)?;
             self.faults = Some(faults);
         }
         let mut originals = &self.originals[..];
         for (offset, length) in &self.own {
             let (original, rest) = originals.split_at(*length);
             originals = rest;
-            // SAFETY: the pages lie in the open part of our own mapping, which nobody uses.
+            // SAFETY: the pages are in the accessible part of this mapping, which is not in use.
             unsafe { std::ptr::copy_nonoverlapping(original.as_ptr(), self.base.as_ptr().add(*offset), *length) };
         }
         Ok(())
     }
 
-    /// Finds the pages that are its own, and lets those go that are too many to keep.
-    fn look(&mut self, image: &Image) -> io::Result<()> {
+    /// Finds the pages that differ from the file, and discards those beyond the limit.
+    fn scan(&mut self, image: &Image) -> io::Result<()> {
         self.own.clear();
         self.originals.clear();
         self.faults = None;
         let base = self.base.as_ptr() as usize;
-        let mut kept = 0;
-        let (mut own, mut gone) = (std::mem::take(&mut self.own), Vec::new());
+        let mut resident = 0;
+        let (mut own, mut discarded) = (std::mem::take(&mut self.own), Vec::new());
         let stretch = image.stretch().map_or(0..0, |stretch| stretch.start..stretch.start + stretch.length);
         own_pages(base..base + self.open, |pages, zero| {
             let (mut from, mut until) = (pages.start - base, pages.end - base);
@@ -176,12 +177,12 @@ impl Mapping {
             if length == 0 {
                 return;
             }
-            let list = if kept + length <= KEPT { &mut own } else { &mut gone };
+            let list = if resident + length <= MAX_RESIDENT { &mut own } else { &mut discarded };
             list.push((offset, length));
-            kept += length;
+            resident += length;
         })?;
-        for (offset, length) in gone {
-            // SAFETY: as in `put_back`.
+        for (offset, length) in discarded {
+            // SAFETY: as in `restore_pages`.
             unsafe { madvise(self.at(offset), length, Advice::LinuxDontNeed) }?;
         }
         for (offset, length) in &own {
@@ -191,20 +192,20 @@ impl Mapping {
         Ok(())
     }
 
-    /// Lets all pages go: the file's stand for those of the stretch, and zeros for the rest.
-    fn forget(&mut self) -> io::Result<()> {
+    /// Discards all pages, so that the file's pages and zeros appear again.
+    fn discard_pages(&mut self) -> io::Result<()> {
         if self.open > 0 {
-            // SAFETY: nobody uses our own mapping.
+            // SAFETY: the mapping is not in use.
             unsafe { madvise(self.at(0), self.open, Advice::LinuxDontNeed) }?;
         }
         Ok(())
     }
 }
 
-/// Page faults that this process has taken, in all of its threads.
+/// Returns the page faults of this process, in all of its threads.
 fn page_faults() -> u64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure is valid for writing, and all zeros is a value of it.
+    // SAFETY: the structure is valid for writing, and all zeros is a valid value.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()
@@ -214,20 +215,20 @@ fn page_faults() -> u64 {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is our own, and nobody uses it any more.
+        // SAFETY: the mapping belongs to this value, and there are no references to it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.reserved) };
     }
 }
 
-/// A linear memory in use: the instance's.
+/// The linear memory of an instance.
 struct Slot(Arc<Shared>);
 
-/// What an instance and the handle of its memory share.
+/// The state that an instance and the handle of its memory share.
 struct Shared {
     state: Mutex<State>,
     image: Arc<Image>,
     base: usize,
-    /// What it can grow to.
+    /// The maximum size.
     capacity: usize,
 }
 
@@ -261,15 +262,15 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(mut mapping) = self.0.lock().mapping.take() else { return };
         let image = &self.0.image;
-        // What could not be put back is not used again.
+        // A mapping that cannot be reset is not used again.
         if image.free().len() < MAX_FREE && mapping.reset(image).is_ok() {
             image.free().push(mapping);
         }
     }
 }
 
-// SAFETY: the address never changes while the slot lives; `byte_size` bytes from it can be read and written, and what
-// follows, to the end of capacity and guard, traps.
+// SAFETY: the address never changes while the slot lives; `byte_size` bytes from it can be read and written, and
+// accesses behind them, to the end of capacity and guard, trap.
 unsafe impl LinearMemory for Slot {
     fn byte_size(&self) -> usize {
         self.0.lock().size
@@ -292,11 +293,11 @@ unsafe impl LinearMemory for Slot {
     }
 }
 
-/// Makes linear memories: of the image that [`with_image`] names, else of zeros.
+/// The creator of linear memories: of the image that [`with_image`] sets, else of zeros.
 #[derive(Debug, Default)]
 pub(crate) struct Slots;
 
-// SAFETY: each memory has address space of its own, with the guard that is asked for behind it.
+// SAFETY: each memory has its own address space, with the requested guard behind it.
 unsafe impl MemoryCreator for Slots {
     fn new_memory(
         &self,
@@ -307,17 +308,16 @@ unsafe impl MemoryCreator for Slots {
         guard: usize,
     ) -> Result<Box<dyn LinearMemory>, String> {
         let next = NEXT.replace(Next::None);
-        let wanted = matches!(next, Next::Image(_));
+        let has_image = matches!(next, Next::Image(_));
         let image = match next {
             Next::Image(image) if image.size() >= minimum => image,
             Next::Image(_) => return Err("the image is smaller than the memory".to_owned()),
             _ => Image::new(minimum, std::iter::empty()).map_err(|error| error.to_string())?,
         };
         let capacity = reserved.unwrap_or_default().max(image.size());
-        let slot =
-            Slot::new(image, capacity, guard).map_err(|error| format!("no address space for the memory: {error}"))?;
-        if wanted {
-            NEXT.set(Next::Made(Arc::clone(&slot.0)));
+        let slot = Slot::new(image, capacity, guard).map_err(|error| format!("cannot map the memory: {error}"))?;
+        if has_image {
+            NEXT.set(Next::Created(Arc::clone(&slot.0)));
         }
         Ok(Box::new(slot))
     }
@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     fn written(mapping: &Mapping, at: usize) -> u8 {
-        // SAFETY: the place lies in the open part of a mapping that nobody else uses.
+        // SAFETY: the address is in the accessible part of a mapping that no other code uses.
         unsafe { mapping.base.as_ptr().add(at).read_volatile() }
     }
 
@@ -344,26 +344,26 @@ mod tests {
         write(&mut mapping, 0);
         mapping.reset(&image).unwrap();
         assert!(mapping.faults.is_some());
-        // SAFETY: the child uses the mapping, and ends.
+        // SAFETY: the child uses only the mapping, and exits.
         match unsafe { libc::fork() } {
             0 => {
                 let clean = (0..4).all(|_| {
                     write(&mut mapping, 5000);
                     write(&mut mapping, 60_000);
-                    // The worst case: its count, which began anew, is just what the parent's was. From the second round
-                    // on nothing in here is a page fault any more.
+                    // The worst case: the child's new count equals the parent's. From the second round on, these writes
+                    // cause no page faults.
                     mapping.faults = Some(page_faults());
                     let reset = mapping.reset(&image).is_ok();
                     reset && written(&mapping, 5000) == 1 && written(&mapping, 60_000) == 0
                 });
-                // SAFETY: nothing of the parent's is to run here.
+                // SAFETY: the child must not run the parent's exit handlers.
                 unsafe { libc::_exit(i32::from(!clean)) }
             }
             child => {
                 let mut status = -1;
-                // SAFETY: the status is valid for writing, and the child is our own.
+                // SAFETY: the status is valid for writing, and the process is this one's child.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "the child saw what it had written before");
+                assert_eq!(status, 0, "the child saw its earlier writes");
             }
         }
     }
@@ -372,8 +372,8 @@ mod tests {
     fn locked_memory_is_put_back_or_not_used_again() {
         let image = Image::new(32 << 16, [(70_000, &[1; 100][..])].into_iter()).unwrap();
         let mut mapping = Mapping::new(&image, 33 << 16).unwrap();
-        // All pages become its own at once. Where locking is not allowed there is nothing to see.
-        // SAFETY: the mapping is our own.
+        // All pages become private at once. Without the permission to lock memory the test shows nothing.
+        // SAFETY: the mapping belongs to this test.
         let locked = unsafe { rustix::mm::mlock(mapping.at(0), mapping.open) };
         for _ in 0..3 {
             [0, 70_000, 2_000_000].iter().for_each(|at| write(&mut mapping, *at));
@@ -390,11 +390,11 @@ mod tests {
         let image = Image::new(4 << 16, [(70_000, &[1; 100][..])].into_iter()).unwrap();
         drop(Slot::new(Arc::clone(&image), 4 << 16, 1 << 16).unwrap());
         let free = image.free().pop().unwrap();
-        // SAFETY: the mapping is our own.
+        // SAFETY: the mapping belongs to this test.
         unsafe { madvise(free.at(0), free.open, Advice::LinuxPopulateWrite) }.unwrap();
         image.free().push(free);
         let slot = Slot::new(Arc::clone(&image), 4 << 16, 1 << 16).unwrap();
-        // No page fault from here on.
+        // There are no page faults from here on.
         let mut mapping = slot.0.lock().mapping.take().unwrap();
         [0, 70_000, 200_000].iter().for_each(|at| write(&mut mapping, *at));
         mapping.reset(&image).unwrap();
@@ -410,12 +410,12 @@ mod tests {
         let (start, length) = (mapping.at(0).addr(), mapping.open);
         let populate = move || {
             let start = std::ptr::with_exposed_provenance_mut(start);
-            // SAFETY: the mapping lives until the thread has ended, and is not changed by this.
+            // SAFETY: the mapping lives until the thread has ended, and this does not change its content.
             unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
         };
         let populated = std::thread::spawn(populate).join();
         assert!(populated.is_ok_and(|populated| populated.is_ok()));
-        // No fault of this thread: all pages are there.
+        // This thread takes no page faults: all pages are present.
         [0, 70_000, 200_000].iter().for_each(|at| write(&mut mapping, *at));
         mapping.reset(&image).unwrap();
         assert_eq!([0, 70_000, 200_000].map(|at| written(&mapping, at)), [0, 1, 0]);

@@ -1,9 +1,9 @@
-//! Numbers of WASI preview 1, as its witx files give them.
+//! The constants of WASI preview 1, as its witx files define them.
 
-use crate::ending::Ending;
+use crate::ending::Termination;
 use crate::fs::{FsError, Kind};
 
-/// What a call answers.
+/// The error code of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Errno {
@@ -50,13 +50,13 @@ impl From<FsError> for Errno {
     }
 }
 
-/// Why a call did not do what was asked.
+/// The reason for which a call failed.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The guest is told.
+    /// An error code that is returned to the guest.
     Errno(Errno),
-    /// The guest goes no further.
-    End(Ending),
+    /// The termination of the guest.
+    End(Termination),
 }
 
 impl From<Errno> for Stop {
@@ -71,9 +71,9 @@ impl From<FsError> for Stop {
     }
 }
 
-impl From<Ending> for Stop {
-    fn from(ending: Ending) -> Self {
-        Self::End(ending)
+impl From<Termination> for Stop {
+    fn from(termination: Termination) -> Self {
+        Self::End(termination)
     }
 }
 
@@ -102,10 +102,10 @@ pub(crate) mod rights {
     pub(crate) const FD_FILESTAT_GET: u64 = 1 << 21;
     pub(crate) const FD_FILESTAT_SET_SIZE: u64 = 1 << 22;
     pub(crate) const POLL_FD_READWRITE: u64 = 1 << 27;
-    /// All that a file can have.
+    /// All rights of a file.
     pub(crate) const FILE: u64 = 0x08E0_01FF;
-    /// All that a directory can have. Without the right to set sizes by path, which those ask for that then go on to
-    /// give it up; a file can be cut when it is opened all the same.
+    /// All rights of a directory, without the right to set sizes by path: programs that request it then try to drop it.
+    /// A file can be truncated when it is opened in any case.
     pub(crate) const DIRECTORY: u64 = 0x0FB7_FE18;
 }
 

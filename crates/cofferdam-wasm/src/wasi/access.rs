@@ -1,4 +1,4 @@
-//! What calls of other interfaces than preview 1 use of the host of an exec.
+//! Access to the host of an exec for other interfaces than preview 1.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use super::descriptors::{Descriptor, OpenDirectory};
 use super::host::Host;
-use crate::ending::Ending;
+use crate::ending::Termination;
 use crate::fs::{FsResult, Tree};
-use crate::leash::{Input, Leash};
+use crate::leash::{GuestControl, Input};
 use crate::network::Waker;
 use crate::time::{Clock, Random};
 
@@ -29,35 +29,35 @@ impl Host {
         &mut self.random
     }
 
-    pub(crate) fn input(&mut self) -> (&mut Input, &Leash) {
-        (&mut self.input, &self.leash)
+    pub(crate) fn input(&mut self) -> (&mut Input, &GuestControl) {
+        (&mut self.input, &self.control)
     }
 
-    /// Waits until `until` or the deadline or, if that is wanted, until there is input.
-    pub(crate) fn wait_until(&mut self, until: Option<Instant>, input: bool) -> Result<(), Ending> {
+    /// Waits until `until`, the deadline or, if `input` is set, until input is available.
+    pub(crate) fn wait_until(&mut self, until: Option<Instant>, input: bool) -> Result<(), Termination> {
         self.wait(until, input)
     }
 
-    /// What wakes the guest where it waits for connections. Without a policy there is none.
+    /// Returns the waker for waits on connections. Fails if there is no network policy.
     pub(crate) fn waker(&mut self) -> io::Result<Arc<Waker>> {
         let egress = self.egress.as_mut().ok_or(io::ErrorKind::PermissionDenied)?;
         let waker = Arc::clone(egress.waker()?);
-        self.leash.wake_elsewhere(&waker);
+        self.control.set_waker(&waker);
         Ok(waker)
     }
 
-    /// Notes a limit that was in the way.
+    /// Records a limit that was reached.
     pub(crate) fn noted<T>(&mut self, result: FsResult<T>) -> FsResult<T> {
         self.note(result)
     }
 
-    /// The directories that the guest began with.
+    /// Returns the directories that were preopened for the guest.
     pub(crate) fn preopens(&self) -> Vec<OpenDirectory> {
         let directory = |number| match self.descriptors.get(number) {
             Ok(Descriptor::Directory(directory)) => Some(directory.clone()),
             _ => None,
         };
-        // The three streams come first, and nothing comes between.
+        // The preopened directories follow the three streams without a gap.
         (3..).map_while(directory).filter(|directory| directory.preopen.is_some()).collect()
     }
 }

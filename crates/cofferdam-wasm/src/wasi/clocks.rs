@@ -1,4 +1,4 @@
-//! Clocks.
+//! The clocks of preview 1.
 
 use super::abi::{Answer, CLOCK_MONOTONIC, CLOCK_PROCESS_CPU, CLOCK_REALTIME, CLOCK_THREAD_CPU, Errno};
 use super::host::{Call, Host};
@@ -19,15 +19,15 @@ impl Call<'_> {
 }
 
 impl Host {
-    /// What a clock shows.
+    /// Reads a clock.
     pub(super) fn now(&mut self, clock: u32) -> Result<u64, Errno> {
         match clock {
             CLOCK_REALTIME => Ok(self.clock.realtime()),
             CLOCK_MONOTONIC => Ok(self.clock.monotonic()),
             CLOCK_PROCESS_CPU | CLOCK_THREAD_CPU => match self.clock {
                 Clock::Real { .. } => Ok(nanos(self.cpu())),
-                // Real processor time is never the same twice.
-                Clock::MadeUp { .. } => Ok(self.clock.monotonic()),
+                // Real processor time is not reproducible.
+                Clock::Deterministic { .. } => Ok(self.clock.monotonic()),
             },
             _ => Err(Errno::Inval),
         }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::abi::Errno;
 use crate::fs::Ino;
 
-/// The most descriptors of one exec.
+/// The maximum number of descriptors of one exec.
 pub(crate) const MAX_DESCRIPTORS: usize = 1024;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -20,11 +20,11 @@ pub(crate) struct OpenFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenDirectory {
     pub(crate) ino: Ino,
-    /// What a directory that was there from the start calls itself.
+    /// The guest's name of a preopened directory.
     pub(crate) preopen: Option<String>,
     /// Its absolute name, for links.
     pub(crate) name: Option<String>,
-    /// Whether anything in it may be changed.
+    /// True if its content can be changed.
     pub(crate) writable: bool,
 }
 
@@ -38,14 +38,14 @@ pub(crate) enum Descriptor {
 }
 
 impl OpenDirectory {
-    /// What a plain name in it is called from the top, where that is known.
+    /// Returns the absolute name of an entry, if the directory's own is known.
     pub(crate) fn absolute_of(&self, name: &str) -> Option<String> {
         self.name.as_ref().map(|above| format!("{above}/{name}"))
     }
 }
 
 impl Descriptor {
-    /// The node that it holds.
+    /// Returns the node that it references.
     pub(crate) fn ino(&self) -> Option<Ino> {
         match self {
             Self::Input | Self::Output | Self::Errors => None,
@@ -58,22 +58,22 @@ impl Descriptor {
 pub(crate) struct Descriptors(Vec<Option<Descriptor>>);
 
 impl Descriptors {
-    /// The three streams.
+    /// Creates a table with the three streams.
     pub(crate) fn new() -> Self {
         Self(vec![Some(Descriptor::Input), Some(Descriptor::Output), Some(Descriptor::Errors)])
     }
 
-    /// None.
+    /// Creates an empty table.
     pub(crate) fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// All of them by number.
+    /// Returns all descriptors by number.
     pub(crate) fn all(&self) -> &[Option<Descriptor>] {
         &self.0
     }
 
-    /// These and no others; nothing if they are too many.
+    /// Creates a table of these descriptors; `None` if there are too many.
     pub(crate) fn of(all: Vec<Option<Descriptor>>) -> Option<Self> {
         (all.len() <= MAX_DESCRIPTORS).then_some(Self(all))
     }
@@ -114,7 +114,7 @@ impl Descriptors {
         if free { Ok(()) } else { Err(Errno::Mfile) }
     }
 
-    /// Takes the lowest free number.
+    /// Adds a descriptor under the lowest free number.
     pub(crate) fn add(&mut self, descriptor: Descriptor) -> Result<u32, Errno> {
         self.has_room()?;
         let number = match self.0.iter().position(Option::is_none) {
@@ -132,7 +132,7 @@ impl Descriptors {
         self.0.get_mut(number as usize).and_then(Option::take).ok_or(Errno::Badf)
     }
 
-    /// Moves one over another; gives the one that went.
+    /// Moves a descriptor to another number, and returns the one that it replaced.
     pub(crate) fn renumber(&mut self, from: u32, to: u32) -> Result<Option<Descriptor>, Errno> {
         self.get(from)?;
         self.get(to)?;
@@ -140,7 +140,7 @@ impl Descriptors {
             return Ok(None);
         }
         let moved = self.remove(from)?;
-        Ok(self.0.get_mut(to as usize).and_then(|place| place.replace(moved)))
+        Ok(self.0.get_mut(to as usize).and_then(|slot| slot.replace(moved)))
     }
 
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Descriptor> {

@@ -1,12 +1,12 @@
-//! Arguments, environment, random numbers, and the end.
+//! Arguments, environment, random numbers, and exit.
 
 use super::abi::{Answer, Errno};
 use super::host::Call;
-use crate::ending::Ending;
+use crate::ending::Termination;
 
-/// Random bytes between two looks at whether the guest may go on.
+/// Random bytes between two checks of the guest's limits.
 const PIECE: usize = 1 << 20;
-/// Bytes of arguments or environment. The contract allows less.
+/// The maximum bytes of arguments or environment. The contract's limit is lower.
 const MAX_BYTES: usize = 4 << 20;
 
 impl Call<'_> {
@@ -70,14 +70,14 @@ impl Call<'_> {
     }
 
     pub(super) fn proc_exit(&mut self, code: u32) -> Answer {
-        Err(Ending::Exit((code & 0xff) as u8).into())
+        Err(Termination::Exit((code & 0xff) as u8).into())
     }
 
-    /// WASI numbers signals as Linux does, as far as it has them.
+    /// Raises a signal. WASI's signal numbers equal those of Linux.
     pub(super) fn proc_raise(&mut self, signal: u32) -> Answer {
         match i32::try_from(signal) {
             Ok(0) => Ok(()),
-            Ok(signal @ 1..=30) => Err(Ending::Raised(signal).into()),
+            Ok(signal @ 1..=30) => Err(Termination::Raised(signal).into()),
             _ => Err(Errno::Inval.into()),
         }
     }
@@ -103,7 +103,7 @@ impl Call<'_> {
         self.no_socket(fd)
     }
 
-    /// There are none.
+    /// Fails, since no descriptor is a socket.
     fn no_socket(&self, fd: u32) -> Answer {
         self.host.descriptors.get(fd)?;
         Err(Errno::Notsock.into())

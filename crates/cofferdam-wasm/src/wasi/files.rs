@@ -9,17 +9,18 @@ use crate::fs::{Ino, Kind, SetTime, Stat};
 use crate::leash::Input;
 use cofferdam_wasm_supply::REQUEST_DESCRIPTOR;
 
-/// The most bytes that one call moves to or from a file, and to a stream. Guests take a short count as they must.
+/// The maximum bytes that one call reads from or writes to a file. Guests must accept short counts.
 const MAX_MOVED: u32 = 16 << 20;
+/// The maximum bytes that one call writes to a stream.
 const MAX_PRINTED: u32 = 1 << 20;
-/// Bytes written at once: what does not fit is refused by this much.
+/// Bytes per write to a file. A write that exceeds a limit loses at most this much of what would fit.
 const SLICE: usize = 64 << 10;
 /// Bytes of a listing in one call.
 const MAX_LISTED: u32 = 1 << 20;
 const DIRENT: usize = 24;
-// A guest cannot open so many that it gets the one on which warm interpreters are told what to do.
+// A guest cannot open so many descriptors that it gets the one for requests to prepared interpreters.
 const _: () = assert!(REQUEST_DESCRIPTOR as usize >= MAX_DESCRIPTORS);
-/// Bytes of an answer.
+/// The maximum bytes of a reported status.
 const MAX_STATUS: u32 = 16;
 
 impl Call<'_> {
@@ -35,16 +36,16 @@ impl Call<'_> {
 
     pub(super) fn fd_close(&mut self, fd: u32) -> Answer {
         let closed = self.host.descriptors.remove(fd)?;
-        self.let_go(&closed);
+        self.release(&closed);
         Ok(())
     }
 
-    pub(super) fn let_go(&mut self, descriptor: &Descriptor) {
+    pub(super) fn release(&mut self, descriptor: &Descriptor) {
         match descriptor {
-            Descriptor::Input => self.host.leash.stop_reading(),
+            Descriptor::Input => self.host.control.stop_reading(),
             other => {
                 if let Some(ino) = other.ino() {
-                    self.host.tree().let_go(ino);
+                    self.host.tree().release(ino);
                 }
             }
         }
@@ -95,8 +96,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Rights can only be given up, and giving them up changes nothing here: what a descriptor may do was fixed when it
-    /// was opened.
+    /// Rights can only be dropped. Dropping them has no effect here, since the permissions of a descriptor are fixed
+    /// when it is opened.
     pub(super) fn fd_fdstat_set_rights(&mut self, fd: u32, _base: u64, _inheriting: u64) -> Answer {
         self.host.descriptors.get(fd)?;
         Err(Errno::Notsup.into())
@@ -185,7 +186,7 @@ impl Call<'_> {
         Ok(total)
     }
 
-    /// The answer is a code in decimal digits.
+    /// Reads the reported status, a code in decimal digits.
     fn take_status(&mut self, buffers: &[(u32, u32)]) -> Answer<u32> {
         self.host.request.as_ref().ok_or(Errno::Badf)?;
         let mut text = Vec::new();
@@ -211,7 +212,7 @@ impl Call<'_> {
         let tree = self.host.tree();
         let mut total = 0;
         for (at, length) in buffers {
-            // At most `MAX_MOVED`, as all buffers together are.
+            // At most `MAX_MOVED`, the limit of all buffers together.
             let read = tree.read(file.ino, offset, self.memory.slice_mut(*at, *length)?)? as u32;
             total += read;
             offset = offset.saturating_add(read.into());
@@ -222,7 +223,7 @@ impl Call<'_> {
         Ok(total)
     }
 
-    /// Waits for the first bytes, and takes what is there then.
+    /// Waits for the first bytes, then reads what is available.
     fn read_input(&mut self, buffers: &[(u32, u32)]) -> Answer<u32> {
         let mut total = 0;
         for (at, length) in buffers {
@@ -234,7 +235,7 @@ impl Call<'_> {
                     taken.len()
                 }
                 Input::Streamed => loop {
-                    match self.host.leash.read(target) {
+                    match self.host.control.read(target) {
                         Some(read) => break read,
                         None if total > 0 => break 0,
                         None => self.host.wait(None, true)?,
@@ -262,8 +263,8 @@ impl Call<'_> {
             Descriptor::Directory(_) => return Err(Errno::Isdir.into()),
             Descriptor::Input => return Err(Errno::Badf.into()),
         };
-        let most = if stream.is_some() { MAX_PRINTED } else { MAX_MOVED };
-        let buffers = self.memory.buffers(buffers, count, most)?;
+        let max = if stream.is_some() { MAX_PRINTED } else { MAX_MOVED };
+        let buffers = self.memory.buffers(buffers, count, max)?;
         let written = match stream {
             Some(stream) => {
                 for (at, length) in &buffers {
@@ -292,7 +293,7 @@ impl Call<'_> {
         Ok(self.memory.put_u32(result, written)?)
     }
 
-    /// Writes as much as fits; fails if that is nothing.
+    /// Writes as many bytes as the limits allow, and fails if none can be written.
     fn write_file(&mut self, file: &OpenFile, buffers: &[(u32, u32)], mut offset: u64) -> Answer<u32> {
         if !file.writes {
             return Err(Errno::Badf.into());
@@ -318,8 +319,8 @@ impl Call<'_> {
         let ino = self.host.descriptors.directory(fd)?.ino;
         let length = length.min(MAX_LISTED);
         self.memory.slice(buffer, length)?;
-        let most = length as usize / DIRENT + 1;
-        let entries = self.host.tree().list_from(ino, cookie, most)?;
+        let max_entries = length as usize / DIRENT + 1;
+        let entries = self.host.tree().list_from(ino, cookie, max_entries)?;
         let mut bytes = Vec::new();
         for entry in entries {
             let mut head = [0; DIRENT];
@@ -333,7 +334,7 @@ impl Call<'_> {
                 break;
             }
         }
-        // A buffer that is full says that there is more; the last entry may be cut.
+        // A full buffer tells the guest that there are more entries. The last entry may be truncated.
         bytes.truncate(length as usize);
         self.memory.put(buffer, &bytes)?;
         Ok(self.memory.put_u32(result, bytes.len() as u32)?)
@@ -341,7 +342,7 @@ impl Call<'_> {
 
     pub(super) fn fd_renumber(&mut self, from: u32, to: u32) -> Answer {
         if let Some(replaced) = self.host.descriptors.renumber(from, to)? {
-            self.let_go(&replaced);
+            self.release(&replaced);
         }
         Ok(())
     }
@@ -372,7 +373,8 @@ impl Call<'_> {
     }
 }
 
-/// Without seek and tell: C libraries take what has them not, and is of no known kind, for a pipe.
+/// The rights of a stream. They lack seek and tell: C libraries treat a descriptor of unknown type without them as a
+/// pipe.
 const STREAM: u64 = rights::FD_FDSTAT_SET_FLAGS | rights::FD_FILESTAT_GET | rights::POLL_FD_READWRITE;
 const _: () = assert!(STREAM & (rights::FD_SEEK | rights::FD_TELL) == 0);
 
@@ -390,7 +392,7 @@ pub(super) fn filestat(stat: &Stat) -> [u8; 64] {
     bytes
 }
 
-/// The times that a call asks for.
+/// Returns the times that a call sets.
 pub(super) fn times(accessed: u64, modified: u64, flags: u32, now: u64) -> Result<SetTime, Errno> {
     use fstflags::{ATIM, ATIM_NOW, MTIM, MTIM_NOW};
     let pick = |given: u32, present: u32, value: u64| match (flags & given != 0, flags & present != 0) {

@@ -1,4 +1,4 @@
-//! What the host keeps for one exec, and what ends it.
+//! The host's state of one exec, and the checks that end it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use super::descriptors::{Descriptor, Descriptors, OpenDirectory};
 use super::memory::Memory;
 use crate::account::Account;
 use crate::component::Resources;
-use crate::ending::Ending;
+use crate::ending::Termination;
 use crate::fs::{Base, FsError, FsResult, Ino, Tree};
-use crate::leash::{Input, Leash};
+use crate::leash::{GuestControl, Input};
 use crate::limiter::Limiter;
 use crate::network::{Connection, Egress, Interest, Waker, await_any};
 use crate::output::Output;
 use crate::time::{Clock, Random, thread_cpu};
 
-/// A directory that a guest begins with.
+/// A directory that is opened before a guest starts.
 #[derive(Debug)]
 pub(crate) struct Preopen {
     pub(crate) name: String,
@@ -29,7 +29,7 @@ pub(crate) struct Preopen {
     pub(crate) access: Access,
 }
 
-/// What an exec begins with.
+/// The initial state of an exec.
 #[derive(Debug)]
 pub(crate) struct HostParts {
     pub(crate) args: Vec<String>,
@@ -42,25 +42,25 @@ pub(crate) struct HostParts {
     pub(crate) run: Run,
 }
 
-/// What one run has for itself: an exec is one, a session many.
+/// The state of one run: an exec has one, a session many.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pub(crate) leash: Arc<Leash>,
+    pub(crate) control: Arc<GuestControl>,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) deadline: Instant,
     pub(crate) cpu_limit: Option<Duration>,
-    /// What a warm interpreter is to do.
+    /// The request for a prepared interpreter.
     pub(crate) request: Option<Bytes>,
 }
 
 impl Run {
-    /// Nothing, until there is something to run.
-    pub(crate) fn none() -> Self {
+    /// Returns the state while nothing runs.
+    pub(crate) fn idle() -> Self {
         Self {
-            leash: Arc::default(),
+            control: Arc::default(),
             input: Input::Given(Bytes::new()),
-            output: Output::nowhere(),
+            output: Output::discarded(),
             deadline: Instant::now(),
             cpu_limit: None,
             request: None,
@@ -68,46 +68,46 @@ impl Run {
     }
 }
 
-/// What the host keeps for one exec.
+/// The host's state of one exec.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<String>,
     pub(super) files: Arc<Mutex<Tree>>,
     pub(crate) descriptors: Descriptors,
-    pub(super) leash: Arc<Leash>,
+    pub(super) control: Arc<GuestControl>,
     pub(super) input: Input,
     pub(crate) output: Output,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
     pub(crate) limiter: Limiter,
     pub(super) request: Option<Bytes>,
-    /// What a warm interpreter answered.
+    /// The status that a prepared interpreter reported.
     pub(crate) status: Option<u8>,
-    /// Whether the guest is an interpreter that is made ready, and may ask for the descriptor of requests.
-    pub(super) warming: bool,
+    /// True while an interpreter is being prepared, and may open the request descriptor.
+    pub(super) preparing: bool,
     deadline: Instant,
     cpu_limit: Option<Duration>,
     cpu_before: Duration,
     limits_hit: BTreeSet<LimitKind>,
     pub(crate) memory: Option<WasmMemory>,
-    /// What a component holds of the host.
+    /// The host resources of a component.
     pub(crate) resources: Resources,
-    /// What a component reaches of the network.
+    /// The network access of a component.
     pub(crate) egress: Option<Egress>,
 }
 
 impl Host {
-    /// Must be called on the thread that the guest will run on, whose processor time is the guest's.
+    /// Creates a host. Must be called on the guest's thread, whose processor time counts as the guest's.
     pub(crate) fn new(parts: HostParts) -> FsResult<Self> {
         let HostParts { args, env, preopens, files, clock, random, limiter, run } = parts;
-        let Run { leash, input, output, deadline, cpu_limit, request } = run;
+        let Run { control, input, output, deadline, cpu_limit, request } = run;
         let mut host = Self {
             args,
             env,
             files,
             descriptors: Descriptors::new(),
-            leash,
+            control,
             input,
             output,
             clock,
@@ -115,7 +115,7 @@ impl Host {
             limiter,
             request,
             status: None,
-            warming: false,
+            preparing: false,
             deadline,
             cpu_limit,
             cpu_before: thread_cpu(),
@@ -125,32 +125,32 @@ impl Host {
             egress: None,
         };
         for Preopen { name, ino, absolute, access } in preopens {
-            lock(&host.files).hold(ino)?;
+            lock(&host.files).acquire(ino)?;
             let directory =
                 OpenDirectory { ino, preopen: Some(name), name: absolute, writable: access == Access::ReadWrite };
-            // There are a few, and room for many.
+            // There are only a few, so this cannot fail.
             let _ = host.descriptors.add(Descriptor::Directory(directory));
         }
         Ok(host)
     }
 
-    /// For a guest that nobody runs.
-    pub(crate) fn nobody(no_files: &Arc<Mutex<Tree>>) -> Self {
-        let Run { leash, input, output, deadline, cpu_limit, request } = Run::none();
+    /// Creates the host of an idle guest.
+    pub(crate) fn idle(no_files: &Arc<Mutex<Tree>>) -> Self {
+        let Run { control, input, output, deadline, cpu_limit, request } = Run::idle();
         Self {
             args: Vec::new(),
             env: Vec::new(),
             files: Arc::clone(no_files),
             descriptors: Descriptors::none(),
-            leash,
+            control,
             input,
             output,
-            clock: Clock::made_up(0),
+            clock: Clock::deterministic(0),
             random: Random::Seeded(0),
             limiter: Limiter::new(Arc::new(Account::new(Some(0)))),
             request,
             status: None,
-            warming: false,
+            preparing: false,
             deadline,
             cpu_limit,
             cpu_before: Duration::ZERO,
@@ -161,80 +161,80 @@ impl Host {
         }
     }
 
-    /// For an interpreter that is made ready.
-    pub(crate) fn for_warming(mut self) -> Self {
-        self.warming = true;
+    /// Marks the guest as an interpreter that is being prepared.
+    pub(crate) fn for_preparation(mut self) -> Self {
+        self.preparing = true;
         self
     }
 
-    /// Takes these for its descriptors, which hold their nodes already.
+    /// Replaces the descriptors. The new ones have already acquired their nodes.
     pub(crate) fn replace_descriptors(&mut self, descriptors: Descriptors) {
         let before = std::mem::replace(&mut self.descriptors, descriptors);
         let mut tree = lock(&self.files);
-        before.all().iter().flatten().filter_map(Descriptor::ino).for_each(|ino| tree.let_go(ino));
+        before.all().iter().flatten().filter_map(Descriptor::ino).for_each(|ino| tree.release(ino));
     }
 
-    /// Begins another run, on the thread that the guest will run on.
-    pub(crate) fn renew(&mut self, run: Run) {
-        let Run { leash, input, output, deadline, cpu_limit, request } = run;
-        self.leash.stop_reading();
-        (self.leash, self.input, self.output) = (leash, input, output);
+    /// Starts another run, on the guest's thread.
+    pub(crate) fn start_run(&mut self, run: Run) {
+        let Run { control, input, output, deadline, cpu_limit, request } = run;
+        self.control.stop_reading();
+        (self.control, self.input, self.output) = (control, input, output);
         (self.deadline, self.cpu_limit, self.request) = (deadline, cpu_limit, request);
         self.status = None;
         self.cpu_before = thread_cpu();
         self.limits_hit.clear();
-        self.limiter.renew();
+        self.limiter.reset();
     }
 
-    /// Processor time used so far.
+    /// Returns the processor time used so far.
     pub(crate) fn cpu(&self) -> Duration {
         thread_cpu().saturating_sub(self.cpu_before)
     }
 
-    /// Asked again and again: whether the guest may go on.
-    pub(crate) fn check(&mut self) -> Result<(), Ending> {
+    /// Checks periodically that the guest may continue.
+    pub(crate) fn check(&mut self) -> Result<(), Termination> {
         let now = Instant::now();
-        if self.output.due().is_some_and(|due| due <= now) {
+        if self.output.flush_time().is_some_and(|time| time <= now) {
             self.output.flush();
         }
-        if let Some(ending) = self.leash.ordered() {
-            return Err(ending);
+        if let Some(termination) = self.control.requested() {
+            return Err(termination);
         }
         if now >= self.deadline {
-            return Err(Ending::TimedOut);
+            return Err(Termination::TimedOut);
         }
         match self.cpu_limit {
-            Some(limit) if self.cpu() >= limit => Err(Ending::Limit(LimitKind::Cpu)),
+            Some(limit) if self.cpu() >= limit => Err(Termination::Limit(LimitKind::Cpu)),
             _ => Ok(()),
         }
     }
 
-    /// Waits until `until` or, if that is wanted, until there is input.
-    pub(super) fn wait(&mut self, until: Option<Instant>, input: bool) -> Result<(), Ending> {
+    /// Waits until `until` or, if `input` is set, until input is available.
+    pub(super) fn wait(&mut self, until: Option<Instant>, input: bool) -> Result<(), Termination> {
         let until = until.map_or(self.deadline, |until| until.min(self.deadline));
-        if let Some(due) = self.output.due() {
-            self.leash.wait(due.min(until), input);
-            if due <= Instant::now() {
+        if let Some(flush_time) = self.output.flush_time() {
+            self.control.wait(flush_time.min(until), input);
+            if flush_time <= Instant::now() {
                 self.output.flush();
             }
         }
-        self.leash.wait(until, input);
+        self.control.wait(until, input);
         self.check()
     }
 
-    /// The same for connections, and for what the waker is told of.
+    /// Waits for connections and for the waker.
     pub(crate) fn wait_for_connections(
         &mut self,
         waker: &Waker,
         until: Option<Instant>,
         wanted: &[(&Connection, Interest)],
-    ) -> Result<(), Ending> {
-        let until = until.into_iter().chain(self.output.due()).fold(self.deadline, Instant::min);
+    ) -> Result<(), Termination> {
+        let until = until.into_iter().chain(self.output.flush_time()).fold(self.deadline, Instant::min);
         await_any(waker, wanted, until);
         self.check()
     }
 
-    /// Notes a limit that was in the way.
+    /// Records a limit that was reached.
     pub(super) fn note<T>(&mut self, result: FsResult<T>) -> FsResult<T> {
         match result {
             Err(FsError::Full) => drop(self.limits_hit.insert(LimitKind::Disk)),
@@ -244,7 +244,7 @@ impl Host {
         result
     }
 
-    /// Limits at which something was refused.
+    /// Returns the limits at which an operation failed.
     pub(crate) fn limits_hit(&self) -> Vec<LimitKind> {
         let mut hit = self.limits_hit.clone();
         if self.limiter.refused() {
@@ -260,15 +260,16 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.leash.stop_reading();
+        self.control.stop_reading();
         let mut tree = lock(&self.files);
         for ino in self.descriptors.drain().filter_map(|descriptor| descriptor.ino()) {
-            tree.let_go(ino);
+            tree.release(ino);
         }
     }
 }
 
-/// A panic while the lock is held would leave a tree that is only out of step with what it charges.
+/// Locks the tree. A panic while it is locked leaves at worst a tree that differs from its charges, so poison is
+/// ignored.
 pub(crate) fn lock(files: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
     files.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,16 +1,16 @@
-//! The calls by name.
+//! The host functions by name.
 
 use wasmtime::{Caller, Extern, Linker};
 
 use super::abi::{Answer, Errno, Stop};
 use super::host::{Call, Host};
 
-/// The module that guests import from.
+/// The name of the module that guests import.
 pub(crate) const MODULE: &str = "wasi_snapshot_preview1";
 
 macro_rules! calls {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {
-        /// Puts all of WASI preview 1 into a linker.
+        /// Adds all functions of WASI preview 1 to a linker.
         pub(crate) fn add_to(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             $(linker.func_wrap(MODULE, stringify!($name), |mut caller: Caller<'_, Host>, $($arg: $type),*| {
                 answer(&mut caller, |mut call| call.$name($($arg),*))
@@ -71,7 +71,7 @@ calls! {
     sock_shutdown(fd: u32, how: u32);
 }
 
-/// Makes a call, and what it stopped for the guest's number or the guest's end.
+/// Runs a call, and converts its error to an error code for the guest or to the guest's termination.
 fn answer(caller: &mut Caller<'_, Host>, call: impl FnOnce(Call<'_>) -> Answer) -> wasmtime::Result<u32> {
     let memory = match caller.data().memory {
         Some(memory) => memory,
@@ -84,6 +84,6 @@ fn answer(caller: &mut Caller<'_, Host>, call: impl FnOnce(Call<'_>) -> Answer) 
     match call(Call::new(host, bytes)) {
         Ok(()) => Ok(0),
         Err(Stop::Errno(errno)) => Ok(errno as u32),
-        Err(Stop::End(ending)) => Err(wasmtime::Error::new(ending)),
+        Err(Stop::End(termination)) => Err(wasmtime::Error::new(termination)),
     }
 }

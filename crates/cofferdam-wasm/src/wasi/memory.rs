@@ -1,10 +1,10 @@
-//! A guest's memory during a call. Every pointer and length comes from the guest, and may be anything.
+//! A guest's memory during a call. Every pointer and length comes from the guest and is untrusted.
 
 use super::abi::Errno;
 
-/// The most buffers of one read or write.
+/// The maximum number of buffers of one read or write.
 const MAX_BUFFERS: u32 = 1024;
-/// The longest text that a call takes.
+/// The maximum length of a string argument.
 const MAX_TEXT: u32 = 8192;
 
 /// A guest's memory.
@@ -66,12 +66,12 @@ impl Memory<'_> {
         std::str::from_utf8(self.slice(at, length)?).map(str::to_owned).map_err(|_| Errno::Ilseq)
     }
 
-    /// Pointers and lengths of buffers, cut where they would be more than `most` bytes together.
-    pub(crate) fn buffers(&self, at: u32, count: u32, most: u32) -> Result<Vec<(u32, u32)>> {
+    /// Returns the addresses and lengths of buffers, truncated to `max` bytes in total.
+    pub(crate) fn buffers(&self, at: u32, count: u32, max: u32) -> Result<Vec<(u32, u32)>> {
         if count > MAX_BUFFERS {
             return Err(Errno::Inval);
         }
-        let mut left = most;
+        let mut left = max;
         let mut buffers = Vec::with_capacity(count as usize);
         for number in 0..count {
             let entry = at.checked_add(number * 8).ok_or(Errno::Fault)?;

@@ -1,7 +1,7 @@
 //! WASI preview 1 for one exec, over files in memory.
 //!
-//! It opens nothing of the host and has no network. Each call is bounded: in what it copies, in how long it waits, and
-//! in what it makes the host keep.
+//! It opens no host file and has no network. Each call is bounded: in the bytes that it copies, in the time that it
+//! waits, and in the memory that the host allocates.
 
 pub(crate) mod abi;
 mod access;

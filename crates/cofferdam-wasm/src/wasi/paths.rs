@@ -1,4 +1,4 @@
-//! Calls on paths. Each begins at a descriptor of a directory and never leads above it.
+//! Calls on paths. Each path starts at a directory descriptor and never leads above it.
 
 use super::abi::{Answer, Errno, SYMLINK_FOLLOW, fdflags, oflags, rights};
 use super::descriptors::{Descriptor, OpenDirectory, OpenFile};
@@ -12,19 +12,19 @@ fn last(flags: u32) -> LastLink {
 }
 
 impl Call<'_> {
-    /// A directory and a path from it.
-    fn place(&self, fd: u32, path: u32, length: u32) -> Answer<(OpenDirectory, String)> {
+    /// Returns a directory and a path relative to it.
+    fn resolve_args(&self, fd: u32, path: u32, length: u32) -> Answer<(OpenDirectory, String)> {
         let directory = self.host.descriptors.directory(fd)?.clone();
         Ok((directory, self.memory.text(path, length)?))
     }
 
-    /// The same, where something is to be changed.
+    /// Returns a directory and a path, or an error if the directory is read-only.
     fn writable(&self, fd: u32, path: u32, length: u32) -> Answer<(OpenDirectory, String)> {
-        let place = self.place(fd, path, length)?;
-        if place.0.writable { Ok(place) } else { Err(Errno::Rofs.into()) }
+        let resolved = self.resolve_args(fd, path, length)?;
+        if resolved.0.writable { Ok(resolved) } else { Err(Errno::Rofs.into()) }
     }
 
-    /// Changes the files, and notes a limit that was in the way.
+    /// Changes the file system, and records a limit that was reached.
     fn change<T>(&mut self, change: impl FnOnce(&mut Tree, u64) -> FsResult<T>) -> Answer<T> {
         let now = self.host.clock.stamp();
         let result = change(&mut self.host.tree(), now);
@@ -37,7 +37,7 @@ impl Call<'_> {
     }
 
     pub(super) fn path_filestat_get(&mut self, fd: u32, flags: u32, path: u32, length: u32, result: u32) -> Answer {
-        let (directory, path) = self.place(fd, path, length)?;
+        let (directory, path) = self.resolve_args(fd, path, length)?;
         let stat = {
             let tree = self.host.tree();
             tree.stat(tree.lookup(directory.base(), &path, last(flags))?)?
@@ -75,7 +75,7 @@ impl Call<'_> {
         new_path: u32,
         new_length: u32,
     ) -> Answer {
-        // A second name in a writable place would make a file of a read-only one writable.
+        // A second name in a writable directory would make a file of a read-only one writable.
         let (old, old_path) = self.writable(old_fd, old_path, old_length)?;
         let (new, new_path) = self.writable(new_fd, new_path, new_length)?;
         self.change(|tree, now| tree.hard_link((old.base(), &old_path), (new.base(), &new_path), last(old_flags), now))
@@ -94,8 +94,8 @@ impl Call<'_> {
         fd_flags: u32,
         result: u32,
     ) -> Answer {
-        let (directory, path) = self.place(fd, path, length)?;
-        if self.host.warming && directory.absolute_of(&path).as_deref() == Some(REQUEST_PATH) {
+        let (directory, path) = self.resolve_args(fd, path, length)?;
+        if self.host.preparing && directory.absolute_of(&path).as_deref() == Some(REQUEST_PATH) {
             return Ok(self.memory.put_u32(result, REQUEST_DESCRIPTOR)?);
         }
         if how & !oflags::ALL != 0 || fd_flags & !fdflags::ALL != 0 {
@@ -118,7 +118,7 @@ impl Call<'_> {
         if !directory.writable && (writes || open.truncate) {
             return Err(Errno::Rofs.into());
         }
-        // What is there can be opened by a call that would make it.
+        // A call that would create a file may open an existing one.
         let there = {
             let tree = self.host.tree();
             tree.lookup(directory.base(), &path, last(flags)).is_ok()
@@ -128,7 +128,7 @@ impl Call<'_> {
         }
         let (ino, kind) = self.change(|tree, now| {
             let ino = tree.open(directory.base(), &path, last(flags), open, now)?;
-            tree.hold(ino)?;
+            tree.acquire(ino)?;
             Ok((ino, tree.stat(ino)?.kind))
         })?;
         let descriptor = match kind {
@@ -156,7 +156,7 @@ impl Call<'_> {
         room: u32,
         result: u32,
     ) -> Answer {
-        let (directory, path) = self.place(fd, path, length)?;
+        let (directory, path) = self.resolve_args(fd, path, length)?;
         let target = self.host.tree().read_link(directory.base(), &path)?;
         let bytes = &target.as_bytes()[..target.len().min(room as usize)];
         self.memory.put(buffer, bytes)?;

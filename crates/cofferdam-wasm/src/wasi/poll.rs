@@ -7,13 +7,13 @@ use super::descriptors::Descriptor;
 use super::host::Call;
 use crate::leash::Input;
 
-/// The most subscriptions of one call.
+/// The maximum number of subscriptions of one call.
 const MAX_SUBSCRIPTIONS: u32 = 1024;
 const SUBSCRIPTION: u32 = 48;
 const EVENT: u32 = 32;
 const ABSOLUTE: u16 = 1;
 
-/// What a guest waits for.
+/// The condition of a subscription.
 enum Wanted {
     Time { left: Duration },
     Read { fd: u32 },
@@ -38,7 +38,7 @@ impl Call<'_> {
         if count == 0 || count > MAX_SUBSCRIPTIONS {
             return Err(Errno::Inval.into());
         }
-        // Both must be there before anything is waited for.
+        // All of them must be valid before the call waits.
         self.memory.slice(subscriptions, count * SUBSCRIPTION)?;
         self.memory.slice(events, count * EVENT)?;
         self.memory.slice(result, 4)?;
@@ -104,7 +104,7 @@ impl Call<'_> {
                 let over = wanted.iter().filter_map(|subscription| self.event(subscription, first)).collect();
                 return Ok(over);
             }
-            // What does not fit the clock is beyond every deadline.
+            // A time that the clock cannot represent is later than every deadline.
             let until = first.and_then(|first| began.checked_add(first));
             self.host.wait(until, input)?;
         }
@@ -118,7 +118,7 @@ impl Call<'_> {
                 Err(errno) => (true, Some(errno), 0),
                 Ok(Descriptor::Input) => match &self.host.input {
                     Input::Given(bytes) => (true, None, bytes.len() as u64),
-                    Input::Streamed => (self.host.leash.readable(), None, 1),
+                    Input::Streamed => (self.host.control.readable(), None, 1),
                 },
                 Ok(Descriptor::File(file)) => {
                     let size = self.host.tree().stat(file.ino).map_or(0, |stat| stat.size);

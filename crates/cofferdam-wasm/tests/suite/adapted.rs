@@ -1,5 +1,5 @@
-//! The kit again, each of its programs made into a component: modules of preview 1 over the adapter that turns their calls
-//! into those of the component interfaces, as compilers ship it.
+//! The conformance suite with each of its programs as a component: a module of preview 1 with the adapter that
+//! compilers ship, which translates its calls into those of the component interfaces.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use wit_component::ComponentEncoder;
 use crate::componentize::meant_for;
 use crate::support::assemble;
 
-/// A component that does what the module does.
+/// Converts a module to a component with the same behaviour.
 ///
-/// The adapter passes on only whether a program failed, as the interface once had it; so the module is made to ask for
-/// its code itself.
+/// The adapter passes on only success or failure, as in older versions of the interface. So the module is changed to
+/// report its exit code itself.
 pub(crate) fn adapt(module: &[u8]) -> Vec<u8> {
     let text = wasmprinter::print_bytes(module)
         .expect("a module")
@@ -33,7 +33,7 @@ struct AdaptedPrograms;
 
 impl Programs for AdaptedPrograms {
     fn request(&self, program: &GuestProgram) -> Option<ExecRequestBuilder> {
-        // A component has no signal to end by.
+        // A component cannot raise a signal.
         if matches!(program, GuestProgram::KillSelf(_)) {
             return None;
         }

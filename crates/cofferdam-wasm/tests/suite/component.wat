@@ -1,5 +1,5 @@
-;; What components of tests can call, the canonical ABI by hand. Results of calls lie at 256, what the host allocates from
-;; 0x10000 on. An error of a file call is its number and 100.
+;; The functions that components of tests can call, with a handwritten canonical ABI. Results of calls are at 256, and the
+;; host's allocations start at 0x10000. An error of a file call is its number plus 100.
 (import "wasi:cli/stdout@0.2.12" "get-stdout" (func $get_stdout (result i32)))
 (import "wasi:cli/stdin@0.2.12" "get-stdin" (func $get_stdin (result i32)))
 (import "wasi:cli/exit@0.2.12" "exit" (func $exit_status (param i32)))
@@ -71,10 +71,10 @@
 
 (memory (export "memory") 4)
 (global $free (mut i32) (i32.const 0x10000))
-;; What the host gets instead of room; with 1 the host is called meanwhile, with 2 it waits for ever.
+;; The address that `realloc` returns if it is not 0. With 1 it also calls the host, with 2 it loops forever.
 (global $lie (mut i32) (i32.const 0))
 
-;; Room that is never given back, unless it does not fit.
+;; Allocates memory that is never freed, and grows the memory if necessary.
 (func (export "cabi_realloc") (param i32 i32 i32) (param $size i32) (result i32)
   (local $at i32)
   (if (i32.eq (global.get $lie) (i32.const 1)) (then (drop (call $get_stdin))))
@@ -90,23 +90,23 @@
 (func $print (param $at i32) (param $length i32)
   (call $write (call $get_stdout) (local.get $at) (local.get $length) (i32.const 128)))
 
-;; The directory of this number, of those that the component began with.
+;; Returns the preopened directory of this number.
 (func $directory (param $number i32) (result i32)
   (call $directories (i32.const 256))
   (i32.load (i32.add (i32.load (i32.const 256)) (i32.mul (local.get $number) (i32.const 12)))))
 
-;; 0, or the number of the error that is stored this far behind the result's tag.
+;; Returns 0, or the error that is stored at this offset from the result's tag.
 (func $outcome (param $behind i32) (result i32)
   (if (result i32) (i32.load8_u (i32.const 256))
     (then (i32.add (i32.const 100) (i32.load8_u (i32.add (i32.const 256) (local.get $behind)))))
     (else (i32.const 0))))
 
-;; Opens, and gives the error or 0; the descriptor is at 260.
+;; Opens a file. Returns the error or 0. The descriptor is at 260.
 (func $open (param $directory i32) (param $at i32) (param $length i32) (param $how i32) (param $flags i32) (result i32)
   (call $open_at (local.get $directory) (i32.const 1) (local.get $at) (local.get $length) (local.get $how)
     (local.get $flags) (i32.const 256))
   (call $outcome (i32.const 4)))
 
-;; Ends with the error, if it is one.
+;; Exits with the error, unless it is 0.
 (func $check (param $error i32)
   (if (local.get $error) (then (call $exit (local.get $error)))))

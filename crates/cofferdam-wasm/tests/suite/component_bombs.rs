@@ -1,4 +1,4 @@
-//! Components that would be more than the compiler should take.
+//! Components that would exhaust the compiler's resources.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ async fn refused(text: &str) -> Error {
 
 #[tokio::test]
 async fn instances_of_instances_are_counted_before_they_are_made() {
-    // Each level is ten of the one below: in all a thousand million.
+    // Each level has ten instances of the one below: a thousand million in total.
     let mut text = "(component (component $c0 (core module $m) (core instance (instantiate $m)))".to_owned();
     for level in 1..10 {
         let instances = format!("(instance (instantiate $c{}))", level - 1).repeat(10);
@@ -123,7 +123,7 @@ async fn every_cut_and_every_flipped_bit_is_answered() {
     assert!(ran > 0 && refused > 0, "{ran} ran, {refused} were refused");
 }
 
-/// A type of so many doublings.
+/// Returns a type with this number of doublings.
 fn doubled(name: &str, levels: usize) -> String {
     let mut text = format!("(type ${name}0 (tuple u8 u8))");
     for level in 1..=levels {
@@ -135,7 +135,7 @@ fn doubled(name: &str, levels: usize) -> String {
 #[tokio::test]
 async fn a_type_of_too_many_parts_is_refused() {
     assert!(refused(&format!("(component {})", doubled("t", 18))).await.to_string().contains("parts"));
-    // Taken from instances, it is no smaller.
+    // A type taken from an instance counts as large, too.
     let inner = |before: &str| {
         format!("(instance {before} {} (export \"t\" (type (eq $t9))))", doubled("t", 9).replace("u8 u8", "$a $a"))
     };
@@ -158,7 +158,7 @@ async fn a_type_of_too_many_parts_is_refused() {
 
 #[tokio::test]
 async fn many_functions_of_large_types_are_refused() {
-    // Each alone would be fine: two thousand functions, and a type of 16,000 parts.
+    // Each alone is within the limits: two thousand functions, and a type of 16,000 parts.
     let component = |levels: usize, count: usize| {
         let functions = "(core func (canon lower (func $i \"f\") (memory (core memory $m \"m\"))))".repeat(count);
         format!(
@@ -177,7 +177,7 @@ async fn many_functions_of_large_types_are_refused() {
 #[tokio::test]
 async fn types_nested_beyond_every_stack_are_refused() {
     // A type section of one type, which is an instance type of one declaration, which is a type, and so on.
-    for (depth, why) in [(490, "has instances"), (600, "nested too deeply"), (2_000_000, "nested too deeply")] {
+    for (depth, reason) in [(490, "contains instances"), (600, "nested too deeply"), (2_000_000, "nested too deeply")] {
         let mut section = vec![1];
         for _ in 0..depth {
             section.extend([0x42, 1, 1]);
@@ -192,13 +192,13 @@ async fn types_nested_beyond_every_stack_are_refused() {
         bytes.push(length as u8);
         bytes.extend(section);
         let error = run(bytes, Spec::default()).await.expect_err("refused");
-        assert!(error.to_string().contains(why), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
     }
 }
 
 #[tokio::test]
 async fn large_types_between_components_take_no_long_time() {
-    // Lists of a type of 4,000 parts, passed on by each of a hundred functions of one component to another.
+    // Lists of a type of 4,000 parts, passed by each of a hundred functions of one component to another.
     let named = |name: &str| doubled(name, 11);
     let functions: String = (0..100)
         .map(|n| {

@@ -1,4 +1,4 @@
-//! Components that try what they must not be let, in their calls.
+//! Hostile components: calls that must be refused.
 
 use std::time::Duration;
 
@@ -25,16 +25,16 @@ async fn code_of(more: &str, code: &str) -> i32 {
     done.exit.code
 }
 
-/// The end of a component that breaks the rules, and the sandbox none the worse for it.
+/// Checks that a component which breaks the rules is killed, and that the sandbox stays usable.
 async fn trapped(more: &str, code: &str) {
     let sandbox = sandbox(limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(256)))).await;
     let done = sandbox.exec(script(component_with(more, code)).build().unwrap()).await.unwrap();
-    let said = text(&done.stderr);
-    assert!(done.exit.signal == Some(SIGABRT) && said.starts_with("wasm trap: "), "{code}: {:?} {said}", done.exit);
+    let stderr = text(&done.stderr);
+    assert!(done.exit.signal == Some(SIGABRT) && stderr.starts_with("wasm trap: "), "{code}: {:?} {stderr}", done.exit);
     let hello = sandbox.exec(script(component("(i32.const 0)")).build().unwrap()).await.unwrap();
     assert!(hello.exit.success());
     let usage = sandbox.usage().await.unwrap();
-    assert_eq!(usage.memory_bytes, Some(0), "nothing is held besides files, which have an account of their own");
+    assert_eq!(usage.memory_bytes, Some(0), "only files use memory, and they have their own account");
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_read_only_workspace_stays_as_it_is() {
         (format!("(call $symlink_at {here} {given} {new} (i32.const 256)) {refused}"), READ_ONLY),
         (format!("(call $rename_at {here} {given} {tmp} {new} (i32.const 256)) {refused}"), READ_ONLY),
         (format!("(call $link_at {here} (i32.const 0) {given} {tmp} {new} (i32.const 256)) {refused}"), READ_ONLY),
-        // What is open for reading cannot be written, nor cut.
+        // A file that is open for reading can be neither written nor truncated.
         (
             format!(
                 "(call $check (call $open {here} {given} (i32.const 0) (i32.const 1)))
@@ -158,33 +158,33 @@ async fn lengths_and_offsets_beyond_everything_are_refused() {
 #[tokio::test]
 async fn calls_against_the_rules_end_the_component() {
     for code in [
-        // Handles that are none, of another type, or gone.
+        // Invalid handles, handles of another type, and closed handles.
         "(call $blocking_read (i32.const 77) (i64.const 1) (i32.const 256))",
         "(call $drop_descriptor (i32.const 0))",
         "(call $blocking_read (call $get_stdout) (i64.const 1) (i32.const 256))",
         "(call $drop_descriptor (call $get_stdin))",
         "(call $drop_input (local.tee $i (call $get_stdin))) (call $blocking_read (local.get $i) (i64.const 1) (i32.const 256))",
         "(call $drop_input (local.tee $i (call $get_stdin))) (call $drop_input (local.get $i))",
-        // Waiting for nothing, or for more than there is room to say.
+        // Polls of nothing, or of more than fits into memory.
         "(call $poll (i32.const 0) (i32.const 0) (i32.const 256))",
         "(call $poll (i32.const 0) (i32.const 0x7fffffff) (i32.const 256))",
-        // Beyond memory, or odd.
+        // Addresses outside of memory, or misaligned.
         "(call $write (call $get_stdout) (i32.const -8) (i32.const 100) (i32.const 256))",
         "(call $write (call $get_stdout) (i32.const 0) (i32.const -1) (i32.const 256))",
         "(call $write (call $get_stdout) (i32.const 0) (i32.const 1) (i32.const -4))",
         "(call $write (call $get_stdout) (i32.const 0) (i32.const 1) (i32.const 257))",
         "(call $directories (i32.const -1))",
-        // A text that is none.
+        // Invalid UTF-8.
         "(i32.store8 (i32.const 600) (i32.const 255))
          (drop (call $open (call $directory (i32.const 0)) (i32.const 600) (i32.const 1) (i32.const 0) (i32.const 1)))",
-        // More than is passed at once.
+        // More than one call may pass.
         "(drop (memory.grow (i32.const 1000))) (call $write (call $get_stdout) (i32.const 0) (i32.const 0x2000000) (i32.const 256))",
         "(call $write (call $get_stdout) (i32.const 0) (i32.const 0x200000) (i32.const 256))
          (drop (memory.grow (i32.const 1000))) (call $write (call $get_stdout) (i32.const 0) (i32.const 0x200000) (i32.const 256))",
         "(call $write_zeroes (call $get_stdout) (i64.const -1) (i32.const 256))",
         "(call $random (i64.const -1) (i32.const 256))",
         "(call $random (i64.const 0x1000001) (i32.const 256))",
-        // Without end, until the table is full.
+        // Loops that fill the resource table.
         "(loop $more (drop (call $get_stdin)) (br $more))",
         "(loop $more (drop (call $get_stdout)) (br $more))",
         "(loop $more (drop (call $after (i64.const 1))) (br $more))",
@@ -207,7 +207,7 @@ async fn a_guest_that_gives_no_room_for_an_answer_ends() {
         let done = run(lie(at), Spec::default()).await.unwrap();
         assert_eq!(done.exit.signal, Some(SIGABRT), "{at}: {:?}", done.exit);
     }
-    // Calling the host while the host waits for room is a trap of the engine.
+    // A call of the host while the host calls `realloc` is a trap of the engine.
     assert!(run(lie(1), Spec::default()).await.unwrap().exit.signal.is_some());
     let spec = limited(|limits| limits.wall_time = Duration::from_secs(2));
     assert!(run(lie(2), spec).await.unwrap().exit.timed_out);
@@ -246,7 +246,8 @@ async fn what_is_closed_makes_room() {
 
 #[tokio::test]
 async fn a_stream_outlives_its_file_and_gives_it_back() {
-    // The file is closed and its name goes; the stream writes on, a megabyte at a time, and what it wrote goes with it.
+    // The file is closed and unlinked. The stream keeps writing a megabyte at a time, and dropping it frees the
+    // content.
     let (data, places) = texts(&["file"]);
     let code = format!(
         "(local.set $i (call $directory (i32.const 0)))
@@ -287,8 +288,8 @@ async fn an_endless_stream_ends_with_its_time() {
     assert!(done.exit.timed_out && done.exit.truncated, "{:?}", done.exit);
 }
 
-/// The calls of the prelude that come from the host: each with what it takes, `i` for 32 bits and `l` for 64, and whether
-/// it answers a number.
+/// Returns the host calls of the prelude: each with its parameters, `i` for 32 bits and `l` for 64, and true if it has
+/// a result.
 fn calls() -> Vec<(String, String, bool)> {
     let text = include_str!("component.wat").replace('\n', " ");
     let calls = text.split("(import ").skip(1).filter_map(|import| {
@@ -320,7 +321,7 @@ async fn no_numbers_given_to_the_calls_do_harm() {
     let sequence = prop::collection::vec((0..calls.len(), prop::collection::vec(number, 16)), 1..5);
     let mut runner = TestRunner::new(ProptestConfig { rng_seed: RngSeed::Fixed(6), ..ProptestConfig::default() });
     let (data, places) = texts(&["a", "localhost"]);
-    // Some handles of each sort, so that some of the numbers lead somewhere.
+    // Some handles of each kind, so that some of the numbers are valid.
     let begin = format!(
         "(drop (call $open (call $directory (i32.const 0)) {} (i32.const 1) (i32.const 3)))
          (drop (call $get_stdin)) (drop (call $get_stdout)) (drop (call $after (i64.const 1)))
@@ -328,7 +329,7 @@ async fn no_numbers_given_to_the_calls_do_harm() {
          (call $tcp (i32.const 0) (i32.const 256)) (call $resolve (call $network) {} (i32.const 256))",
         places[0], places[1]
     );
-    // Where hardly anybody listens.
+    // A port where probably no server listens.
     let network = NetworkPolicy::Allow { hosts: vec!["127.0.0.1:9".to_owned(), "localhost:9".to_owned()] };
     let mut trapped = 0;
     for _ in 0..150 {
@@ -357,7 +358,7 @@ async fn no_numbers_given_to_the_calls_do_harm() {
         trapped += usize::from(signal == Some(SIGABRT));
         let usage = sandbox.usage().await.unwrap();
         assert!(usage.disk_bytes.unwrap() <= 1 << 20, "{usage:?}");
-        assert_eq!(usage.memory_bytes, Some(0), "nothing is held besides files, which have an account of their own");
+        assert_eq!(usage.memory_bytes, Some(0), "only files use memory, and they have their own account");
     }
     println!("{trapped} of 150 broke a rule");
     assert!((1..150).contains(&trapped));

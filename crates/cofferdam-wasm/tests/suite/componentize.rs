@@ -1,4 +1,4 @@
-//! Components made from text.
+//! Components generated from text.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use wit_parser::Resolve;
 
 use crate::support::assemble;
 
-/// What they can call.
+/// The functions that they can call.
 const PRELUDE: &str = include_str!("component.wat");
 
-/// Says in a module that it is meant for this world of the interfaces.
+/// Adds metadata to a module, with the world of the interfaces that it targets.
 pub(crate) fn meant_for(mut module: Vec<u8>, world: &str) -> Vec<u8> {
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("wit");
@@ -25,7 +25,7 @@ pub(crate) fn meant_for(mut module: Vec<u8>, world: &str) -> Vec<u8> {
     module
 }
 
-/// A command whose `run` is this code, which leaves 0 for success and 1 for failure; `more` comes before it.
+/// Returns a command with this code as `run`, which leaves 0 for success and 1 for failure; `more` precedes it.
 pub(crate) fn component_with(more: &str, code: &str) -> Vec<u8> {
     let run = format!("(func (export \"wasi:cli/run@0.2.12#run\") (result i32) (local $i i32) (local $n i64)\n{code})");
     let module = meant_for(assemble(&format!("(module {PRELUDE}\n{more}\n{run})")), "guest");
@@ -37,7 +37,8 @@ pub(crate) fn component(code: &str) -> Vec<u8> {
     component_with("", code)
 }
 
-/// Data at 1024 and on; gives the declarations and, for each text, its place as two constants.
+/// Places texts in data segments from 1024 on. Returns the declarations and, for each text, its address and length as
+/// two constants.
 pub(crate) fn texts(texts: &[&str]) -> (String, Vec<String>) {
     let (mut data, mut places, mut at) = (String::new(), Vec::new(), 1024);
     for text in texts {

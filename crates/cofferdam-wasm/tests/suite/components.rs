@@ -1,4 +1,4 @@
-//! What a component of WASI 0.2 gets, call by call.
+//! The interfaces of WASI 0.2 that a component can call.
 
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ async fn a_run_that_fails_or_exits_has_its_code() {
 async fn a_component_of_any_version_of_0_2_runs() {
     let old = component_text("0.2.0");
     assert_eq!(text(&run(old, Spec::default()).await.unwrap().stdout), "hi");
-    // Of a version that is not there yet.
+    // A version that does not exist yet.
     let new = component_text("0.2.99");
     assert_eq!(text(&run(new, Spec::default()).await.unwrap().stdout), "hi");
     let error = run(component_text("0.3.0"), Spec::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotExecutable, "{error}");
 }
 
-/// A component without the help of any tool.
+/// Returns a component that was built without any tool.
 fn component_text(version: &str) -> Vec<u8> {
     crate::support::assemble(&format!(
         r#"(component
@@ -229,7 +229,7 @@ async fn a_disk_that_is_full_is_told_to_the_stream() {
     );
     let spec = limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(2)));
     let done = run(fill, spec).await.unwrap();
-    // The last operation failed; the stream is not closed.
+    // The last operation failed, but the stream is not closed.
     assert_eq!((done.exit.code, done.exit.limits_hit), (0, vec![LimitKind::Disk]));
 }
 
@@ -250,7 +250,7 @@ async fn a_cancel_ends_a_wait_at_once() {
     }
 }
 
-/// Two components: one gives a text through a resource of its own, the other asks for it and prints nothing.
+/// Returns two components: one returns a text through its own resource, the other calls it and prints nothing.
 fn composed(calls: &str) -> Vec<u8> {
     crate::support::assemble(&format!(
         r#"(component

@@ -1,4 +1,4 @@
-//! The conformance kit against the backend.
+//! The conformance suite against the backend.
 
 use std::sync::Arc;
 

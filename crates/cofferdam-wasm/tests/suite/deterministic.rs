@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::support::{program, run, sandbox, script};
 
-/// Prints random bytes, both clocks, a sleep's length as clocks show it, and a new file's times.
+/// Returns a module that prints random bytes, both clocks, the measured length of a sleep, and a new file's times.
 fn nosy() -> Vec<u8> {
     let imports = r#"
       (import "wasi_snapshot_preview1" "random_get" (func $random_get (param i32 i32) (result i32)))
@@ -43,7 +43,7 @@ async fn the_same_seed_gives_the_same_bytes() {
 
 #[tokio::test]
 async fn a_sleep_of_made_up_time_takes_none() {
-    // 1000 s by the guest's clocks; the test's spec allows 60.
+    // 1000 s by the guest's clocks; the limit of the test's spec is 60.
     let done = run(nosy(), seeded(7)).await.unwrap();
     assert!(done.exit.success() && !done.exit.timed_out, "{:?}", done.exit);
 }

@@ -1,4 +1,4 @@
-//! What directories a module gets, and what it is told of them.
+//! The preopened directories of a module, and the open flags.
 
 use cofferdam_contract::{ErrorKind, SandboxPath, Spec};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn named(directories: Value) -> Spec {
     Spec::builder().attribute("wasm.directories", directories).build().unwrap()
 }
 
-/// Code that opens `x` from descriptor 3 with these flags and rights.
+/// Returns code that opens `x` from descriptor 3 with these flags and rights.
 fn open_x(how: u32, rights: u32, flags: u32) -> String {
     format!(
         "(i32.store8 (i32.const 0x200000) (i32.const 120))
@@ -29,7 +29,7 @@ async fn a_spec_names_the_directories_of_a_module() {
       (call $exit (call $fd_close (i32.const 5)))";
     let module = program("", &format!("{} {read}", open_x(0, 2, 0)));
     let done = sandbox.exec(script(module).build().unwrap()).await.unwrap();
-    // The file took number 4; beyond the one directory there is none.
+    // The file has number 4. There are no other descriptors after the directory.
     assert_eq!((text(&done.stdout).as_str(), done.exit.code), ("found", BADF));
 }
 

@@ -1,4 +1,4 @@
-//! Files between guests and the file API, where the kit's own cases need what WASI has not.
+//! Files between guests and the file API, where the conformance suite's cases need features that WASI lacks.
 
 use cofferdam_conformance::{GuestProgram as P, Programs};
 use cofferdam_contract::{Access, EntryKind, ErrorKind, ExecRequest, SandboxPath, Spec, Workspace};
@@ -97,10 +97,10 @@ async fn a_script_is_private_to_its_exec() {
 
 #[tokio::test]
 async fn a_directory_that_was_lent_to_be_read_is_not_changed_by_the_file_api() {
-    let lent = tempfile::tempdir().unwrap();
-    std::fs::create_dir(lent.path().join("sub")).unwrap();
-    std::fs::write(lent.path().join("sub/given"), "by the host").unwrap();
-    let workspace = Workspace::HostDir { path: lent.path().to_owned(), access: Access::ReadOnly };
+    let mounted = tempfile::tempdir().unwrap();
+    std::fs::create_dir(mounted.path().join("sub")).unwrap();
+    std::fs::write(mounted.path().join("sub/given"), "by the host").unwrap();
+    let workspace = Workspace::HostDir { path: mounted.path().to_owned(), access: Access::ReadOnly };
     let sandbox = sandbox(Spec::builder().workspace(workspace).build().unwrap()).await;
     for name in ["sub/given", "sub/made", "made", "new/made"] {
         let refused = sandbox.write_bytes(&path(name), "changed").await.unwrap_err();
@@ -111,8 +111,8 @@ async fn a_directory_that_was_lent_to_be_read_is_not_changed_by_the_file_api() {
         assert_eq!(refused.kind(), ErrorKind::Denied, "removing {name}: {refused}");
     }
     assert_eq!(sandbox.list_dir(&path("")).await.unwrap().len(), 1);
-    assert_eq!(std::fs::read_to_string(lent.path().join("sub/given")).unwrap(), "by the host");
-    assert_eq!(std::fs::read_dir(lent.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_to_string(mounted.path().join("sub/given")).unwrap(), "by the host");
+    assert_eq!(std::fs::read_dir(mounted.path()).unwrap().count(), 1);
 }
 
 #[tokio::test]
@@ -151,5 +151,5 @@ async fn a_removed_file_that_its_exec_left_open_goes_with_the_exec() {
     assert!(done.exit.success(), "{done:?}");
     let after = sandbox.usage().await.unwrap();
     assert_eq!(after.disk_bytes, before);
-    assert_eq!(after.memory_bytes, Some(0), "nothing is held besides files");
+    assert_eq!(after.memory_bytes, Some(0), "only files use memory");
 }

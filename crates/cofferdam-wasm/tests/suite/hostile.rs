@@ -1,4 +1,4 @@
-//! Guests that try what WASI must not let them.
+//! Hostile modules: calls that WASI must refuse.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const PERM: i32 = 63;
 const ROFS: i32 = 69;
 const MFILE: i32 = 33;
 
-/// Places text at 0x200000 and on; gives code that does it, and where each begins.
+/// Places texts in memory from 0x200000 on. Returns code that does so, and the address and length of each.
 fn place(texts: &[&str]) -> (String, Vec<(usize, usize)>) {
     let (mut code, mut places, mut at) = (String::new(), Vec::new(), 0x20_0000);
     for text in texts {
@@ -26,7 +26,7 @@ fn place(texts: &[&str]) -> (String, Vec<(usize, usize)>) {
     (code, places)
 }
 
-/// The number that a call on a path answers.
+/// Returns the error number of a call with paths.
 async fn errno(imports: &str, texts: &[&str], call: impl Fn(&[(usize, usize)]) -> String) -> i32 {
     let (placed, places) = place(texts);
     let module = program(imports, &format!("{placed} (call $exit {})", call(&places)));
@@ -44,7 +44,7 @@ fn open(fd: u32, (at, length): (usize, usize)) -> String {
 async fn no_path_leads_above_its_directory() {
     for path in ["..", "../x", "./..", "a/../..", "/", "/etc/passwd", "/workspace", "//tmp", "../tmp"] {
         for fd in 3..6 {
-            // `a` is there, so that what is refused is the way up.
+            // `a` exists, so only the `..` can be the reason for the refusal.
             let (placed, places) = place(&["a", path]);
             let (made, asked) = (places[0], places[1]);
             let make =
@@ -71,7 +71,7 @@ async fn no_link_leads_above_its_directory() {
             )
         })
         .await;
-        // With `b` missing its link leads to nothing; all others lead out.
+        // With `b` missing its link is dangling; all others lead out.
         assert!(code == PERM || (target.starts_with('b') && code == 44), "{target}: {code}");
     }
 }
@@ -110,7 +110,7 @@ async fn a_slash_at_the_end_leads_no_further() {
                  (call $check (call $path_symlink (i32.const {to}) (i32.const {long}) (i32.const 3) (i32.const {link})
                    (i32.const {size})))"
             );
-            // One program makes all calls, and prints what each answered.
+            // One program makes all calls, and prints their results.
             let calls = calls(places[2].0, places[2].1, there);
             let told: String = calls
                 .iter()
@@ -138,7 +138,7 @@ async fn a_read_only_directory_lets_nothing_be_renamed_or_linked_out() {
         format!("(call $path_link (i32.const 3) (i32.const 0) {name} (i32.const 4) {name})"),
         format!("(call $path_symlink {name} (i32.const 3) {name})"),
         format!("(call $path_create_directory (i32.const 5) {name})"),
-        // Cut as it is opened, with the right to write and without.
+        // Truncated by open, with and without the right to write.
         format!(
             "(call $path_open (i32.const 3) (i32.const 0) {name} (i32.const 8) (i64.const 66) (i64.const 0) (i32.const 0)
               (i32.const 12))"
@@ -188,7 +188,7 @@ async fn names_and_empty_files_cannot_outgrow_the_disk() {
     assert!(listed.len() < (4 << 20) / 512, "{} files in 4 MiB", listed.len());
 }
 
-/// Every call with what it takes: `i` for 32 bits, `l` for 64.
+/// Every call with its parameters: `i` for 32 bits, `l` for 64.
 const CALLS: &[(&str, &str)] = &[
     ("args_get", "ii"),
     ("args_sizes_get", "ii"),
@@ -236,7 +236,7 @@ const CALLS: &[(&str, &str)] = &[
     ("sock_shutdown", "ii"),
 ];
 
-/// A module that makes these calls one after the other.
+/// Returns a module that makes these calls one after the other.
 fn caller(calls: &[(usize, Vec<u64>)]) -> Vec<u8> {
     let mut text = "(module\n".to_owned();
     for (name, types) in CALLS {
@@ -244,7 +244,7 @@ fn caller(calls: &[(usize, Vec<u64>)]) -> Vec<u8> {
         text +=
             &format!("(import \"wasi_snapshot_preview1\" \"{name}\" (func ${name} (param{params}) (result i32)))\n");
     }
-    // Paths and buffers that some of the numbers happen to point to.
+    // Paths and buffers that some of the numbers point to by chance.
     text += "(memory (export \"memory\") 2)\n(data (i32.const 64) \"a/../b\\00\\40\\00\\00\\00\\06\\00\\00\\00..//tmp/./a\")\n";
     text += "(func (export \"_start\")\n";
     for (call, numbers) in calls {
@@ -288,12 +288,12 @@ async fn no_numbers_given_to_the_calls_do_harm() {
         let done = sandbox.exec(script(caller(&calls)).build().unwrap()).await;
         let done = done.unwrap_or_else(|error| panic!("{error} after {calls:?}"));
         assert!(done.exit.success() || done.exit.timed_out, "{:?} after {calls:?}", done.exit);
-        // The sandbox is none the worse for it.
+        // The sandbox stays usable.
         let hello = sandbox.exec(script(program("", "(call $print_number (i64.const 1))")).build().unwrap()).await;
         assert_eq!(text(&hello.unwrap().stdout), "1");
         let usage = sandbox.usage().await.unwrap();
         assert!(usage.disk_bytes.unwrap() <= 1 << 20, "{usage:?}");
-        assert_eq!(usage.memory_bytes, Some(0), "nothing is held besides files, which have an account of their own");
+        assert_eq!(usage.memory_bytes, Some(0), "only files use memory, and they have their own account");
     }
 }
 
@@ -317,7 +317,7 @@ async fn descriptors_that_are_replaced_and_replaced_again_are_let_go() {
     let (placed, places) = place(&["."]);
     let open = open(3, places[0]);
     let fd = "(i32.load (i32.const 12))";
-    // Onto itself, onto one that was closed, and onto the one before, more often than there are descriptors.
+    // Onto itself, onto a closed one, and onto the previous one, more often than there are descriptors.
     let code = format!(
         "{placed}
          (call $check {open}) (drop (call $fd_renumber {fd} {fd})) (call $check {open})
@@ -336,7 +336,7 @@ async fn descriptors_that_are_replaced_and_replaced_again_are_let_go() {
 
 #[tokio::test]
 async fn an_address_has_32_bits_however_it_is_reckoned() {
-    // What is shifted out of an address is gone, and what is added to one that is too large leads nowhere.
+    // Bits shifted out of an address are lost, and an addition that overflows is out of bounds.
     let functions = "(func $shifted (param $i i32) (result i32) (i32.load (i32.shl (local.get $i) (i32.const 3))))
       (func $scaled (param $i i32) (result i32) (i32.load (i32.mul (local.get $i) (i32.const 8))))
       (func $added (param $i i32) (param $j i32) (result i32) (i32.load (i32.add (local.get $i) (local.get $j))))

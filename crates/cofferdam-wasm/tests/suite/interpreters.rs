@@ -1,5 +1,5 @@
-//! The interpreters for tests, obtained once and kept below the target directory. Without a network and without a cache
-//! there are none, and what needs them is skipped.
+//! The interpreters for tests, installed once and stored below the target directory. Without a network and without a
+//! cache, tests that need them are skipped.
 #![expect(clippy::print_stderr, reason = "a skip is printed with its reason")]
 
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use cofferdam_wasm_supply::Supply;
 
 pub(crate) const BOTH: [Language; 2] = [Language::Python, Language::JavaScript];
 
-/// Where they are kept already, if anywhere.
-fn places() -> Vec<PathBuf> {
+/// Returns the caches that may have them already.
+fn existing_caches() -> Vec<PathBuf> {
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let home = of("HOME").map(|home| home.join(".cache"));
     let users = of("XDG_CACHE_HOME").or(home).map(|cache| cache.join("cofferdam"));
     [of("COFFERDAM_TEST_WASM_CACHE"), users].into_iter().flatten().collect()
 }
 
-/// The directory with both of them, obtained if it must be; else why there is none.
+/// Returns a cache with both interpreters, and installs them if necessary; else the reason why that failed.
 fn cache() -> Result<PathBuf, String> {
-    let has = |place: &PathBuf, language| Supply::new(place).find(language).is_ok_and(|found| found.is_some());
-    if let Some(found) = places().into_iter().find(|place| BOTH.iter().all(|language| has(place, *language))) {
+    let has = |cache: &PathBuf, language| Supply::new(cache).find(language).is_ok_and(|found| found.is_some());
+    if let Some(found) = existing_caches().into_iter().find(|cache| BOTH.iter().all(|language| has(cache, *language))) {
         return Ok(found);
     }
     let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wasm-cache");
@@ -32,26 +32,26 @@ fn cache() -> Result<PathBuf, String> {
     Ok(own)
 }
 
-/// The directory of the cache, or nothing after it was said why.
+/// Returns the directory of the cache, or prints why there is none.
 pub(crate) fn cache_for(what: &str) -> Option<&'static Path> {
     static CACHE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match CACHE.get_or_init(cache) {
         Ok(cache) => Some(cache),
-        Err(why) => {
-            eprintln!("SKIPPED {what}: no interpreters: {why}");
+        Err(reason) => {
+            eprintln!("SKIPPED {what}: no interpreters: {reason}");
             None
         }
     }
 }
 
-/// One backend for all tests: a process makes an interpreter ready once.
+/// Returns one backend for all tests, so that a process prepares each interpreter once.
 pub(crate) fn backend(what: &str) -> Option<&'static WasmBackend> {
     static BACKEND: OnceLock<WasmBackend> = OnceLock::new();
     let cache = cache_for(what)?.to_owned();
     Some(BACKEND.get_or_init(|| WasmBackend::new(WasmConfig { cache: Some(cache), ..WasmConfig::default() })))
 }
 
-/// A spec whose time is enough to compile an interpreter without optimisation.
+/// Returns a spec with enough time to compile an interpreter without optimisation.
 pub(crate) fn patient() -> Spec {
     crate::support::limited(|limits| {
         limits.wall_time = std::time::Duration::from_secs(600);

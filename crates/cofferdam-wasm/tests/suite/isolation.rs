@@ -1,5 +1,4 @@
-//! What one direct run leaves is never there in the next: thousands of runs, each of which looks at all that it has
-//! before it scribbles.
+//! Isolation of direct runs: thousands of runs, each of which checks its whole state before it changes it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,13 +9,13 @@ use cofferdam_wasm::{Call, Loaded, Runner, WasmBackend};
 
 use crate::support::{assemble, limited, text};
 
-/// Pages that the checking module begins with, of which a free slot keeps fewer than half.
+/// The initial pages of the checking module. A free slot keeps fewer than half of them.
 const PAGES: usize = 40;
-/// Where its data lies: behind the beginning, in the middle over a border, and at the end of a page.
+/// The data segments: behind the start of memory, in the middle across a page border, and at the end of a page.
 const DATA: [(usize, usize); 3] = [(5 * 4096, 8192), (19 * 65_536 - 4096, 40_000), (31 * 65_536 - 16, 16)];
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What a run does after it has looked.
+/// The action of a run after its check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mischief {
     Nothing,
@@ -27,7 +26,7 @@ enum Mischief {
     Trap,
     Overflow,
     Exit,
-    /// It grows until it is refused, and gives up as programs do.
+    /// Grows until an allocation fails, then traps as programs do.
     Memory,
     Forever,
 }
@@ -55,8 +54,8 @@ fn data() -> String {
         .collect()
 }
 
-/// Looks at every word of memory and at every global; then reads what to do and random places to do it at. What was not
-/// as it must be ends it with 99.
+/// Returns a module that checks every word of memory and every global, then reads the action and random addresses for
+/// it. It exits with 99 if a value is wrong.
 pub(crate) fn checking() -> Vec<u8> {
     let expected: String = DATA.iter().fold("(i64.const 0)".to_owned(), |other, (at, length)| {
         let inside = format!("(i32.lt_u (i32.sub (local.get $at) (i32.const {at})) (i32.const {length}))");
@@ -159,11 +158,11 @@ fn run(runner: &Runner<'_>, mischief: Mischief) -> Completed {
     runner.run(&call).unwrap_or_else(|error| panic!("{mischief:?}: {error}"))
 }
 
-/// Runs it, and checks that it found all as it must be and ended as it was to.
+/// Runs the guest, and checks that it found the initial state and ended as expected.
 fn check(runner: &Runner<'_>, mischief: Mischief) {
     let exit = run(runner, mischief).exit;
-    assert_ne!(exit.code, 99, "something was left by an earlier run, found before {mischief:?}");
-    let as_it_was_to = match mischief {
+    assert_ne!(exit.code, 99, "the run found traces of an earlier one, before {mischief:?}");
+    let as_expected = match mischief {
         Mischief::Trap => exit.signal == Some(4) || exit.signal == Some(6),
         Mischief::Overflow => exit.signal.is_some() && exit.killed_by.is_none(),
         Mischief::Exit => exit.code == 3,
@@ -171,10 +170,10 @@ fn check(runner: &Runner<'_>, mischief: Mischief) {
         Mischief::Forever => exit.timed_out,
         _ => exit.success(),
     };
-    assert!(as_it_was_to, "{mischief:?}: {exit:?}");
+    assert!(as_expected, "{mischief:?}: {exit:?}");
 }
 
-/// All sorts one after the other, in an order of its own for each thread; the slow ones now and then.
+/// Returns all actions in turn, in a different order for each thread; the slow ones rarely.
 fn mischief(thread: usize, round: usize) -> Mischief {
     match round % 100 {
         50 => Mischief::Memory,
@@ -183,7 +182,7 @@ fn mischief(thread: usize, round: usize) -> Mischief {
     }
 }
 
-/// Two threads that take each other's guests.
+/// Runs on two threads, which take each other's guests.
 pub(crate) fn runs_on_two_threads(loaded: &Loaded, until: impl Fn(usize) -> bool + Sync) -> usize {
     std::thread::scope(|scope| {
         let run = |thread| {
@@ -201,7 +200,7 @@ pub(crate) fn runs_on_two_threads(loaded: &Loaded, until: impl Fn(usize) -> bool
             }
         };
         let threads = [scope.spawn(run(0)), scope.spawn(run(1))];
-        threads.into_iter().map(|thread| thread.join().expect("a thread found something")).sum()
+        threads.into_iter().map(|thread| thread.join().expect("a run found traces of an earlier one")).sum()
     })
 }
 
@@ -218,7 +217,7 @@ fn nothing_is_seen_while_the_process_takes_page_faults_all_the_time() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                // Too large for the allocator to keep: every page of it is a fault.
+                // Too large for the allocator to keep: every page causes a fault.
                 let mut memory = vec![0u8; 64 << 20];
                 memory.iter_mut().step_by(4096).take(300).for_each(|byte| *byte = 1);
             }
@@ -236,7 +235,7 @@ fn a_run_that_only_looks_after_one_that_wrote_everything_sees_nothing() {
             for _ in 0..20 {
                 check(runner, mischief);
                 check(runner, Mischief::Nothing);
-                // Now without faults in between, most likely.
+                // This time probably without page faults in between.
                 check(runner, Mischief::Few);
                 check(runner, Mischief::Nothing);
             }
@@ -245,15 +244,15 @@ fn a_run_that_only_looks_after_one_that_wrote_everything_sees_nothing() {
     seen.unwrap();
 }
 
-/// The check itself: it must see what is not as it was.
+/// Tests the check itself: it must detect wrong values.
 #[test]
 fn the_look_finds_a_word_that_is_not_as_it_was() {
-    let (module, place) = (checking(), format!("(i32.const {}) \"", DATA[2].0));
+    let (module, prefix) = (checking(), format!("(i32.const {}) \"", DATA[2].0));
     let text = wasmprinter::print_bytes(&module).unwrap();
-    let (before, after) = text.split_once(&place).expect("the last data");
-    // The first byte of it, as `\xx`, becomes another; so does a global.
+    let (before, after) = text.split_once(&prefix).expect("the last data");
+    // Change the first byte of the data, as `\xx`, and in the second case a global.
     let spoiled = [
-        format!("{before}{place}\\00{}", &after[3..]),
+        format!("{before}{prefix}\\00{}", &after[3..]),
         text.replacen("(mut f64) f64.const -0x1p-1", "(mut f64) f64.const -0x1p-2", 1),
     ];
     for spoiled in spoiled {
@@ -282,13 +281,13 @@ fn what_lies_behind_the_memory_traps_after_a_run_that_had_grown_it() {
         for _ in 0..10 {
             assert!(run(runner, Mischief::Few).exit.success());
             let exit = run(runner, Mischief::Nothing).exit;
-            assert!(exit.signal.is_some(), "it reads behind its memory: {exit:?}");
+            assert!(exit.signal.is_some(), "the guest reads behind its memory: {exit:?}");
         }
     });
     ran.unwrap();
 }
 
-/// Tables and passive data cannot be put back: such guests are made anew.
+/// Tables and passive data cannot be reset: such guests are recreated.
 #[test]
 fn tables_and_dropped_segments_are_as_at_the_beginning() {
     let module = assemble(
@@ -383,7 +382,7 @@ fn the_time_of_a_run_is_its_own() {
     let started = Instant::now();
     let ran = loaded.on_runner(|runner| {
         check(runner, Mischief::Forever);
-        // The deadline of the last run is not the next one's.
+        // The deadline of the last run must not apply to the next one.
         std::thread::sleep(Duration::from_millis(30));
         check(runner, Mischief::Many);
     });

@@ -1,4 +1,4 @@
-//! Limits, hit in ways that the kit has no program for.
+//! Limits, exceeded in ways for which the conformance suite has no program.
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ async fn execs_share_one_memory_limit_and_give_it_back() {
     assert_eq!(second.exit.killed_by, Some(LimitKind::Memory), "{:?}", second.exit);
     first.close().await.unwrap();
     let light = sandbox.usage().await.unwrap().memory_bytes.unwrap();
-    assert!(light < 1 << 20, "{light} bytes are still held");
+    assert!(light < 1 << 20, "{light} bytes are still charged");
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn calls_that_wait_are_ended_by_time_and_by_order() {
         sleep(Duration::from_millis(50)).await;
         let exit = timeout(PROMPT, handle.cancel()).await.unwrap().unwrap();
         assert!(exit.cancelled && exit.signal == Some(15), "{exit:?}");
-        assert!(exit.usage.cpu_seconds < 5.0, "waiting uses no processor: {exit:?}");
+        assert!(exit.usage.cpu_seconds < 5.0, "a blocked guest must not use the processor: {exit:?}");
     }
 }
 
@@ -184,8 +184,8 @@ async fn a_flood_of_single_bytes_stays_within_bounds() {
         }
     }
     assert!(handle.exit().await.unwrap().timed_out);
-    // A chunk for each 4 KiB, and two for each look at the guest.
-    let looks = started.elapsed().as_millis() as u64 + 2;
-    assert!(bytes > 10_000, "only {bytes} bytes came");
-    assert!(chunks <= bytes / 4096 + 2 * looks, "{chunks} chunks for {bytes} bytes in {looks} ms");
+    // A chunk for each 4 KiB, and two for each periodic check of the guest.
+    let checks = started.elapsed().as_millis() as u64 + 2;
+    assert!(bytes > 10_000, "only {bytes} bytes were received");
+    assert!(chunks <= bytes / 4096 + 2 * checks, "{chunks} chunks for {bytes} bytes in {checks} ms");
 }

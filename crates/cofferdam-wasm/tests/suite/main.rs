@@ -1,4 +1,4 @@
-//! The backend from outside.
+//! Tests of the backend through its public API.
 #![forbid(unsafe_code)]
 
 mod adapted;

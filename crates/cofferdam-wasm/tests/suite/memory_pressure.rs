@@ -1,5 +1,5 @@
-//! What one run leaves is not there in the next, also where memory is short and pages lie in swap, or are locked. Each
-//! needs a process of its own.
+//! Isolation of direct runs when memory is short and pages are swapped, or when memory is locked. Each test needs its
+//! own process.
 #![expect(clippy::print_stderr, reason = "a skip is printed with its reason")]
 
 use std::fs;
@@ -11,34 +11,34 @@ use std::time::{Duration, Instant};
 
 use crate::isolation::{checking, load, runs_on_two_threads, spec};
 
-/// Says to the process what it is to do.
+/// The environment variable with the role of a process.
 const ROLE: &str = "COFFERDAM_TEST_ROLE";
 const GROUPS: &str = "/sys/fs/cgroup/memory";
-/// What it says when it waits to begin.
+/// The line that a process prints when it is ready.
 const READY: &str = "ready to run";
-/// What the process may have in memory: about half of what it wants.
+/// The memory limits of the process: about half of what it needs.
 const LIMITS: [u64; 3] = [32, 48, 72];
 const SWAP: u64 = 128 << 20;
 const TIME: Duration = Duration::from_secs(8);
-/// Guests of the process: with these many it wants more memory than it may have.
+/// The number of the process's guests. They need more memory than the limit.
 const PROGRAMS: usize = 12;
 
 fn is(role: &str) -> bool {
     std::env::var(ROLE).is_ok_and(|set| set == role)
 }
 
-/// This test again, in a process of its own with another role.
+/// Returns a command that runs this test in another process with another role.
 fn again(test: &str, role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("memory_pressure::{test}"), "--exact", "--nocapture"]).env(ROLE, role);
     command
 }
 
-/// Swap space that was made for a test, taken away again at its end.
+/// Swap space that was created for a test. It is removed when dropped.
 struct Swap(PathBuf);
 
 impl Swap {
-    /// Room to swap to, made if there is none.
+    /// Creates swap space if there is none.
     fn make() -> Result<Option<Self>, String> {
         let there = fs::read_to_string("/proc/swaps").map_err(|error| error.to_string())?;
         if there.lines().count() > 1 {
@@ -49,7 +49,7 @@ impl Swap {
         let mut options = fs::OpenOptions::new();
         let options = std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
         let mut file = options.open(&swap.0).map_err(|error| error.to_string())?;
-        // Without holes.
+        // The file must not have holes.
         for _ in 0..SWAP >> 20 {
             file.write_all(&[0; 1 << 20]).map_err(|error| error.to_string())?;
         }
@@ -66,19 +66,20 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        // Fails where it never came to that.
+        // Fails if the swap space was never enabled.
         let _ = Command::new("swapoff").arg(&self.0).output();
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// A memory group for one process.
+/// A memory cgroup for one process.
 struct Group(PathBuf);
 
 impl Group {
     fn make(megabytes: u64) -> Result<Self, String> {
         let path = Path::new(GROUPS).join(format!("cofferdam-test-{}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| format!("no memory group {}: {error}", path.display()))?;
+        fs::create_dir(&path)
+            .map_err(|error| format!("cannot create the memory cgroup {}: {error}", path.display()))?;
         let group = Self(path);
         group.set("memory.limit_in_bytes", &(megabytes << 20).to_string())?;
         Ok(group)
@@ -95,7 +96,7 @@ impl Drop for Group {
     }
 }
 
-/// Bytes of guests' memory that lie in swap.
+/// Returns the bytes of guests' memory in swap.
 fn swapped(process: &Child) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{}/smaps", process.id())).unwrap_or_default();
     let mut of_guest = false;
@@ -113,7 +114,7 @@ fn swapped(process: &Child) -> u64 {
 #[test]
 fn nothing_is_seen_by_another_run_where_pages_are_swapped() {
     if is("runs") {
-        // Compiled before memory is short; then it is told that it is in its group.
+        // Compile before memory is short, then wait until this process is in its cgroup.
         let programs: Vec<_> = (0..PROGRAMS).map(|_| load(checking(), spec())).collect();
         eprintln!("{READY}");
         let _ = std::io::stdin().read_line(&mut String::new());
@@ -128,54 +129,54 @@ fn nothing_is_seen_by_another_run_where_pages_are_swapped() {
     }
     let _swap = match Swap::make() {
         Ok(swap) => swap,
-        Err(why) => return eprintln!("SKIPPED runs under memory pressure: {why}"),
+        Err(reason) => return eprintln!("SKIPPED runs under memory pressure: {reason}"),
     };
-    // Where the machine is busy, what is to go to swap may not go fast enough, and the kernel ends the process: that says
-    // nothing about what its guests saw.
+    // On a busy host pages may not be swapped fast enough, and the kernel kills the process. That proves nothing about
+    // the guests.
     for megabytes in LIMITS {
-        let (status, said, most) = match under_pressure(megabytes) {
+        let (status, stderr, max_swapped) = match under_pressure(megabytes) {
             Ok(seen) => seen,
-            Err(why) => return eprintln!("SKIPPED runs under memory pressure: {why}"),
+            Err(reason) => return eprintln!("SKIPPED runs under memory pressure: {reason}"),
         };
         if status.signal() == Some(9) {
             continue;
         }
-        assert!(status.success(), "{status}: {said}");
-        eprintln!("{} KiB of guests' memory were swapped at once", most >> 10);
-        assert!(most > 0, "no page of a guest was ever swapped: nothing was shown");
+        assert!(status.success(), "{status}: {stderr}");
+        eprintln!("{} KiB of guests' memory were swapped at once", max_swapped >> 10);
+        assert!(max_swapped > 0, "no page of a guest was swapped, so the test shows nothing");
         return;
     }
 
-    eprintln!("SKIPPED runs under memory pressure: the kernel ended them, with as much as {LIMITS:?} MiB");
+    eprintln!("SKIPPED runs under memory pressure: the kernel killed them with each limit of {LIMITS:?} MiB");
 }
 
-/// Has the runs done with so much memory: how that ended, what was said, and how many bytes of guests were in swap at once.
+/// Runs the guests under this limit. Returns the exit status, the output, and the maximum of swapped guest bytes.
 fn under_pressure(megabytes: u64) -> Result<(ExitStatus, String, u64), String> {
     let group = Group::make(megabytes)?;
     let mut command = again("nothing_is_seen_by_another_run_where_pages_are_swapped", "runs");
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     while !line.contains(READY) {
         line.clear();
-        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended before it began");
+        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "the process exited before it was ready");
     }
-    // What it has until then is charged to the group above, and what it writes from then on to its own.
+    // Its memory so far is charged to the parent cgroup, and all later memory to its own.
     group.set("cgroup.procs", &child.id().to_string()).unwrap();
     writeln!(child.stdin.take().unwrap(), "go").unwrap();
-    let mut most = 0;
+    let mut max_swapped = 0;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        most = most.max(swapped(&child));
-        // Everything that can go, goes; where the kernel has this no more, the limit alone must do.
+        max_swapped = max_swapped.max(swapped(&child));
+        // Swap out as much as possible. Newer kernels lack this file, and then only the limit causes swapping.
         let _ = group.set("memory.force_empty", "0");
         std::thread::sleep(Duration::from_millis(200));
     };
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
-    Ok((status, rest, most))
+    stderr.read_to_string(&mut rest).unwrap();
+    Ok((status, rest, max_swapped))
 }
 
 #[test]

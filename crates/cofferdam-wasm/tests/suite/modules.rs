@@ -1,4 +1,4 @@
-//! Modules that are no modules, or more than the compiler should take.
+//! Invalid modules, and modules that would exhaust the compiler's resources.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ async fn start(backend: &WasmBackend, module: Vec<u8>) -> Result<ExecHandle> {
     let (sandbox, handle) =
         timeout(PROMPT, backend.start_one(spec, script(module).build().unwrap())).await.expect("an answer in time")?;
     let exit = timeout(PROMPT, handle.exit()).await.expect("an end in time");
-    // Whatever it did, it is over, and the host is not at fault.
+    // Whatever the module did, it has ended, and the host did not fail.
     if let Err(error) = exit {
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
     }
@@ -113,7 +113,7 @@ async fn every_flipped_bit_and_every_noise_is_answered() {
     assert!(ran > 0 && refused > 0, "{ran} ran, {refused} were refused");
 }
 
-/// A function of many blocks, each of which may change each of many locals.
+/// Returns a function of many blocks, each of which can change each of many locals.
 fn bomb(locals: usize, blocks: usize) -> Vec<u8> {
     let declared = "i64 ".repeat(locals);
     let body: String = (0..blocks)
@@ -149,9 +149,9 @@ async fn a_module_beyond_its_size_is_refused() {
 async fn who_waits_for_the_compiler_waits_only_so_long() {
     let config = WasmConfig { compile_time: Duration::from_millis(20), compilers: 2, ..WasmConfig::default() };
     let backend = WasmBackend::new(config);
-    let error = start(&backend, bomb(400, 4000)).await.expect_err("it takes longer than that");
+    let error = start(&backend, bomb(400, 4000)).await.expect_err("the compilation takes longer");
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
-    // The other compiler is free.
+    // The other compile slot is free.
     let small = assemble(r#"(module (func (export "_start")))"#);
     let ran = async {
         while start(&backend, small.clone()).await.is_err() {

@@ -1,4 +1,5 @@
-//! The network of components: connections to what the policy names, and to nothing else. The servers are the test's own.
+//! The network of components: connections to the hosts that the policy allows, and to no others. The test runs its own
+//! servers.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -33,12 +34,12 @@ fn allowing<T: ToString>(hosts: &[T]) -> Spec {
         .unwrap()
 }
 
-/// A component with these texts whose `run` is this code.
+/// Returns a component with these declarations and this code as `run`.
 fn networked(more: &str, code: &str) -> Vec<u8> {
     component_with(&format!("{PRELUDE}\n{more}"), code)
 }
 
-/// A server on the loopback that does this with each of so many connections.
+/// Starts a server on the loopback that handles this number of connections.
 fn server<T: Send + 'static>(
     connections: usize,
     mut serve: impl FnMut(TcpStream) -> T + Send + 'static,
@@ -55,7 +56,7 @@ fn echo(mut stream: TcpStream) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// Says the text of that place, closes that direction, and prints the answer.
+/// Sends a text, closes that direction, and prints the answer.
 fn round_trip(connect: &str, said: &str) -> String {
     format!(
         "(call $check {connect}) (call $say {said})
@@ -94,7 +95,7 @@ async fn what_is_listed_can_be_talked_to() {
 
 #[tokio::test]
 async fn what_is_not_listed_is_refused() {
-    // Nobody may ever arrive here.
+    // No connection may arrive here.
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -131,14 +132,14 @@ async fn what_is_not_listed_is_refused() {
     ] {
         let component = networked(&data, &format!("(call $exit {connect}) (i32.const 0)"));
         let done = run(component, allowing(&[&host])).await.unwrap();
-        // Where the host has no IPv6, no socket for it can be made.
+        // On a host without IPv6, its sockets cannot be created.
         let expected =
             if done.exit.code == NOT_SUPPORTED && connect.contains("connect6") { NOT_SUPPORTED } else { expected };
         assert_eq!(ended(&done), (expected, None), "{host} {connect} {}", text(&done.stderr));
-        let told = text(&done.stderr).starts_with("wasm network: refused ");
-        assert_eq!(told, expected == ACCESS_DENIED || connect.contains("connect_to"), "{host} {connect}");
+        let reported = text(&done.stderr).starts_with("wasm network: refused ");
+        assert_eq!(reported, expected == ACCESS_DENIED || connect.contains("connect_to"), "{host} {connect}");
     }
-    assert!(listener.accept().is_err(), "somebody came through");
+    assert!(listener.accept().is_err(), "a connection was not refused");
 }
 
 #[tokio::test]
@@ -178,13 +179,13 @@ async fn much_goes_both_ways() {
         stream.write_all(&sent).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut received = Vec::new();
-        // Slower than the guest, so that it has to wait.
+        // Slower than the guest, so that the guest has to wait.
         stream.peek(&mut [0]).unwrap();
         std::thread::sleep(Duration::from_millis(300));
         stream.read_to_end(&mut received).unwrap();
         received
     });
-    // Prints all that comes, then sends a memory full of ones without waiting in a write.
+    // Prints all input, then sends a memory full of ones without blocking in a write.
     let code = format!(
         "(call $check {}) (if (i32.ne (call $print_all) (i32.const 1)) (then (call $exit (i32.const 7))))
          (memory.fill (i32.const 0x10000) (i32.const 1) (i32.const 0x8000))
@@ -211,13 +212,13 @@ async fn much_goes_both_ways() {
     assert!(received.len() == SIZE && received.iter().all(|byte| *byte == 1), "{} bytes went", received.len());
 }
 
-/// A server that takes connections and says nothing, until this is dropped.
+/// Starts a server that accepts connections and sends nothing.
 fn silent() -> (u16, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     (listener.local_addr().unwrap().port(), listener)
 }
 
-/// A server whose kernel answers nobody: its queue is full.
+/// Starts a server whose kernel does not answer: its queue is full.
 fn deaf() -> (u16, impl Sized) {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
@@ -228,7 +229,7 @@ fn deaf() -> (u16, impl Sized) {
     let mut queued = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&to, Duration::from_millis(300)) {
         queued.push(stream);
-        assert!(queued.len() < 100, "the queue has no end");
+        assert!(queued.len() < 100, "the queue does not fill up");
     }
     (to.port(), (address, queued))
 }
@@ -263,7 +264,7 @@ async fn nobody_who_never_answers_holds_a_guest() {
 
 #[tokio::test]
 async fn a_server_that_goes_away_is_told() {
-    // What they are told first says that the guest is connected.
+    // Each server waits for a byte, so that the guest is connected by then.
     let (closing, closed) = server(1, |mut stream| {
         stream.read_exact(&mut [0]).unwrap();
         stream.write_all(b"half a").unwrap();
@@ -280,7 +281,7 @@ async fn a_server_that_goes_away_is_told() {
     }
     closed.join().unwrap();
     reset.join().unwrap();
-    // Nobody listens there now.
+    // No server listens there any more.
     let code = format!("(call $exit {}) (i32.const 0)", loopback(closing));
     let done = run(networked("", &code), allowing(&["127.0.0.1".to_owned()])).await.unwrap();
     assert_eq!(ended(&done), (CONNECTION_REFUSED, None));
@@ -288,14 +289,14 @@ async fn a_server_that_goes_away_is_told() {
 
 #[tokio::test]
 async fn connections_are_counted_and_closed_at_the_end() {
-    const MOST: usize = 64;
-    // Ends when the guest's connection does.
-    let (port, served) = server(2 * MOST, |stream| {
+    const MAX_CONNECTIONS: usize = 64;
+    // Each thread ends when the guest's connection is closed.
+    let (port, served) = server(2 * MAX_CONNECTIONS, |stream| {
         stream.set_read_timeout(Some(PROMPT)).unwrap();
         stream
     });
     let open = format!(
-        "(local.set $i (i32.const {MOST}))
+        "(local.set $i (i32.const {MAX_CONNECTIONS}))
          (loop $more (call $check {}) (br_if $more (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))",
         loopback(port)
     );
@@ -309,7 +310,7 @@ async fn connections_are_counted_and_closed_at_the_end() {
     for mut stream in served.join().unwrap() {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    // A socket that is dropped makes room, and one that was never used costs no more.
+    // A dropped socket frees its slot, and an unused one costs nothing.
     let drops = "(local.set $i (i32.const 1000))
         (loop $more (call $tcp (i32.const 0) (i32.const 256)) (call $check (call $outcome (i32.const 4)))
           (call $drop_tcp (i32.load (i32.const 260)))
@@ -326,7 +327,7 @@ fn resolvers() -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_lookups_has_few_threads() {
     let (data, places) = texts(&["localhost"]);
-    // Counts what was begun, and leaves at the first answer that is neither that nor a refusal for now.
+    // Counts the started lookups, and stops at the first error that is not a temporary refusal.
     let code = format!(
         "(local.set $n (i64.const 0))
          (loop $more
@@ -341,16 +342,16 @@ async fn a_flood_of_lookups_has_few_threads() {
     );
     let sandbox = sandbox(allowing(&["localhost".to_owned()])).await;
     let running = sandbox.start(script(networked(&data, &code)).build().unwrap()).await.unwrap();
-    let mut most = 0;
+    let mut max_threads = 0;
     let exit = loop {
-        most = most.max(resolvers());
+        max_threads = max_threads.max(resolvers());
         if let Ok(exit) = tokio::time::timeout(Duration::from_millis(1), running.exit()).await {
             break exit.unwrap();
         }
     };
     assert!(exit.success(), "{exit:?}");
-    // Others of this process may look up names meanwhile.
-    assert!(most <= 32, "{most} threads");
+    // Other tests of this process may look up names at the same time.
+    assert!(max_threads <= 32, "{max_threads} threads");
 }
 
 #[tokio::test]
@@ -358,17 +359,17 @@ async fn nothing_but_connections_is_to_be_had() {
     let spec = allowing(&["127.0.0.1".to_owned(), "localhost".to_owned()]);
     let any = "(i32.const 0) (i32.const 8080) (i32.const 127) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 0)
         (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)";
-    let made = "(call $tcp (i32.const 0) (i32.const 256)) (local.set $i (i32.load (i32.const 260)))";
+    let create = "(call $tcp (i32.const 0) (i32.const 256)) (local.set $i (i32.load (i32.const 260)))";
     for (code, behind, expected) in [
         ("(call $udp (i32.const 0) (i32.const 256))".to_owned(), 4, ACCESS_DENIED),
-        (format!("{made} (call $start_bind (local.get $i) (call $network) {any} (i32.const 256))"), 1, ACCESS_DENIED),
-        (format!("{made} (call $start_listen (local.get $i) (i32.const 256))"), 1, ACCESS_DENIED),
-        (format!("{made} (call $finish_connect (local.get $i) (i32.const 256))"), 4, 107),
-        (format!("{made} (call $shutdown (local.get $i) (i32.const 2) (i32.const 256))"), 1, 109),
-        (format!("{made} (call $remote_address (local.get $i) (i32.const 256))"), 4, 109),
-        (format!("{made} (call $set_idle_time (local.get $i) (i64.const 0) (i32.const 256))"), 1, INVALID_ARGUMENT),
-        (format!("{made} (call $set_idle_time (local.get $i) (i64.const -1) (i32.const 256))"), 1, 0),
-        (format!("{made} (call $set_send_buffer (local.get $i) (i64.const -1) (i32.const 256))"), 1, 0),
+        (format!("{create} (call $start_bind (local.get $i) (call $network) {any} (i32.const 256))"), 1, ACCESS_DENIED),
+        (format!("{create} (call $start_listen (local.get $i) (i32.const 256))"), 1, ACCESS_DENIED),
+        (format!("{create} (call $finish_connect (local.get $i) (i32.const 256))"), 4, 107),
+        (format!("{create} (call $shutdown (local.get $i) (i32.const 2) (i32.const 256))"), 1, 109),
+        (format!("{create} (call $remote_address (local.get $i) (i32.const 256))"), 4, 109),
+        (format!("{create} (call $set_idle_time (local.get $i) (i64.const 0) (i32.const 256))"), 1, INVALID_ARGUMENT),
+        (format!("{create} (call $set_idle_time (local.get $i) (i64.const -1) (i32.const 256))"), 1, 0),
+        (format!("{create} (call $set_send_buffer (local.get $i) (i64.const -1) (i32.const 256))"), 1, 0),
     ] {
         let done = run(
             networked("", &format!("{code} (call $exit (call $outcome (i32.const {behind}))) (i32.const 0)")),
@@ -376,9 +377,9 @@ async fn nothing_but_connections_is_to_be_had() {
         );
         assert_eq!(ended(&done.await.unwrap()), (expected, None), "{code}");
     }
-    // However much is asked for, the kernel holds little: at most twice 256 KiB.
+    // Whatever size is requested, the kernel allocates at max_threads twice 256 KiB.
     let code = format!(
-        "{made} (call $set_send_buffer (local.get $i) (i64.const -1) (i32.const 256))
+        "{create} (call $set_send_buffer (local.get $i) (i64.const -1) (i32.const 256))
          (call $send_buffer (local.get $i) (i32.const 256))
          (i64.gt_u (i64.load (i32.const 264)) (i64.const 524288))"
     );
@@ -406,7 +407,7 @@ async fn a_wait_for_several_wakes_for_each() {
         stream.write_all(b"x").unwrap();
         stream.read(&mut [0]).unwrap()
     });
-    // A connection, input that comes when the connection has spoken, and a long time.
+    // A connection, input that is available after the connection's data, and a long time.
     let code = format!(
         "(call $check {})
          (i32.store (i32.const 512) (call $subscribe (global.get $in)))

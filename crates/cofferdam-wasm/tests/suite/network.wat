@@ -1,9 +1,9 @@
-;; What components of tests do with a network. Errors are their number and 100, as in files.
+;; Network functions for components of tests. Errors are their number plus 100, as in files.
 (global $socket (mut i32) (i32.const 0))
 (global $in (mut i32) (i32.const 0))
 (global $out (mut i32) (i32.const 0))
 
-;; Ends what was begun, waiting for it.
+;; Finishes a started operation, and waits for it.
 (func $connected (result i32) (local $error i32)
   (block $done (loop $again
     (call $finish_connect (global.get $socket) (i32.const 256))
@@ -26,7 +26,7 @@
   (if (local.tee $error (call $outcome (i32.const 1))) (then (return (local.get $error))))
   (call $connected))
 
-;; The first six parts, which are all alike, and the last two.
+;; The first six parts, which are equal, and the last two.
 (func $connect6 (param $port i32) (param $zero i32) (param $f i32) (param $g i32) (param $h i32) (result i32)
   (local $error i32)
   (call $tcp (i32.const 1) (i32.const 256))
@@ -38,7 +38,7 @@
   (if (local.tee $error (call $outcome (i32.const 1))) (then (return (local.get $error))))
   (call $connected))
 
-;; Looks a name up, and connects to the first address of IPv4; 99 if there is none.
+;; Looks up a name, and connects to the first IPv4 address. Returns 99 if there is none.
 (func $connect_to (param $at i32) (param $length i32) (param $port i32) (result i32)
   (local $error i32) (local $stream i32)
   (call $resolve (call $network) (local.get $at) (local.get $length) (i32.const 256))
@@ -60,7 +60,7 @@
   (call $write (global.get $out) (local.get $at) (local.get $length) (i32.const 256))
   (call $check (call $outcome (i32.const 4))))
 
-;; Prints what comes until the end, and gives how it ended: 1 for closed, 0 for an error.
+;; Prints the received data until the end. Returns 1 if the stream was closed, 0 after an error.
 (func $print_all (result i32)
   (loop $more
     (global.set $free (i32.const 0x10000))

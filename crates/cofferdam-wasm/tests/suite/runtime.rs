@@ -1,4 +1,4 @@
-//! Guests and the runtime that looks after them.
+//! Guests and the tokio runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,7 +106,7 @@ async fn nothing_of_one_run_is_there_in_the_next() {
     let sandbox = sandbox(Spec::default()).await;
     for _ in 0..3 {
         let done = sandbox.exec(script(counting.clone()).build().unwrap()).await.unwrap();
-        // Once each, and descriptor 6.
+        // One of each, and descriptor 6.
         assert_eq!(done.exit.code, 8, "{:?}", done.exit);
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions of libraries: what they keep, what ends them, and what that leaves.
+//! Sessions of libraries: their state, their end, and the effects of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::{PROMPT, library, limited, text};
 
-/// Counts in a global and in memory, and does what ends sessions.
+/// A library that counts in a global and in memory, with functions that end the session.
 pub(crate) fn counter() -> Vec<u8> {
     library(
         r#"(global $count (mut i64) (i64.const 0)) (global $begun (mut i64) (i64.const 0))
@@ -46,7 +46,7 @@ pub(crate) async fn open(backend: &WasmBackend, module: Vec<u8>, spec: Spec) -> 
     backend.open_session(SessionKind::Module(module.into()), spec).await.unwrap()
 }
 
-pub(crate) async fn said(session: &Session, function: &str) -> String {
+pub(crate) async fn output_of(session: &Session, function: &str) -> String {
     let done = session.call(function, "").await.unwrap();
     assert!(done.exit.success(), "{function}: {:?}", done.exit);
     text(&done.stdout)
@@ -64,11 +64,11 @@ fn ended(session: &Session) {
 async fn what_a_call_leaves_is_there_for_the_next_and_for_no_other_session() {
     let backend = WasmBackend::default();
     let one = open(&backend, counter(), Spec::default()).await;
-    assert_eq!(said(&one, "count").await, "111");
-    assert_eq!(said(&one, "count").await, "122");
+    assert_eq!(output_of(&one, "count").await, "111");
+    assert_eq!(output_of(&one, "count").await, "122");
     let other = open(&backend, counter(), Spec::default()).await;
-    assert_eq!(said(&other, "count").await, "111");
-    assert_eq!(said(&one, "count").await, "133");
+    assert_eq!(output_of(&other, "count").await, "111");
+    assert_eq!(output_of(&one, "count").await, "133");
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn what_ends_a_guest_ends_its_session_and_no_other() {
     let backend = WasmBackend::default();
     let spec = || limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(8)));
     let other = open(&backend, counter(), spec()).await;
-    assert_eq!(said(&other, "count").await, "111");
+    assert_eq!(output_of(&other, "count").await, "111");
     for (number, what) in ["trap", "forever", "exit", "hungry"].into_iter().enumerate() {
         let session = open(&backend, counter(), spec()).await;
         let request = named(what).timeout(Duration::from_millis(200)).build().unwrap();
@@ -89,7 +89,7 @@ async fn what_ends_a_guest_ends_its_session_and_no_other() {
         }
         ended(&session);
         session.close().await.unwrap();
-        assert_eq!(said(&other, "count").await, (122 + 11 * number).to_string());
+        assert_eq!(output_of(&other, "count").await, (122 + 11 * number).to_string());
     }
     let session = open(&backend, counter(), spec()).await;
     let handle = session.start(&named("forever").build().unwrap()).unwrap();
@@ -128,7 +128,7 @@ async fn calls_that_the_library_does_not_have_are_refused_and_end_nothing() {
         assert!(matches!(refused.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput), "{name:?}: {refused}");
     }
     assert_eq!(session.execute("1").await.unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert_eq!(said(&session, "count").await, "111");
+    assert_eq!(output_of(&session, "count").await, "111");
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn input_and_output_are_of_the_call() {
     drop(stdin);
     let done = cofferdam_contract::collect(streamed).await.unwrap();
     assert_eq!(text(&done.stdout), "streamed");
-    assert_eq!(said(&session, "count").await, "111");
+    assert_eq!(output_of(&session, "count").await, "111");
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn what_one_call_was_refused_is_not_told_of_the_next() {
 #[tokio::test]
 async fn files_of_a_session_are_its_sandboxs() {
     let session = open(&WasmBackend::default(), counter(), Spec::default()).await;
-    assert_eq!(said(&session, "save").await, "");
+    assert_eq!(output_of(&session, "save").await, "");
     let path = SandboxPath::new("kept.txt").unwrap();
     let sandbox = session.sandbox();
     let file = sandbox.read_file_to_end(&path, ByteSize::from_bytes(100)).await.unwrap();
@@ -185,7 +185,7 @@ async fn calls_count_among_the_guests_that_may_run() {
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted, "{refused}");
     one.close().await.unwrap();
     assert!(running.exit().await.unwrap().cancelled);
-    assert_eq!(said(&other, "count").await, "111");
+    assert_eq!(output_of(&other, "count").await, "111");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -206,7 +206,7 @@ async fn endless_calls_block_neither_timers_nor_other_sessions() {
         }
     });
     let other = open(&backend, counter(), Spec::default()).await;
-    assert_eq!(timeout(PROMPT, said(&other, "count")).await.expect("another session is called"), "111");
+    assert_eq!(timeout(PROMPT, output_of(&other, "count")).await.expect("another session is called"), "111");
     let before = ticks.load(Ordering::Relaxed);
     sleep(Duration::from_millis(500)).await;
     assert!(ticks.load(Ordering::Relaxed) > before, "the timer stood still");
@@ -232,16 +232,16 @@ async fn a_library_that_fails_at_its_beginning_is_no_session() {
     }
 }
 
-/// Threads, descriptors and mappings of this process.
+/// Returns the threads, descriptors and mappings of this process.
 fn census() -> [usize; 3] {
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    // Address space of linear memories alone: allocators map as they like.
+    // Only the address space of linear memories, since allocators map memory at any time.
     let guests = maps.lines().filter(|line| line.contains("wasm-image")).count();
     [count("/proc/self/task"), count("/proc/self/fd"), guests]
 }
 
-/// In a process of its own: other tests come and go here.
+/// Runs in its own process, since other tests would change these numbers.
 #[test]
 fn a_closed_session_leaves_nothing() {
     const ROLE: &str = "COFFERDAM_TEST_CENSUS";
@@ -257,7 +257,7 @@ fn a_closed_session_leaves_nothing() {
             let sessions =
                 [open(&backend, counter(), Spec::default()).await, open(&backend, counter(), Spec::default()).await];
             let fork = sessions[0].fork().await.unwrap();
-            assert_eq!(said(&fork, "count").await, "111");
+            assert_eq!(output_of(&fork, "count").await, "111");
             let running = sessions[0].start(&named("forever").build().unwrap()).unwrap();
             let _ = sessions[1].call("trap", "").await.unwrap();
             for session in &sessions {
@@ -265,11 +265,11 @@ fn a_closed_session_leaves_nothing() {
             }
             drop((fork, running));
         };
-        // The first rounds make what the backend keeps.
+        // The first rounds fill the backend's caches.
         for _ in 0..3 {
             round().await;
         }
-        // The clock's thread goes when it finds nobody.
+        // The clock thread ends when no guest runs.
         sleep(Duration::from_millis(100)).await;
         let before = census();
         for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Snapshots of sessions: what goes on elsewhere, and what a file that somebody changed can do.
+//! Snapshots of sessions: restores elsewhere, and files that were changed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use cofferdam_wasm::{Session, SessionSnapshot, WasmBackend};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
-use crate::sessions::{counter, named, open, said};
+use crate::sessions::{counter, named, open, output_of};
 use crate::support::{PROMPT, assemble, library, limited, text};
 
-const MOST: ByteSize = ByteSize::from_mebibytes(64);
+const MAX_SIZE: ByteSize = ByteSize::from_mebibytes(64);
 const PREFIX: usize = 28;
 const HASH: usize = 32;
 
@@ -21,13 +21,13 @@ fn hashed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// What is packed in a file.
+/// Returns the uncompressed content of a file.
 pub(crate) fn unpacked(file: &[u8]) -> Vec<u8> {
     let length = u64::from_le_bytes(file[20..28].try_into().unwrap());
     lz4_flex::block::decompress(&file[PREFIX..file.len() - HASH], length as usize).unwrap()
 }
 
-/// A file with other contents, and a hash that fits them.
+/// Returns a file with other content and a matching hash.
 pub(crate) fn packed(file: &[u8], plain: &[u8]) -> Vec<u8> {
     let mut bytes = file[..20].to_vec();
     bytes.extend((plain.len() as u64).to_le_bytes());
@@ -35,7 +35,7 @@ pub(crate) fn packed(file: &[u8], plain: &[u8]) -> Vec<u8> {
     hashed(bytes)
 }
 
-/// Tables that change, globals of all types, memory that grew, files, and an open descriptor.
+/// A library with mutable tables, globals of all types, grown memory, files, and an open descriptor.
 fn keeper() -> Vec<u8> {
     library(
         r#"(type $text (func (result i64)))
@@ -64,17 +64,17 @@ fn keeper() -> Vec<u8> {
     )
 }
 
-const TOLD: &str = "5722159";
+const EXPECTED: &str = "5722159";
 
 async fn changed(backend: &WasmBackend, spec: Spec) -> Session {
     let session = open(backend, keeper(), spec).await;
-    assert_eq!(said(&session, "change").await, "");
+    assert_eq!(output_of(&session, "change").await, "");
     session
 }
 
-async fn kept(session: &Session) -> String {
+async fn saved_text(session: &Session) -> String {
     let path = SandboxPath::new("kept.txt").unwrap();
-    text(&session.sandbox().read_file_to_end(&path, MOST).await.unwrap())
+    text(&session.sandbox().read_file_to_end(&path, MAX_SIZE).await.unwrap())
 }
 
 #[tokio::test]
@@ -84,11 +84,11 @@ async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
     let file = session.snapshot().unwrap().to_bytes().unwrap();
     session.close().await.unwrap();
     for backend in [backend, WasmBackend::default()] {
-        let snapshot = SessionSnapshot::from_bytes(&file, MOST).unwrap();
+        let snapshot = SessionSnapshot::from_bytes(&file, MAX_SIZE).unwrap();
         assert_eq!(snapshot.to_bytes().unwrap(), file, "what is read and written again is the same");
         let session = backend.restore_session(&snapshot, Spec::default()).await.unwrap();
-        assert_eq!(said(&session, "tell").await, TOLD);
-        assert_eq!(kept(&session).await, "kept.txt");
+        assert_eq!(output_of(&session, "tell").await, EXPECTED);
+        assert_eq!(saved_text(&session).await, "kept.txt");
     }
 }
 
@@ -96,23 +96,23 @@ async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
 async fn forks_go_their_own_ways() {
     let backend = WasmBackend::default();
     let first = open(&backend, counter(), Spec::default()).await;
-    assert_eq!(said(&first, "count").await, "111");
+    assert_eq!(output_of(&first, "count").await, "111");
     let (second, third) = (first.fork().await.unwrap(), first.fork().await.unwrap());
-    assert_eq!(said(&first, "count").await, "122");
-    assert_eq!(said(&first, "count").await, "133");
-    assert_eq!(said(&second, "count").await, "122");
+    assert_eq!(output_of(&first, "count").await, "122");
+    assert_eq!(output_of(&first, "count").await, "133");
+    assert_eq!(output_of(&second, "count").await, "122");
     first.close().await.unwrap();
-    assert_eq!(said(&third, "count").await, "122");
-    assert_eq!(said(&third, "save").await, "");
+    assert_eq!(output_of(&third, "count").await, "122");
+    assert_eq!(output_of(&third, "save").await, "");
     let path = SandboxPath::new("kept.txt").unwrap();
-    assert!(second.sandbox().read_file_to_end(&path, MOST).await.is_err(), "a file of a sibling");
+    assert!(second.sandbox().read_file_to_end(&path, MAX_SIZE).await.is_err(), "a file of a sibling");
 }
 
 #[tokio::test]
 async fn a_session_that_nothing_was_called_of_can_be_frozen() {
     let backend = WasmBackend::default();
     let session = open(&backend, counter(), Spec::default()).await;
-    assert_eq!(said(&session.fork().await.unwrap(), "count").await, "111");
+    assert_eq!(output_of(&session.fork().await.unwrap(), "count").await, "111");
 }
 
 #[tokio::test]
@@ -120,24 +120,24 @@ async fn another_process_goes_on_where_this_one_stopped() {
     const FILE: &str = "COFFERDAM_TEST_SNAPSHOT";
     let backend = WasmBackend::default();
     if let Some(path) = std::env::var_os(FILE) {
-        let snapshot = SessionSnapshot::read(std::fs::File::open(path).unwrap(), MOST).unwrap();
+        let snapshot = SessionSnapshot::read(std::fs::File::open(path).unwrap(), MAX_SIZE).unwrap();
         let session = backend.restore_session(&snapshot, Spec::default()).await.unwrap();
-        assert_eq!(said(&session, "tell").await, TOLD);
-        assert_eq!(kept(&session).await, "kept.txt");
+        assert_eq!(output_of(&session, "tell").await, EXPECTED);
+        assert_eq!(saved_text(&session).await, "kept.txt");
         return;
     }
     let session = changed(&backend, Spec::default()).await;
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("session");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("session");
     session.snapshot().unwrap().write(std::fs::File::create(&path).unwrap()).unwrap();
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
     let again = again.args(["snapshots::another_process_goes_on_where_this_one_stopped", "--exact"]).env(FILE, &path);
     let output = again.output().unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{}", text(&output.stderr));
 }
 
-/// Draws eight bytes, and prints them as a number.
+/// A library that draws eight bytes, and prints them as a number.
 fn drawing() -> Vec<u8> {
     assemble(
         &r#"(module
@@ -157,20 +157,20 @@ async fn randomness_is_as_the_spec_says_whatever_the_snapshot_says() {
     let mut drawn = Vec::new();
     for (from, to) in [(&made_up, &made_up), (&made_up, &counted), (&counted, &made_up), (&counted, &counted)] {
         let session = open(&backend, drawing(), from.clone()).await;
-        said(&session, "draw").await;
+        output_of(&session, "draw").await;
         let snapshot = session.snapshot().unwrap();
         let mut both = Vec::new();
         for _ in 0..2 {
             let restored = backend.restore_session(&snapshot, to.clone()).await.unwrap();
-            both.push(said(&restored, "draw").await);
+            both.push(output_of(&restored, "draw").await);
         }
         assert_eq!(both[0] == both[1], to == &made_up, "{both:?}");
         drawn.extend(both);
     }
-    // A deterministic one goes on where it was.
+    // A deterministic session resumes at the same state.
     let session = open(&backend, drawing(), made_up).await;
-    said(&session, "draw").await;
-    assert_eq!(said(&session, "draw").await, drawn[0]);
+    output_of(&session, "draw").await;
+    assert_eq!(output_of(&session, "draw").await, drawn[0]);
     let plain = backend.restore_session(&session.snapshot().unwrap(), Spec::default()).await.unwrap_err();
     assert_eq!(plain.kind(), ErrorKind::Unsupported);
 }
@@ -187,21 +187,21 @@ async fn a_deterministic_session_has_the_same_bytes_each_time() {
 }
 
 fn refused(bytes: &[u8]) -> ErrorKind {
-    SessionSnapshot::from_bytes(bytes, MOST).expect_err("refused").kind()
+    SessionSnapshot::from_bytes(bytes, MAX_SIZE).expect_err("refused").kind()
 }
 
 #[tokio::test]
 async fn a_file_that_was_changed_or_cut_off_is_refused() {
     let file = changed(&WasmBackend::default(), Spec::default()).await.snapshot().unwrap().to_bytes().unwrap();
-    let places = (0..PREFIX + 200).chain((PREFIX..file.len()).step_by(97)).chain(file.len() - HASH..file.len());
-    for at in places {
+    let offsets = (0..PREFIX + 200).chain((PREFIX..file.len()).step_by(97)).chain(file.len() - HASH..file.len());
+    for at in offsets {
         let mut changed = file.clone();
         changed[at] ^= 0x41;
         assert_eq!(refused(&changed), ErrorKind::InvalidInput, "byte {at}");
     }
     for length in (0..200).chain((0..file.len()).step_by(61)) {
         assert_eq!(refused(&file[..length]), ErrorKind::InvalidInput, "the first {length} bytes");
-        // Also where the hash fits.
+        // Also with a matching hash.
         let kind = refused(&hashed(file[..length].to_vec()));
         assert!(matches!(kind, ErrorKind::InvalidInput | ErrorKind::Unsupported), "{length} bytes: {kind:?}");
     }
@@ -216,8 +216,8 @@ async fn a_file_that_was_changed_or_cut_off_is_refused() {
     for (length, kind) in [
         (0u64, ErrorKind::InvalidInput),
         (1, ErrorKind::InvalidInput),
-        (MOST.as_bytes(), ErrorKind::InvalidInput),
-        (MOST.as_bytes() + 1, ErrorKind::ResourceExhausted),
+        (MAX_SIZE.as_bytes(), ErrorKind::InvalidInput),
+        (MAX_SIZE.as_bytes() + 1, ErrorKind::ResourceExhausted),
         (u64::MAX, ErrorKind::ResourceExhausted),
     ] {
         let other = [&body[..20], &length.to_le_bytes(), &body[28..]].concat();
@@ -229,9 +229,9 @@ async fn a_file_that_was_changed_or_cut_off_is_refused() {
     assert_eq!(small.kind(), ErrorKind::ResourceExhausted);
 }
 
-/// Restores what somebody wrote, and calls it. An answer, whatever it is, in time.
+/// Restores a changed file and calls the session. Both must end in time, with any result.
 async fn tried(backend: &WasmBackend, file: &[u8], spec: Spec) -> Result<()> {
-    let snapshot = SessionSnapshot::from_bytes(file, MOST)?;
+    let snapshot = SessionSnapshot::from_bytes(file, MAX_SIZE)?;
     let restored = timeout(PROMPT, backend.restore_session(&snapshot, spec)).await.expect("an answer");
     let session = restored?;
     let request = named("tell").timeout(Duration::from_millis(500)).build()?;
@@ -249,11 +249,11 @@ async fn a_changed_file_whose_hash_fits_is_refused_or_harmless() {
     let plain = unpacked(&file);
     let spec = || limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(16)));
     tried(&backend, &packed(&file, &plain), spec()).await.unwrap();
-    // The module lies at the beginning, and compiling it anew each time takes long; the rest of the header behind it.
+    // The module is at the start, and its compilation is slow, so it has few samples. The rest of the header follows.
     let module = keeper().len();
-    let places = (0..40).chain((40..module).step_by(module / 25)).chain(module..module + 600).chain([plain.len() - 1]);
+    let offsets = (0..40).chain((40..module).step_by(module / 25)).chain(module..module + 600).chain([plain.len() - 1]);
     let (mut went_on, mut stopped) = (0, 0);
-    for at in places {
+    for at in offsets {
         for change in [1, 0x80, 0xff] {
             let mut changed = plain.clone();
             changed[at] ^= change;
@@ -298,20 +298,20 @@ async fn a_descriptor_that_could_write_cannot_where_the_workspace_is_read_only_n
     let session = backend.restore_session(&snapshot, spec).await.unwrap();
     // The write fails, and the helper exits.
     assert_eq!(session.call("tell", "").await.unwrap().exit.code, 1);
-    assert_eq!(kept(&session).await, "kept");
+    assert_eq!(saved_text(&session).await, "kept");
 }
 
 #[tokio::test]
 async fn what_cannot_be_frozen_says_why() {
     let backend = WasmBackend::default();
-    for (code, why) in [
-        (r#"(data $d "x") (func (export "f") (data.drop $d))"#, "places itself"),
+    for (code, reason) in [
+        (r#"(data $d "x") (func (export "f") (data.drop $d))"#, "passive data"),
         (r#"(global (mut funcref) (ref.null func)) (func (export "f"))"#, "references"),
     ] {
         let session = open(&backend, library(code), Spec::default()).await;
         let refused = session.snapshot().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
-        assert!(refused.to_string().contains(why), "{refused}");
-        assert_eq!(said(&session, "f").await, "", "the session goes on");
+        assert!(refused.to_string().contains(reason), "{refused}");
+        assert_eq!(output_of(&session, "f").await, "", "the session goes on");
     }
 }

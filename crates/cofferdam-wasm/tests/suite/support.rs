@@ -8,22 +8,22 @@ use cofferdam_contract::{
 };
 use cofferdam_wasm::{INTERPRETER, WasmBackend};
 
-/// What the kit's programs can call.
+/// The functions that the conformance suite's programs can call.
 pub(crate) const PRELUDE: &str = include_str!("../../src/programs.wat");
-/// No guest of a test has a reason to take longer.
+/// The timeout of operations that should end promptly.
 pub(crate) const PROMPT: Duration = Duration::from_secs(60);
 
 pub(crate) fn assemble(text: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// A module whose `_start` is this code, with the kit's helpers; `imports` come first.
+/// Returns a module with this code as `_start`, with the conformance suite's helpers; `imports` come first.
 pub(crate) fn program(imports: &str, code: &str) -> Vec<u8> {
     let start = format!("(func (export \"_start\") (local $i i32) (local $n i64)\n{code})");
     assemble(&format!("(module {imports}\n{PRELUDE}\n{start})"))
 }
 
-/// A module with these functions, and the kit's helpers.
+/// Returns a module with these functions, and the conformance suite's helpers.
 pub(crate) fn library(code: &str) -> Vec<u8> {
     assemble(&format!("(module {PRELUDE}\n{code})"))
 }
@@ -47,7 +47,7 @@ pub(crate) async fn sandbox(spec: Spec) -> Arc<dyn Sandbox> {
     WasmBackend::default().create(spec).await.unwrap()
 }
 
-/// Runs a module to its end in a sandbox of its own.
+/// Runs a module in its own sandbox until it ends.
 pub(crate) async fn run(module: Vec<u8>, spec: Spec) -> Result<Completed> {
     let request = script(module).build()?;
     WasmBackend::default().run(spec, request).await.map(|(done, _)| done)

@@ -1,4 +1,4 @@
-//! Scripts in warm interpreters: what people write, and what it does.
+//! Scripts in prepared interpreters.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use cofferdam_wasm::{Call, Language, SessionKind, SessionSnapshot, WasmBackend, 
 use crate::interpreters::{BOTH, backend, cache_for, patient, run, source};
 use crate::support::{limited, text};
 
-const MOST: ByteSize = ByteSize::from_mebibytes(256);
+const MAX_SIZE: ByteSize = ByteSize::from_mebibytes(256);
 
-/// Source text, and what it prints.
+/// Pairs of source text and its output.
 async fn prints(language: Language, cases: &[(&str, &str)]) {
     let Some(backend) = backend("scripts in warm interpreters") else { return };
     for (source, expected) in cases {
@@ -76,14 +76,14 @@ async fn what_fails_says_so_as_the_language_does() {
     let shown = "Traceback (most recent call last):\n  File \"main.py\", line 4, in <module>\n    f()\n  \
                  File \"main.py\", line 2, in f\n    raise ValueError('no')\nValueError: no\n";
     assert_eq!((text(&python.stderr), python.exit.code), (shown.to_owned(), 1));
-    for (source, code, said) in [
+    for (source, code, expected) in [
         ("import sys; sys.exit(7)", 7, ""),
         ("import sys; sys.exit('no')", 1, "no\n"),
         ("raise SystemExit", 0, ""),
         ("import os; os._exit(9)", 9, ""),
     ] {
         let done = run(backend, Language::Python, source).await;
-        assert_eq!((done.exit.code, text(&done.stderr)), (code, said.to_owned()), "{source}");
+        assert_eq!((done.exit.code, text(&done.stderr)), (code, expected.to_owned()), "{source}");
     }
     let wrong = run(backend, Language::Python, "x = (").await;
     assert!(
@@ -91,7 +91,7 @@ async fn what_fails_says_so_as_the_language_does() {
         "{}",
         text(&wrong.stderr)
     );
-    for (source, said) in [
+    for (source, expected) in [
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "Error"),
         ("import threading; threading.Thread(target=print).start()", "can't start new thread"),
         ("import subprocess; subprocess.run(['ls'])", "Error"),
@@ -101,9 +101,12 @@ async fn what_fails_says_so_as_the_language_does() {
     ] {
         let done = run(backend, Language::Python, source).await;
         let stderr = text(&done.stderr);
-        assert!(done.exit.code == 1 && stderr.starts_with("Traceback") && stderr.contains(said), "{source}: {stderr}");
+        assert!(
+            done.exit.code == 1 && stderr.starts_with("Traceback") && stderr.contains(expected),
+            "{source}: {stderr}"
+        );
     }
-    for (source, code, said) in [
+    for (source, code, expected) in [
         ("throw new TypeError('no')", 1, "TypeError: no"),
         ("process.exit(5)", 5, ""),
         ("process.exitCode = 6", 6, ""),
@@ -115,7 +118,7 @@ async fn what_fails_says_so_as_the_language_does() {
     ] {
         let done = run(backend, Language::JavaScript, source).await;
         let stderr = text(&done.stderr);
-        assert!(done.exit.code == code && stderr.contains(said), "{source}: {:?} {stderr}", done.exit);
+        assert!(done.exit.code == code && stderr.contains(expected), "{source}: {:?} {stderr}", done.exit);
     }
 }
 
@@ -140,7 +143,7 @@ async fn endless_recursion_is_an_exception_whatever_it_goes_through() {
         let stderr = text(&done.stderr);
         assert!(done.exit.code == 1 && stderr.contains("RecursionError"), "{source}: {:?} {stderr}", done.exit);
     }
-    // What is deep and has an end does end.
+    // Deep recursion that ends must succeed.
     let deep = "def f(n): return eval('f(n - 1)', globals(), {'n': n}) if n else 'end'\nprint(f(150))";
     prints(Language::Python, &[(deep, "end")]).await;
     prints(
@@ -160,7 +163,7 @@ async fn endless_recursion_is_an_exception_whatever_it_goes_through() {
 #[tokio::test]
 async fn many_timers_cost_what_they_are() {
     let Some(backend) = backend("many timers") else { return };
-    // With a look at all of them for each, these would take ten times the CPU time that there is.
+    // A check of all objects for each new one would take ten times the CPU limit.
     let spec = || {
         limited(|limits| {
             limits.wall_time = Duration::from_secs(600);
@@ -183,7 +186,7 @@ async fn many_timers_cost_what_they_are() {
 #[tokio::test]
 async fn what_is_missing_says_why() {
     let Some(backend) = backend("what is missing") else { return };
-    for (source, said) in [
+    for (source, expected) in [
         ("import _thread; _thread.start_new_thread(print, ())", "no network, threads or processes"),
         ("from concurrent.futures import ThreadPoolExecutor", "Python for WebAssembly comes without it"),
         ("import ssl", "Python for WebAssembly comes without it"),
@@ -192,14 +195,17 @@ async fn what_is_missing_says_why() {
     ] {
         let done = run(backend, Language::Python, source).await;
         let stderr = text(&done.stderr);
-        assert!(done.exit.code == 1 && stderr.starts_with("Traceback") && stderr.contains(said), "{source}: {stderr}");
+        assert!(
+            done.exit.code == 1 && stderr.starts_with("Traceback") && stderr.contains(expected),
+            "{source}: {stderr}"
+        );
     }
     for option in ["-m", "-V"] {
         let sandbox = backend.create(patient()).await.unwrap();
-        let asked = ExecRequest::argv(["python3", option, "json.tool"]).build().unwrap();
-        let error = sandbox.start(asked).await.unwrap_err();
+        let request = ExecRequest::argv(["python3", option, "json.tool"]).build().unwrap();
+        let error = sandbox.start(request).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains(&format!("no option '{option}'")), "{error}");
+        assert!(error.to_string().contains(&format!("the option '{option}'")), "{error}");
     }
 }
 
@@ -282,7 +288,7 @@ async fn two_runs_draw_different_numbers() {
     }
 }
 
-/// No word that was drawn by one was drawn by the other.
+/// Checks that the two drew no common word.
 fn different(one: &str, other: &str) {
     assert!(!one.is_empty());
     for (one, other) in one.split_whitespace().zip(other.split_whitespace()) {
@@ -331,7 +337,7 @@ async fn forks_know_the_same_and_draw_different_numbers() {
     let Some(backend) = backend("forks of interpreters") else { return };
     for (language, draw) in DRAWS {
         let session = backend.open_session(SessionKind::Language(language), patient()).await.unwrap();
-        // The generator was used, and is known by another name, before the fork.
+        // The generator was used under another name before the fork.
         let before = if language == Language::Python {
             "from random import random as draw; a = draw()"
         } else {
@@ -380,7 +386,7 @@ async fn another_process_goes_on_with_the_same_variables() {
     ];
     if let Some(files) = std::env::var_os(FILE) {
         for ((_, _, show), file) in both.iter().zip(std::env::split_paths(&files)) {
-            let snapshot = SessionSnapshot::read(std::fs::File::open(file).unwrap(), MOST).unwrap();
+            let snapshot = SessionSnapshot::read(std::fs::File::open(file).unwrap(), MAX_SIZE).unwrap();
             let session = backend.restore_session(&snapshot, patient()).await.unwrap();
             let done = session.execute(*show).await.unwrap();
             let seen = text(&done.stdout);
@@ -397,11 +403,11 @@ async fn another_process_goes_on_with_the_same_variables() {
     again.args(["warm::another_process_goes_on_with_the_same_variables", "--exact"]);
     let output = again.env(FILE, std::env::join_paths(BOTH.map(path)).unwrap()).output().unwrap();
     BOTH.iter().for_each(|language| std::fs::remove_file(path(*language)).unwrap());
-    let said = text(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{}", text(&output.stderr));
 }
 
-/// A copy of the cache without what is made ready, in which each entry is a file of the other.
+/// Copies the entries of a cache.
 fn copied(cache: &std::path::Path, to: &std::path::Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(cache).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
@@ -413,7 +419,7 @@ fn copied(cache: &std::path::Path, to: &std::path::Path) {
     }
 }
 
-/// Entries of the cache for JavaScript that are ready, which is quickly made again.
+/// Returns the cache entries of prepared JavaScript interpreters, which are fast to recreate.
 fn ready(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(cache).unwrap().flatten().map(|entry| entry.path());
     let mut ready: Vec<_> = entries
@@ -430,7 +436,7 @@ fn ready(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
 async fn a_damaged_or_foreign_entry_of_the_cache_is_made_again() {
     let Some(shared) = backend("a damaged cache") else { return };
     let Some(cache) = cache_for("a damaged cache") else { return };
-    // So that there is one to be damaged.
+    // Make sure that there is an entry to damage.
     assert!(run(shared, Language::JavaScript, "").await.exit.success());
     let top = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spoiled-{}", std::process::id()));
     let spoil = |what: &str, spoil: &dyn Fn(&std::path::Path)| {
@@ -462,7 +468,7 @@ async fn a_damaged_or_foreign_entry_of_the_cache_is_made_again() {
             std::fs::rename(entry.join("code"), entry.join("elsewhere")).unwrap();
             std::os::unix::fs::symlink("elsewhere", entry.join("code")).unwrap();
         }),
-        // A whole entry under the name of another.
+        // A complete entry under another name.
         spoil("foreign", &|entry| {
             let python = std::fs::read_dir(cache).unwrap().flatten().map(|entry| entry.path());
             let python =
@@ -484,7 +490,7 @@ async fn a_damaged_or_foreign_entry_of_the_cache_is_made_again() {
     let request = source(Language::JavaScript, "main.js", "1").build().unwrap();
     let refused = backend.run(patient(), request).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
-    assert!(refused.to_string().contains("other users may write"), "{refused}");
+    assert!(refused.to_string().contains("other users can write"), "{refused}");
     std::fs::remove_dir_all(&top).unwrap();
 }
 
@@ -505,5 +511,5 @@ async fn what_is_not_installed_says_how_it_is() {
         assert!(matches!(refused.kind(), ErrorKind::Unavailable | ErrorKind::Unsupported), "{refused}");
         assert!(refused.remedy().is_some(), "{refused}");
     }
-    assert!(!empty.exists(), "a look makes nothing");
+    assert!(!empty.exists(), "a lookup must not create the directory");
 }

@@ -65,7 +65,7 @@ fn how_a_module_ends_is_told() {
     let text = tempfile::Builder::new().suffix(".wasm").tempfile().expect("a file");
     let (code, _, stderr) = run(&[text.path().to_str().expect("text")]);
     assert_eq!(code, 126, "{stderr}");
-    assert!(stderr.contains("no WebAssembly module"), "{stderr}");
+    assert!(stderr.contains("not a WebAssembly module"), "{stderr}");
 }
 
 #[test]
