@@ -1,20 +1,20 @@
-//! Whatever is changed, cut off, moved or added is noticed before anything is handed out.
+//! Damage tests: bytes that are changed, cut off, moved or added are detected before anything is handed out.
 
 use cofferdam_archive::{ArchiveError, Key, ReadOptions, Reader, WriteOptions, Writer};
 
 use crate::common::{Machine, file_of, key, on, page, pages, restore, verify};
 
-/// Refused by both ways of reading, with nothing left in any file.
+/// Checks that both ways of reading refuse the archive, with every file left empty.
 fn refused(bytes: &[u8], key: Option<&Key>, machine: &Machine) -> ArchiveError {
     assert!(verify(bytes, key).is_err(), "was verified");
     let (restored, given) = restore(bytes, key, &machine.bases());
     for file in given {
-        assert_eq!(file.metadata().unwrap().len(), 0, "something is left");
+        assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
     restored.expect_err("was restored")
 }
 
-/// A machine that is small, so that each of its bytes can be tried.
+/// Creates a VM so small that each bit of its archive can be flipped.
 fn tiny() -> Machine {
     let machine = Machine::small();
     let repeated = |byte: u8| vec![byte; 4096];
@@ -77,7 +77,7 @@ fn bytes_behind_the_end_are_noticed() {
 const HEAD: usize = 96 + 80 + 32;
 const SEALED: usize = (64 << 10) + 16;
 
-/// An encrypted archive of many chunks; its head, and its chunks.
+/// Returns the head and the chunks of an encrypted archive of many chunks.
 fn chunks(key: &Key) -> (Vec<u8>, Vec<Vec<u8>>) {
     let memory = file_of(&pages(&(1..=80).collect::<Vec<_>>()));
     let mut writer = Writer::new(WriteOptions { key: Some(key), ..WriteOptions::default() }).unwrap();
@@ -118,7 +118,8 @@ fn sealed_chunks_stay_where_they_are() {
 
 #[test]
 fn a_full_last_chunk_can_be_told_from_a_cut() {
-    // Contents that do not pack, so that the body's length can be chosen: blocks, hashes and the end take 88 bytes.
+    // The contents are incompressible, so that the body's length can be chosen: blocks, hashes and the end take 88
+    // bytes.
     let key = key();
     let mut lengths = std::collections::BTreeSet::new();
     let random = pages(&(1..=17).collect::<Vec<_>>());
@@ -154,7 +155,7 @@ fn keys_are_asked_for_and_compared() {
     assert!(matches!(refused(&encrypted, None, &machine), ArchiveError::KeyMissing));
     let error = refused(&encrypted, Some(&wrong), &machine);
     assert!(matches!(error, ArchiveError::WrongKey));
-    // Nobody can pass off an archive of his own where an encrypted one is expected.
+    // An attacker cannot substitute an archive of their own where an encrypted one is expected.
     assert!(matches!(refused(&plain, Some(&right), &machine), ArchiveError::NotEncrypted));
     let options = ReadOptions { key: Some(&right), ..ReadOptions::default() };
     let shown = format!("{options:?} {:?} {error} {error:?}", Reader::open(&encrypted[..], &options).unwrap());

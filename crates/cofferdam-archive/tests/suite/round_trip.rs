@@ -1,4 +1,4 @@
-//! What goes in comes out.
+//! Round trips: the restored contents equal the saved ones.
 
 use std::io::Cursor;
 use std::ops::ControlFlow;
@@ -70,7 +70,7 @@ fn two_encrypted_archives_have_nothing_in_common() {
     let equal = one[head..].iter().zip(&other[head..]).filter(|(a, b)| a == b).count();
     assert_eq!(one.len(), other.len());
     assert!(equal < one.len() / 50, "{equal} of {} bytes are equal", one.len());
-    // Nothing of a document can be found.
+    // No part of a document appears in clear.
     assert!(!one.windows(5).any(|bytes| bytes == b"named"));
     assert!(machine.plain().windows(5).any(|bytes| bytes == b"named"));
 }
@@ -82,7 +82,7 @@ fn what_is_restored_is_sparse() {
     memory.set_len(256 * mebibyte).unwrap();
     memory.write_all_at(&page(1), 100 * mebibyte).unwrap();
     memory.write_all_at(&page(2), 256 * mebibyte - PAGE as u64).unwrap();
-    // Zeroes that are no holes in the source.
+    // Zeroes that are not holes in the source.
     memory.write_all_at(&vec![0; mebibyte as usize], 10 * mebibyte).unwrap();
     let mut writer = Writer::new(WriteOptions::default()).unwrap();
     writer.memory("memory", &memory).unwrap();
@@ -118,7 +118,7 @@ fn a_disk_is_stored_as_its_differences() {
     let below: Vec<u64> = (1..=500).collect();
     let mut above = below.clone();
     (above[3], above[200], above[499]) = (1000, 0, 1001);
-    // One longer than its base, one shorter.
+    // One disk longer than its base, one shorter.
     for length in [520, 480] {
         above.resize(length, 1002);
         let (base, disk) = (Base::hashed(file_of(&pages(&below))).unwrap(), file_of(&pages(&above)));
@@ -138,7 +138,7 @@ fn a_disk_needs_just_its_base() {
     let machine = Machine::small();
     let bytes = machine.plain();
     let wanted = machine.base.as_ref().unwrap().id();
-    // It can be verified without.
+    // Verification needs no base.
     verify(&bytes, None).unwrap();
     match restore(&bytes, None, &[]).0 {
         Err(ArchiveError::BaseMissing { base, .. }) => assert_eq!(base, wanted),
@@ -149,7 +149,7 @@ fn a_disk_needs_just_its_base() {
         Err(error @ ArchiveError::WrongBase { .. }) => assert!(error.to_string().contains(&wanted.to_string())),
         other => panic!("{other:?}"),
     }
-    assert!(given.is_empty(), "a file was made before it was known whether the base is there");
+    assert!(given.is_empty(), "a file was created before the base was checked");
     let mut bases = vec![Base::hashed(file_of(b"other")).unwrap()];
     bases.extend(machine.bases());
     assert!(restore(&bytes, None, &bases).0.is_ok());
@@ -167,7 +167,7 @@ fn inspect_reads_the_beginning_and_says_what_is_in_clear() {
     let page = PAGE as u64;
     assert_eq!(parts, [("manifest", 15), ("devices", 20), ("memory", 7 * page), ("disk", 4 * page + 3)]);
     assert_eq!(summary.parts[3].base, machine.base.as_ref().map(Base::id));
-    // Of an encrypted one the head, and with the key the documents.
+    // For an encrypted archive: the head, and with the key the documents.
     let summary = inspect(&encrypted[..head], &ReadOptions::default()).unwrap();
     assert_eq!((summary.encrypted, summary.documents, summary.parts.len()), (true, None, 4));
     let with_key = ReadOptions { key: Some(&key), ..ReadOptions::default() };
@@ -254,7 +254,7 @@ fn what_cannot_be_saved_is_refused_at_once() {
     assert!(matches!(writer.json("../up", b""), Err(ArchiveError::BadName { .. })));
     let large = vec![0; (4 << 20) + 1];
     assert!(matches!(writer.json("large", &large), Err(ArchiveError::TooLarge { .. })));
-    // What was refused is not in it.
+    // The archive does not contain the refused parts.
     let mut bytes = Vec::new();
     writer.write(&mut bytes, &mut on).unwrap();
     assert_eq!(inspect(&bytes[..], &ReadOptions::default()).unwrap().parts, []);
@@ -287,7 +287,7 @@ fn the_callers_limits_hold() {
     }
 }
 
-/// Pages by small numbers, so that there are zeroes and duplicates, and a tail.
+/// Generates pages by small numbers, to include zeroes and duplicates, and a tail.
 fn image() -> impl Strategy<Value = Vec<u8>> {
     let runs = prop::collection::vec((0..6u64, 1..40usize), 0..20);
     (runs, prop::collection::vec(any::<u8>(), 0..3)).prop_map(|(runs, tail)| {
