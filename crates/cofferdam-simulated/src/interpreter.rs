@@ -433,11 +433,11 @@ impl Interpreter {
         if self.process.add_processes(1) == 0 {
             return self.fail("fork", "no more processes").await;
         }
-        let machine = Self::new(Arc::clone(&self.process), Box::new(tokio::io::empty()));
+        let interpreter = Self::new(Arc::clone(&self.process), Box::new(tokio::io::empty()));
         self.process
             .beside(async move {
                 // A daemon's end is not reported.
-                let _ = machine.run(&steps).await;
+                let _ = interpreter.run(&steps).await;
             })
             .await;
         Ok(())
