@@ -61,8 +61,8 @@ fn own(pid: u32) -> bool {
     uids(&pid.to_string()).is_some_and(|other| Some(other) == uids("self"))
 }
 
-/// Finds groups named `cofferdam-NAMESPACE-PID-START`, with their subgroups, anywhere, except those of live processes
-/// that do not belong to this run.
+/// Finds groups named `cofferdam-NAMESPACE-PID-START`, with their subgroups, anywhere, except those of live
+/// processes that do not belong to this run.
 fn groups(parent: &Path, depth: usize, built: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {

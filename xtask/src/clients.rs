@@ -36,8 +36,8 @@ pub fn run(repository: &Repository) -> Outcome<()> {
     Ok(())
 }
 
-/// Installs the clients below `cache`, unless they exist. Returns their directory. If the installation fails, prints
-/// that their tests are skipped.
+/// Installs the clients below `cache`, unless they exist. Returns their directory. If the installation fails,
+/// prints that their tests are skipped.
 pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
     match install(pins, cache) {
         Ok(directory) => Some(directory),

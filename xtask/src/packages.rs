@@ -20,8 +20,8 @@ pub struct Need {
 const QEMU: Need = Need {
     name: "QEMU",
     package: "qemu-system-x86",
-    without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor, and not measured; version 2 of control groups \
-              (cofferdam, suite v2::) is tested only where it is the host's",
+    without: "level vm (cofferdam-vm, suite) is tested only up to the VMM, and not measured; version 2 of control groups \
+              (cofferdam, suite v2::) is tested only if the host uses it",
     present: || command::exists("qemu-system-x86_64"),
 };
 const MKFS: Need = Need {
@@ -84,7 +84,7 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "the Docker engine",
         package: "docker.io",
-        without: "the container level (cofferdam-container, suite) is tested only up to the engine",
+        without: "level container (cofferdam-container, suite) is tested only up to the engine",
         present: || command::exists("dockerd"),
     },
     Need {
@@ -96,19 +96,19 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "Podman",
         package: "podman",
-        without: "the container level is not tested with Podman",
+        without: "level container is not tested with Podman",
         present: || command::exists("podman"),
     },
     Need {
         name: "crun",
         package: "crun",
-        without: "the container level is not tested with the runtime crun",
+        without: "level container is not tested with the runtime crun",
         present: || command::exists("crun"),
     },
     Need {
         name: "gVisor's runsc",
         package: "runsc",
-        without: "the container level is not tested with the runtime runsc",
+        without: "level container is not tested with the runtime runsc",
         present: || command::exists("runsc"),
     },
     Need {

@@ -1,8 +1,8 @@
 //! Host directories named in a run request, which the client sends along as descriptors.
 //!
-//! A path can be redirected, and the inode number of a removed directory is reused. While both sides hold the directory
-//! that the client opened, its device and inode number belong to nothing else. So a backend that opens the path and
-//! compares them uses that very directory, or fails. This module does not decide whether a directory may be mounted.
+//! A path can be redirected, and the inode number of a removed directory is reused. While both sides hold the client's
+//! directory open, its device and inode number belong to nothing else. So a backend that opens the path and compares
+//! them uses that very directory, or fails. This module does not decide whether a directory may be mounted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! The directory of a user's daemon, which only that user can enter, with a lock and a socket in it.
 //!
 //! The directory is opened once and checked through its descriptor, and everything in it is accessed through that
-//! descriptor. So the checked directory is the one that is used, even if the path changes. The lock names the daemon
-//! that owns the socket. Without a held lock, the socket is stale.
+//! descriptor. So the checked directory is the one that is used, even if the path changes. The lock names the
+//! daemon that owns the socket. Without a held lock, the socket is stale.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};

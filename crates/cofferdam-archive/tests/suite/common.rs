@@ -61,7 +61,7 @@ pub fn key() -> Key {
 }
 
 /// A VM with every kind of part.
-pub struct Machine {
+pub struct Vm {
     pub manifest: Vec<u8>,
     pub devices: File,
     pub memory: File,
@@ -69,7 +69,7 @@ pub struct Machine {
     pub base: Option<Base>,
 }
 
-impl Machine {
+impl Vm {
     /// Creates a VM with a few pages of each kind.
     pub fn small() -> Self {
         Self {

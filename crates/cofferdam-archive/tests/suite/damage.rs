@@ -2,12 +2,12 @@
 
 use cofferdam_archive::{ArchiveError, Key, ReadOptions, Reader, WriteOptions, Writer};
 
-use crate::common::{Machine, file_of, key, on, page, pages, restore, verify};
+use crate::common::{Vm, file_of, key, on, page, pages, restore, verify};
 
 /// Checks that both ways of reading refuse the archive, with every file left empty.
-fn refused(bytes: &[u8], key: Option<&Key>, machine: &Machine) -> ArchiveError {
+fn refused(bytes: &[u8], key: Option<&Key>, vm: &Vm) -> ArchiveError {
     assert!(verify(bytes, key).is_err(), "was verified");
-    let (restored, given) = restore(bytes, key, &machine.bases());
+    let (restored, given) = restore(bytes, key, &vm.bases());
     for file in given {
         assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
@@ -15,20 +15,20 @@ fn refused(bytes: &[u8], key: Option<&Key>, machine: &Machine) -> ArchiveError {
 }
 
 /// Creates a VM so small that each bit of its archive can be flipped.
-fn tiny() -> Machine {
-    let machine = Machine::small();
+fn tiny() -> Vm {
+    let vm = Vm::small();
     let repeated = |byte: u8| vec![byte; 4096];
-    Machine {
+    Vm {
         memory: file_of(&[vec![0; 4096], repeated(1), repeated(1), repeated(2)].concat()),
         disk: file_of(&[&page(7)[..], &repeated(3), b"end"].concat()),
-        ..machine
+        ..vm
     }
 }
 
 #[test]
 fn every_flipped_bit_is_noticed() {
-    let (machine, key) = (tiny(), key());
-    for (bytes, key) in [(machine.plain(), None), (machine.encrypted(), Some(&key))] {
+    let (vm, key) = (tiny(), key());
+    for (bytes, key) in [(vm.plain(), None), (vm.encrypted(), Some(&key))] {
         assert!(bytes.len() < 2000, "{} bytes", bytes.len());
         for at in 0..bytes.len() {
             for bit in 0..8 {
@@ -40,17 +40,17 @@ fn every_flipped_bit_is_noticed() {
         for at in (0..bytes.len()).step_by(7) {
             let mut bytes = bytes.clone();
             bytes[at] = !bytes[at];
-            refused(&bytes, key, &machine);
+            refused(&bytes, key, &vm);
         }
     }
 }
 
 #[test]
 fn every_cut_is_noticed() {
-    let (machine, key) = (tiny(), key());
-    let plain = machine.plain();
+    let (vm, key) = (tiny(), key());
+    let plain = vm.plain();
     for end in 0..plain.len() {
-        let error = refused(&plain[..end], None, &machine);
+        let error = refused(&plain[..end], None, &vm);
         let expected = if end == 0 {
             matches!(error, ArchiveError::NotAnArchive)
         } else {
@@ -58,19 +58,19 @@ fn every_cut_is_noticed() {
         };
         assert!(expected, "{end}: {error}");
     }
-    let encrypted = machine.encrypted();
+    let encrypted = vm.encrypted();
     for end in 0..encrypted.len() {
-        refused(&encrypted[..end], Some(&key), &machine);
+        refused(&encrypted[..end], Some(&key), &vm);
     }
 }
 
 #[test]
 fn bytes_behind_the_end_are_noticed() {
-    let (machine, key) = (Machine::small(), key());
+    let (vm, key) = (Vm::small(), key());
     for more in [&b"\0"[..], b"more", &[0; 70_000]] {
-        let plain = refused(&[&machine.plain(), more].concat(), None, &machine);
+        let plain = refused(&[&vm.plain(), more].concat(), None, &vm);
         assert!(matches!(plain, ArchiveError::TrailingBytes), "{plain}");
-        refused(&[&machine.encrypted(), more].concat(), Some(&key), &machine);
+        refused(&[&vm.encrypted(), more].concat(), Some(&key), &vm);
     }
 }
 
@@ -150,13 +150,13 @@ fn a_body_opens_under_its_own_head_only() {
 
 #[test]
 fn keys_are_asked_for_and_compared() {
-    let (machine, right, wrong) = (Machine::small(), key(), Key::new(&[1; 32]).unwrap());
-    let (plain, encrypted) = (machine.plain(), machine.encrypted());
-    assert!(matches!(refused(&encrypted, None, &machine), ArchiveError::KeyMissing));
-    let error = refused(&encrypted, Some(&wrong), &machine);
+    let (vm, right, wrong) = (Vm::small(), key(), Key::new(&[1; 32]).unwrap());
+    let (plain, encrypted) = (vm.plain(), vm.encrypted());
+    assert!(matches!(refused(&encrypted, None, &vm), ArchiveError::KeyMissing));
+    let error = refused(&encrypted, Some(&wrong), &vm);
     assert!(matches!(error, ArchiveError::WrongKey));
     // An attacker cannot substitute an archive of their own where an encrypted one is expected.
-    assert!(matches!(refused(&plain, Some(&right), &machine), ArchiveError::NotEncrypted));
+    assert!(matches!(refused(&plain, Some(&right), &vm), ArchiveError::NotEncrypted));
     let options = ReadOptions { key: Some(&right), ..ReadOptions::default() };
     let shown = format!("{options:?} {:?} {error} {error:?}", Reader::open(&encrypted[..], &options).unwrap());
     assert!(!shown.contains("90, 90") && !shown.to_lowercase().contains("5a5a"), "{shown}");

@@ -13,7 +13,7 @@ const PLACE: &str = "COFFERDAM_TEST_PLACE";
 const SIZE: u64 = 2 << 30;
 const DATA: u64 = 64 << 20;
 /// Less than the data, so that the data cannot have been in memory at once.
-const MOST: u64 = 40 << 20;
+const MAX_PEAK: u64 = 40 << 20;
 
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -53,7 +53,7 @@ fn child() {
     assert!(stored(file) < DATA + (1 << 20), "{} bytes are stored", stored(file));
     let peak = peak();
     same(&memory, file);
-    assert!(peak < MOST, "{} MiB at most", peak >> 20);
+    assert!(peak < MAX_PEAK, "{} MiB at most", peak >> 20);
     println!("restored within {} MiB", peak >> 20);
 }
 

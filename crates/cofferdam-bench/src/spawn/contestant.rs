@@ -128,6 +128,6 @@ mod tests {
         for who in Contestant::all() {
             assert_eq!(Contestant::parse(who.slug()), Ok(who));
         }
-        assert!(Contestant::parse("nobody").unwrap_err().contains("bwrap"));
+        assert!(Contestant::parse("unknown").unwrap_err().contains("bwrap"));
     }
 }

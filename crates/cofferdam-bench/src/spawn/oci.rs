@@ -14,7 +14,7 @@ const MEMORY: u64 = 512 << 20;
 /// Process limit, the default of a Cofferdam sandbox.
 const PROCESSES: u64 = 10;
 /// The user id of the command.
-const NOBODY: u32 = 65534;
+const USER: u32 = 65534;
 
 /// Creates a root file system: mount points, and this host's links into `/usr`.
 pub fn make_root(root: &Path) -> io::Result<()> {
@@ -41,7 +41,7 @@ pub fn config(workload: Workload, root: &Path) -> Value {
         "root": { "path": root, "readonly": true },
         "process": {
             "terminal": false,
-            "user": { "uid": NOBODY, "gid": NOBODY },
+            "user": { "uid": USER, "gid": USER },
             "args": workload.argv(),
             "env": ["PATH=/usr/bin:/bin", "HOME=/workspace"],
             "cwd": "/workspace",

@@ -127,10 +127,10 @@ impl Before {
 
     async fn sample(&self, clones: usize) -> Option<Held> {
         tokio::time::sleep(SETTLE).await;
-        let mut monitors = tree::descendants();
-        monitors.retain(|pid| !self.others.contains(pid));
+        let mut vmms = tree::descendants();
+        vmms.retain(|pid| !self.others.contains(pid));
         let grown = supervisor()?.saturating_sub(self.supervisor?);
-        Some(Held::new(clones, tree::memory(&monitors)?, grown, monitors.len()))
+        Some(Held::new(clones, tree::memory(&vmms)?, grown, vmms.len()))
     }
 }
 

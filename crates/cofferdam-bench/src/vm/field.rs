@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
     /// The VMM and its version.
-    pub monitor: String,
+    pub vmm: String,
     /// The accelerator of the VMs.
     pub accelerator: String,
     /// The processor of the VMs.
@@ -99,7 +99,7 @@ impl Field {
         let manifest = frozen(&snapshot)?.manifest();
         let origin = manifest.origin();
         let mut about = About {
-            monitor: format!("{} {}", origin.monitor, origin.version),
+            vmm: format!("{} {}", origin.monitor, origin.version),
             accelerator: origin.accelerator.as_str().to_owned(),
             processor: origin.processor.clone(),
             kernel: image.release.clone(),

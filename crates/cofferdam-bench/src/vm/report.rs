@@ -55,9 +55,9 @@ impl Report {
 
     /// Formats a table. Times are in milliseconds.
     pub fn table(&self, facts: &Facts) -> String {
-        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let About { vmm, accelerator, processor, kernel, mebibytes, engine } = &self.about;
         let mut text = format!(
-            "{}\n{monitor}, accelerator {accelerator}, VMs of {mebibytes} MiB with one {processor}, Linux {kernel}\n",
+            "{}\n{vmm}, accelerator {accelerator}, VMs of {mebibytes} MiB with one {processor}, Linux {kernel}\n",
             facts.line()
         );
         if !engine.is_empty() {
@@ -117,7 +117,7 @@ impl Report {
 
     /// Returns the results as JSON.
     pub fn json(&self, facts: &Facts) -> Value {
-        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let About { vmm, accelerator, processor, kernel, mebibytes, engine } = &self.about;
         let rows = self.results.iter().map(|(figure, sample)| {
             json!({
                 "name": figure.slug(),
@@ -130,7 +130,7 @@ impl Report {
         json!({
             "benchmark": "vm",
             "machine": facts.json(),
-            "monitor": monitor,
+            "monitor": vmm,
             "accelerator": accelerator,
             "processor": processor,
             "guest_kernel": kernel,
@@ -191,7 +191,7 @@ mod tests {
         let held = |clones, proportional| Held { clones, proportional, own: 4096.0, supervisor: 12.0, processes: 1.0 };
         Report {
             about: About {
-                monitor: "qemu 7.2.22".to_owned(),
+                vmm: "qemu 7.2.22".to_owned(),
                 accelerator: "tcg".to_owned(),
                 processor: "Nehalem-v1".to_owned(),
                 kernel: "6.1.0".to_owned(),

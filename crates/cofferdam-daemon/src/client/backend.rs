@@ -179,8 +179,8 @@ impl Sandbox for DaemonSandbox {
         drop(self.stream.lock().unwrap_or_else(PoisonError::into_inner).take());
         let Some(run) = self.run.get() else { return Ok(()) };
         run.end();
-        let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
-        if run.exit.is_over() && !lent {
+        let is_mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        if run.exit.is_over() && !is_mounted {
             return Ok(());
         }
         let mut outcome = run.outcome.clone();

@@ -20,7 +20,7 @@ pub fn write(directory: &Path, name: &str, control: &str, data: &[u8]) -> PathBu
 }
 
 pub fn control(name: &str) -> String {
-    format!("Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: x\n")
+    format!("Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: Test <test@example.org>\nDescription: x\n")
 }
 
 /// Returns one entry, with exactly this name.
