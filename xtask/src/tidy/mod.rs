@@ -2,6 +2,7 @@
 //! the file and the remedy. It changes nothing.
 
 mod documents;
+mod language;
 mod layers;
 mod paths;
 mod sources;
@@ -38,6 +39,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     breaches.extend(sources::roots(&packages, repository)?);
     breaches.extend(documents::check(&sources));
     breaches.extend(paths::check(&sources));
+    breaches.extend(language::check(&sources));
     breaches.extend(executable(repository, Path::new(".ci/run")));
     for breach in &breaches {
         println!("   {breach}");
